@@ -1,0 +1,136 @@
+"""The one event type: every trace, engine output and recorded history is a sequence of it.
+
+Sequences are stored as columns (:class:`EventList`), because a step of LLaVA-1.5-7B has some
+ten thousand events and a prediction walks over all of them in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+
+import numpy as np
+
+from predictor.sizes import SizeTable
+
+
+class Kind(IntEnum):
+    """What an event does to the running sum of live bytes."""
+
+    FREE = -1
+    ALLOCATE = 1
+
+
+class Factor(str, Enum):
+    """What a buffer is for. The factors at the peak add up to the peak."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    ACTIVATIONS = "activations"
+    TEMPORARIES = "temporaries"
+    COMMUNICATION = "communication"
+    INPUTS = "inputs"
+    ALLOCATOR = "allocator"
+
+
+class Moment(str, Enum):
+    """The outermost call that an event happens in."""
+
+    INIT = "init"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+
+
+FACTORS = tuple(Factor)
+MOMENTS = tuple(Moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Where an event comes from. ``module`` is a dotted path, ``operator`` an aten or engine name."""
+
+    factor: Factor
+    module: str
+    operator: str
+    moment: Moment
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One allocation or free of ``size`` bytes; ``size`` is a column of the list's size table."""
+
+    kind: Kind
+    buffer: int
+    size: int
+    stream: int
+    tag: Tag
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """One row a buffer: its size (row of a :class:`SizeTable`), stream, factor, module, operator."""
+
+    size: np.ndarray
+    stream: np.ndarray
+    factor: np.ndarray
+    module: np.ndarray
+    operator: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def take(self, rows: np.ndarray) -> "Buffers":
+        """The given rows, in the given order."""
+        return Buffers(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    @staticmethod
+    def concatenate(parts: Sequence["Buffers"]) -> "Buffers":
+        """All rows of all parts, in order."""
+        return Buffers(*(np.concatenate([getattr(part, name) for part in parts])
+                         for name in Buffers.__dataclass_fields__))
+
+
+@dataclass(frozen=True, eq=False)
+class EventList(Sequence):
+    """An ordered list of events as columns.
+
+    Attributes:
+        kind: ``int8[m]``, +1 allocate, -1 free.
+        buffer: ``int32[m]``, row of ``buffers``.
+        moment: ``int8[m]``, index into :data:`MOMENTS`.
+        step: ``int8[m]``, 0 for start-up, then 1, 2, 3.
+        buffers: the buffers that the events name.
+        sizes: what each size row is in bytes, as a function of the shape.
+        names: module paths and operator names that ``buffers`` index into.
+    """
+
+    kind: np.ndarray
+    buffer: np.ndarray
+    moment: np.ndarray
+    step: np.ndarray
+    buffers: Buffers
+    sizes: SizeTable
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, index: int) -> Event:
+        buffer = int(self.buffer[index])
+        tag = Tag(
+            FACTORS[self.buffers.factor[buffer]],
+            self.names[self.buffers.module[buffer]],
+            self.names[self.buffers.operator[buffer]],
+            MOMENTS[self.moment[index]],
+            int(self.step[index]),
+        )
+        return Event(Kind(int(self.kind[index])), buffer, int(self.buffers.size[buffer]),
+                     int(self.buffers.stream[buffer]), tag)
+
+    def with_sizes(self, sizes: SizeTable, size: np.ndarray) -> "EventList":
+        """The same events with another size table and each buffer's row in it."""
+        return replace(self, sizes=sizes, buffers=replace(self.buffers, size=size))

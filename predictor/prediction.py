@@ -1,0 +1,131 @@
+"""What a prediction is: plain frozen data between the computation and whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from predictor.events import Factor, Moment
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A byte count with the interval that the profile's residuals give it (null without one)."""
+
+    bytes: int
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where the peak is: the outermost call, the module and operator whose allocation made it."""
+
+    moment: Moment
+    module: str
+    operator: str
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point of the step that can be the highest, with its size as a formula.
+
+    ``terms`` maps a monomial of the shape (``"1"``, ``"batch*sequence"``, a workspace's name …)
+    to its whole coefficient in bytes: their sum is ``requested_bytes`` at this shape.
+    """
+
+    moment: Moment
+    module: str
+    operator: str
+    step: int
+    requested_bytes: int
+    terms: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Live requested bytes after each event, by factor, thinned for drawing.
+
+    ``bytes_by_factor[factor][k]`` belongs to event ``index[k]``, in moment ``moment[k]`` of step
+    ``step[k]``. Thinning keeps the highest point of each stretch.
+    """
+
+    index: list[int]
+    moment: list[Moment]
+    step: list[int]
+    bytes_by_factor: Mapping[Factor, list[int]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one workload. All sizes are whole bytes.
+
+    ``factors`` adds up to ``peak_allocated.bytes``; ``modules`` splits the same sum by modality
+    module, then factor; ``layers`` by dotted layer path, then factor; ``moments`` is the highest
+    requested point of each moment.
+    """
+
+    workload: Mapping[str, Any]
+    filled_in: tuple[str, ...]
+    peak_requested: Bound
+    peak_allocated: Bound
+    peak_reserved: Bound | None
+    peak_device: Bound | None
+    capacity_bytes: int | None
+    headroom_bytes: int | None
+    verdict: str | None
+    peak: Peak
+    factors: Mapping[Factor, int]
+    modules: Mapping[str, Mapping[Factor, int]]
+    layers: Mapping[str, Mapping[Factor, int]]
+    moments: Mapping[Moment, Mapping[str, Any]]
+    not_modelled: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    candidates: tuple[Candidate, ...] = ()
+    curve: Timeline | None = field(default=None, repr=False)
+    minimum_capacity_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result JSON (design, section 5): every key always present, unit in its name."""
+        document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
+        for name in ("peak_requested", "peak_allocated", "peak_reserved", "peak_device"):
+            bound = getattr(self, name) or Bound(None)  # type: ignore[arg-type]
+            document[f"{name}_bytes"] = bound.bytes
+            document[f"{name}_bytes_low"] = bound.low
+            document[f"{name}_bytes_high"] = bound.high
+        document |= {
+            "capacity_bytes": self.capacity_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "verdict": self.verdict,
+            "minimum_capacity_bytes": self.minimum_capacity_bytes,
+            "peak": {
+                "moment": self.peak.moment.value,
+                "module": self.peak.module,
+                "operator": self.peak.operator,
+                "rank": self.peak.rank,
+                "step": self.peak.step,
+            },
+            "factors": {factor.value: self.factors.get(factor, 0) for factor in Factor},
+            "modules": {name: {f.value: b for f, b in split.items()} for name, split in self.modules.items()},
+            "moments": {moment.value: dict(point) for moment, point in self.moments.items()},
+            "not_modelled": list(self.not_modelled),
+            "provenance": dict(self.provenance),
+        }
+        return document
+
+    def to_frame(self):
+        """Factors by modality module at the peak, in bytes, as a pandas DataFrame (needs pandas)."""
+        import pandas
+
+        return pandas.DataFrame(
+            {name: {f.value: b for f, b in split.items()} for name, split in self.modules.items()}
+        ).fillna(0).astype("int64")
+
+    def timeline(self) -> Timeline:
+        """Live bytes over start-up and three steps, by factor."""
+        if self.curve is None:
+            raise ValueError("this prediction was made without its timeline: predict(workload, timeline=True)")
+        return self.curve
