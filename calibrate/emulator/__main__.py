@@ -1,0 +1,53 @@
+"""Run a command on an emulated GPU.
+
+    python -m calibrate.emulator run --gpu h100-80gb -- python train.py
+"""
+
+import argparse
+import os
+import sys
+
+from predictor.errors import InputError
+
+from .devices import GPUS
+from .environment import environment
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Replace this process by the command; 2 and one line if that cannot be."""
+    parser = argparse.ArgumentParser(prog="python -m calibrate.emulator", description=__doc__.splitlines()[0])
+    subcommands = parser.add_subparsers(required=True)
+    run = subcommands.add_parser("run", help="run a command on an emulated GPU")
+    run.add_argument("--gpu", default="h100-80gb", help="kind of GPU: " + ", ".join(gpu.key for gpu in GPUS))
+    run.add_argument("--capacity-bytes", type=int, help="its memory, if not that kind's own")
+    run.add_argument("--context-bytes", type=int, default=0, help="memory taken before the job starts")
+    run.add_argument("--events", default="immediate", help="immediate, launches:N or synchronization")
+    run.add_argument("--devices", type=int, default=1, help="how many GPUs the command sees")
+    run.add_argument("--no-integers", action="store_true", help="do not track values of integer tensors")
+    run.add_argument("--shadow-real-gpu", action="store_true", help="hide the real GPU of this machine")
+    run.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
+    arguments = parser.parse_args(argv)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        parser.error("a command is missing: run --gpu h100-80gb -- python train.py")
+    try:
+        changes = environment(
+            gpu=arguments.gpu,
+            capacity_bytes=arguments.capacity_bytes,
+            context_bytes=arguments.context_bytes,
+            events=arguments.events,
+            devices=arguments.devices,
+            track_integers=not arguments.no_integers,
+            shadow_real_gpu=arguments.shadow_real_gpu,
+        )
+        os.execvpe(command[0], command, {**os.environ, **changes})
+    except InputError as error:
+        print(f"peakcast: {error}", file=sys.stderr)
+        return 2
+    except FileNotFoundError:
+        print(f"peakcast: command not found: {command[0]}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

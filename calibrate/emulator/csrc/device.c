@@ -1,0 +1,307 @@
+/* The device behind all stand-in libraries: its description, its memory
+ * bookkeeping and its clock. */
+#define _GNU_SOURCE
+#include "emulator.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define SETTING "PEAKCAST_EMULATED_GPU" /* written by calibrate.emulator.environment */
+
+static Gpu the_gpu;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static long long number(const char *settings, const char *key) {
+  char pattern[64];
+  snprintf(pattern, sizeof pattern, ";%s=", key);
+  const char *found = strstr(settings, pattern);
+  return found ? atoll(found + strlen(pattern)) : 0;
+}
+
+static void read_settings(void) {
+  const char *settings = getenv(SETTING);
+  if (!settings) {
+    fprintf(stderr, "peakcast: the emulated GPU was loaded without its setting " SETTING
+                    "; start the job with `python -m calibrate.emulator run`\n");
+    _exit(2);
+  }
+  const char *name = strstr(settings, "name=");
+  if (name) sscanf(name, "name=%95[^;]", the_gpu.name);
+#define READ(field) the_gpu.field = number(settings, #field)
+  READ(capacity_bytes); READ(context_bytes); READ(l2_bytes); READ(devices);
+  READ(major); READ(minor); READ(binary_version); READ(multiprocessors);
+  READ(threads_per_multiprocessor); READ(blocks_per_multiprocessor);
+  READ(shared_per_block); READ(shared_per_block_optin); READ(shared_per_multiprocessor);
+  READ(driver_version); READ(runtime_version); READ(event_launches);
+#undef READ
+}
+
+const Gpu *gpu(void) {
+  pthread_once(&once, read_settings);
+  return &the_gpu;
+}
+
+/* --- which device ------------------------------------------------------- */
+static __thread int selected;
+
+int visible_devices(void) {
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  if (!list) return gpu()->devices;
+  if (!*list || *list == '-') return 0;
+  int count = 1;
+  for (; *list; list++) count += *list == ',';
+  return count < gpu()->devices ? count : gpu()->devices;
+}
+
+int current_device(void) { return selected; }
+
+int set_current_device(int device) {
+  if (device < 0 || device >= visible_devices()) return -1;
+  selected = device;
+  return 0;
+}
+
+void gpu_uuid(int device, char bytes[16]) {
+  memcpy(bytes, "peakcast-emulat", 15);
+  bytes[15] = (char)device;
+}
+
+/* --- device memory ------------------------------------------------------ */
+static size_t booked[MAX_DEVICES];
+
+static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+int book(int device, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  int fits = booked[device] + bytes <= gpu()->capacity_bytes - gpu()->context_bytes;
+  if (fits) booked[device] += bytes;
+  pthread_mutex_unlock(&lock);
+  return fits ? 0 : -1;
+}
+
+void unbook(int device, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  booked[device] -= bytes;
+  pthread_mutex_unlock(&lock);
+}
+
+size_t booked_bytes(int device) { return booked[device]; }
+
+/* Ranges in use, by address. First fit, so that the same calls give the same
+ * addresses in every run. */
+typedef struct {
+  uintptr_t start;
+  size_t bytes;
+  int device;
+} Range;
+typedef struct {
+  Range *items;
+  size_t count, room;
+} Ranges;
+static Ranges device_ranges, pinned_ranges;
+
+static void insert_range(Ranges *ranges, size_t at, Range range) {
+  if (ranges->count == ranges->room) {
+    ranges->room = ranges->room ? 2 * ranges->room : 256;
+    ranges->items = realloc(ranges->items, ranges->room * sizeof(Range));
+  }
+  memmove(ranges->items + at + 1, ranges->items + at, (ranges->count - at) * sizeof(Range));
+  ranges->items[at] = range;
+  ranges->count++;
+}
+
+static size_t position(const Ranges *ranges, uintptr_t address) {
+  size_t low = 0, high = ranges->count; /* ranges that start at or below the address */
+  while (low < high) {
+    size_t middle = (low + high) / 2;
+    if (ranges->items[middle].start <= address) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+static const Range *range_of(const Ranges *ranges, const void *pointer) {
+  size_t at = position(ranges, (uintptr_t)pointer);
+  if (!at) return NULL;
+  const Range *range = &ranges->items[at - 1];
+  return (uintptr_t)pointer < range->start + range->bytes ? range : NULL;
+}
+
+static Range remove_range(Ranges *ranges, uintptr_t start) {
+  Range none = {0, 0, 0};
+  size_t at = position(ranges, start);
+  if (!at || ranges->items[at - 1].start != start) return none;
+  Range range = ranges->items[at - 1];
+  ranges->count--;
+  memmove(ranges->items + at - 1, ranges->items + at, (ranges->count - at + 1) * sizeof(Range));
+  return range;
+}
+
+uintptr_t reserve_addresses(size_t bytes, size_t alignment) {
+  bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
+  alignment = alignment > BOOKING_UNIT ? alignment : BOOKING_UNIT;
+  pthread_mutex_lock(&lock);
+  uintptr_t start = DEVICE_BASE;
+  size_t at = 0;
+  for (; at < device_ranges.count; at++) {
+    const Range *range = &device_ranges.items[at];
+    if (start + bytes <= range->start) break;
+    start = round_up(range->start + range->bytes, alignment);
+  }
+  int fits = start + bytes <= DEVICE_END;
+  if (fits) insert_range(&device_ranges, at, (Range){start, bytes, selected});
+  pthread_mutex_unlock(&lock);
+  return fits ? start : 0;
+}
+
+size_t release_addresses(uintptr_t start) {
+  pthread_mutex_lock(&lock);
+  Range range = remove_range(&device_ranges, start);
+  pthread_mutex_unlock(&lock);
+  return range.bytes;
+}
+
+void *device_malloc(size_t bytes) {
+  bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
+  if (book(selected, bytes)) return NULL;
+  uintptr_t start = reserve_addresses(bytes, BOOKING_UNIT);
+  if (!start) unbook(selected, bytes);
+  return (void *)start;
+}
+
+int device_free(void *pointer) {
+  int device = owner_device(pointer);
+  size_t bytes = release_addresses((uintptr_t)pointer);
+  if (!bytes) return -1;
+  unbook(device, bytes);
+  return 0;
+}
+
+int is_device(const void *pointer) {
+  return (uintptr_t)pointer >= DEVICE_BASE && (uintptr_t)pointer < DEVICE_END;
+}
+
+int owner_device(const void *pointer) {
+  pthread_mutex_lock(&lock);
+  const Range *range = range_of(&device_ranges, pointer);
+  int device = range ? range->device : selected;
+  pthread_mutex_unlock(&lock);
+  return device;
+}
+
+/* --- pinned host memory ------------------------------------------------- */
+void pinned_register(void *pointer, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  insert_range(&pinned_ranges, position(&pinned_ranges, (uintptr_t)pointer),
+               (Range){(uintptr_t)pointer, bytes, -1});
+  pthread_mutex_unlock(&lock);
+}
+
+void pinned_unregister(void *pointer) {
+  pthread_mutex_lock(&lock);
+  remove_range(&pinned_ranges, (uintptr_t)pointer);
+  pthread_mutex_unlock(&lock);
+}
+
+int is_pinned(const void *pointer) {
+  pthread_mutex_lock(&lock);
+  int found = range_of(&pinned_ranges, pointer) != NULL;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+/* Pages come from mmap: memory that nobody writes occupies nothing. */
+void *pinned_malloc(size_t bytes) {
+  bytes = round_up(bytes ? bytes : 1, 4096);
+  void *pointer = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pointer == MAP_FAILED) return NULL;
+  pthread_mutex_lock(&lock);
+  insert_range(&pinned_ranges, position(&pinned_ranges, (uintptr_t)pointer),
+               (Range){(uintptr_t)pointer, bytes, 0});
+  pthread_mutex_unlock(&lock);
+  return pointer;
+}
+
+int pinned_free(void *pointer) {
+  pthread_mutex_lock(&lock);
+  Range range = remove_range(&pinned_ranges, (uintptr_t)pointer);
+  pthread_mutex_unlock(&lock);
+  return range.bytes ? munmap(pointer, range.bytes) : -1;
+}
+
+/* --- read-backs --------------------------------------------------------- */
+/* What the next read-backs of one number in this thread answer: set by the
+ * integer tracker around an operator whose result size depends on data. */
+static __thread const int64_t *answers;
+static __thread int answers_left;
+
+void peakcast_answer(const int64_t *values, int count) {
+  answers = values;
+  answers_left = count;
+}
+
+int peakcast_answers_left(void) { return answers_left; }
+
+static void zero_host(void *to, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  const Range *range = range_of(&pinned_ranges, to);
+  int ours = range && range->device == 0; /* mapped by pinned_malloc */
+  pthread_mutex_unlock(&lock);
+  uintptr_t first = round_up((uintptr_t)to, 4096), end = ((uintptr_t)to + bytes) & ~(uintptr_t)4095;
+  if (!ours || bytes < MIB) {
+    memset(to, 0, bytes);
+    return;
+  }
+  /* Dropping the pages of a private mapping zeroes it and frees host memory. */
+  memset(to, 0, first - (uintptr_t)to);
+  madvise((void *)first, end - first, MADV_DONTNEED);
+  memset((void *)end, 0, (uintptr_t)to + bytes - end);
+}
+
+void copy_memory(void *to, const void *from, size_t bytes) {
+  if (is_device(to)) return;
+  if (!is_device(from)) {
+    memmove(to, from, bytes);
+    return;
+  }
+  if (answers_left > 0 && (bytes == 4 || bytes == 8)) {
+    int64_t value = *answers++; /* little endian: the low half is the 32-bit number */
+    answers_left--;
+    memcpy(to, &value, bytes);
+    return;
+  }
+  zero_host(to, bytes);
+}
+
+/* --- clock -------------------------------------------------------------- */
+static unsigned long launches, synchronizations, handles;
+
+void count_launch(void) { __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED); }
+void synchronize(void) { __atomic_add_fetch(&synchronizations, 1, __ATOMIC_RELAXED); }
+
+/* Handles are told apart, never followed. */
+void *new_handle(void) {
+  return (void *)(0x1000 + 16 * __atomic_add_fetch(&handles, 1, __ATOMIC_RELAXED));
+}
+
+Event *event_create(void) { return calloc(1, sizeof(Event)); }
+void event_destroy(Event *event) { free(event); }
+
+void event_record(Event *event) {
+  event->launch = launches;
+  event->synchronization = synchronizations;
+  event->recorded = 1;
+}
+
+int event_done(const Event *event) {
+  long wait = gpu()->event_launches;
+  if (!event->recorded || wait == 0 || synchronizations > event->synchronization) return 1;
+  return wait > 0 && launches - event->launch >= (unsigned long)wait;
+}
+
+int peakcast_is_emulated(void) { return 1; }

@@ -1,0 +1,126 @@
+"""The environment in which a job finds the emulated GPU, and the question
+whether this process is in one."""
+
+import ctypes
+import os
+from pathlib import Path
+
+from predictor.errors import InputError
+
+from .build import Build, ensure_built
+from .devices import Gpu, find_gpu
+
+#: Read by csrc/device.c; present in no process that was not started for it.
+SETTING = "PEAKCAST_EMULATED_GPU"
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+#: Holds the entry point through which `import torch` starts the integer tracker.
+_AUTOLOAD = Path(__file__).resolve().parent / "autoload"
+
+
+def environment(
+    *,
+    gpu: str = "h100-80gb",
+    capacity_bytes: int | None = None,
+    context_bytes: int = 0,
+    events: str = "immediate",
+    devices: int = 1,
+    track_integers: bool = True,
+    shadow_real_gpu: bool = False,
+) -> dict[str, str]:
+    """Variables to set, over the present ones, for a job on an emulated GPU.
+
+    Builds the stand-in libraries on first use. `capacity_bytes` replaces the
+    GPU's own capacity; `context_bytes` of it are taken from the start (CUDA
+    context and whatever else is not PyTorch's). `events` complete `immediate`ly,
+    after `launches:N` later launches, or only at `synchronization`: a real GPU
+    lies between, and blocks used on two streams are reusable only then.
+    `devices` is how many such GPUs the job sees. `track_integers` keeps true
+    values for integer and boolean tensors (see `twins`). On a machine with an
+    NVIDIA driver this refuses, unless `shadow_real_gpu`.
+    """
+    kind = find_gpu(gpu)
+    if not shadow_real_gpu and has_real_driver():
+        raise InputError(
+            "this machine has an NVIDIA driver; an emulated GPU would hide it: "
+            "say --shadow-real-gpu (shadow_real_gpu=True) if that is meant"
+        )
+    built = ensure_built()
+    setting = _setting(kind, built, capacity_bytes or kind.capacity_bytes, context_bytes, _launches(events), devices)
+    python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
+    return {
+        SETTING: setting,
+        "LD_PRELOAD": _prepend("LD_PRELOAD", *map(str, built.libraries)),
+        "LD_LIBRARY_PATH": _prepend("LD_LIBRARY_PATH", str(built.directory)),
+        "PYTHONPATH": _prepend("PYTHONPATH", *python_path),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
+        "TRITON_LIBCUDA_PATH": str(built.directory),
+        # Kernels "compiled" here are empty: they must not reach the cache of a real GPU.
+        "USE_PYTORCH_KERNEL_CACHE": "0",
+    }
+
+
+def is_emulated() -> bool:
+    """True only if this very process runs on the stand-in libraries."""
+    try:
+        return ctypes.CDLL(None).peakcast_is_emulated() == 1
+    except AttributeError:
+        return False
+
+
+def has_real_driver() -> bool:
+    """Whether an NVIDIA kernel driver is loaded on this machine."""
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def _setting(
+    kind: Gpu, built: Build, capacity_bytes: int, context_bytes: int, event_launches: int, devices: int
+) -> str:
+    arch = kind.architecture
+    values = {
+        "name": kind.name,
+        "capacity_bytes": capacity_bytes,
+        "context_bytes": context_bytes,
+        "l2_bytes": kind.l2_bytes,
+        "devices": devices,
+        "major": arch.major,
+        "minor": arch.minor,
+        "binary_version": _binary_version(arch.major * 10 + arch.minor, built.binary_versions),
+        "multiprocessors": kind.multiprocessors,
+        "threads_per_multiprocessor": arch.threads_per_multiprocessor,
+        "blocks_per_multiprocessor": arch.blocks_per_multiprocessor,
+        "shared_per_block": 48 * 1024,
+        "shared_per_block_optin": arch.shared_per_block_optin,
+        "shared_per_multiprocessor": arch.shared_per_multiprocessor,
+        "driver_version": built.torch.cuda_number,
+        "runtime_version": built.torch.cuda_number,
+        "event_launches": event_launches,
+    }
+    return ";" + ";".join(f"{key}={value}" for key, value in values.items())
+
+
+def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
+    """Which of PyTorch's compiled kernels that GPU runs: CUB sizes its buffers by it."""
+    usable = [version for version in compiled if version <= capability]
+    if not usable:
+        raise InputError(
+            f"the installed PyTorch has no kernels for compute capability {capability / 10}: it has "
+            + ", ".join(str(version / 10) for version in compiled)
+        )
+    return max(usable)
+
+
+def _launches(events: str) -> int:
+    if events == "immediate":
+        return 0
+    if events == "synchronization":
+        return -1
+    kind, _, count = events.partition(":")
+    if kind == "launches" and count.isdigit() and int(count) > 0:
+        return int(count)
+    raise InputError(f"events: {events!r} is none of immediate, launches:N, synchronization")
+
+
+def _prepend(variable: str, *values: str) -> str:
+    present = os.environ.get(variable)
+    return os.pathsep.join([*values, present] if present else values)

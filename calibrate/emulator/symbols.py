@@ -1,0 +1,73 @@
+"""The "return success" part: one small C function for each symbol that the
+installed PyTorch expects of the CUDA libraries and that csrc/ does not define.
+
+Written for whatever PyTorch is installed, from its undefined symbols. The
+definitions are weak: where csrc/ defines the same name, that one is taken.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+#: Libraries inside PyTorch that call CUDA ones.
+CALLERS = (
+    "libtorch_cuda.so",
+    "libc10_cuda.so",
+    "libtorch_cuda_linalg.so",
+    "libtorch_python.so",
+    "libcaffe2_nvrtc.so",
+)
+
+_CUDA = re.compile(r"^(__cuda|cuda[A-Z]|cu(blas|dnn|sparse|fft|solver|rand)|cu[A-Z]|nccl)")
+
+#: What each library's "not supported" is (its own header).
+_NOT_SUPPORTED = {"cusparse": 10, "cusolver": 9, "cufft": 16, "cudnn": 3000, "cublas": 15, "cuda": 801}
+
+#: Functions that answer through a pointer: success without an answer would
+#: leave garbage there, so they say "not supported" unless csrc/ answers.
+_ANSWERS = re.compile(r"Get|Find|[bB]ufferSize|Estimation|MaxActive")
+
+_HEADER = """\
+/* Written by symbols.py from the undefined symbols of the installed PyTorch. */
+#include "emulator.h"
+#define WEAK __attribute__((weak))
+#define SUCCEED(name) WEAK long name(void) { return 0; }
+#define LAUNCH(name) WEAK long name(void) { count_launch(); return 0; }
+#define CREATE(name) WEAK long name(void **made) { *made = new_handle(); return 0; }
+#define REFUSE(name, status) WEAK long name(void) { return status; }
+#define TEXT(name) WEAK const char *name(void) { return "not supported by the emulated GPU"; }
+"""
+
+
+def undefined_symbols(library: Path) -> list[str]:
+    """Names that `library` expects of others, without their versions."""
+    listing = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    return [line.split()[-1].split("@")[0] for line in listing.splitlines()]
+
+
+def stub(name: str) -> str:
+    """The line of C that stands in for one function."""
+    if re.search(r"Error(String|Name)|StatusString", name):
+        return f"TEXT({name})"
+    if _ANSWERS.search(name):
+        status = next((code for lib, code in _NOT_SUPPORTED.items() if name.startswith(lib)), 1)
+        return f"REFUSE({name}, {status})"
+    if re.search(r"Create|CommInit", name):
+        return f"CREATE({name})"
+    if re.search(r"Set|Destroy|Register|Unregister|^cuda", name):
+        return f"SUCCEED({name})"
+    return f"LAUNCH({name})"
+
+
+def stub_source(torch_libraries: Path) -> str:
+    """C source with a stand-in for every CUDA symbol that PyTorch calls."""
+    names = {
+        name
+        for caller in CALLERS
+        if (torch_libraries / caller).exists()
+        for name in undefined_symbols(torch_libraries / caller)
+        if _CUDA.match(name)
+    }
+    return _HEADER + "\n".join(stub(name) for name in sorted(names)) + "\n"

@@ -1,0 +1,101 @@
+"""The ``peakcast`` command: finds the subcommand, runs it, and turns mistakes into one line.
+
+A subcommand is a module with a docstring (its first line is the help), ``EXAMPLES``,
+``add_arguments(parser)`` and ``run(arguments) -> int`` (the exit code). It is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from predictor.errors import InputError
+from predictor.suggest import nearest, show
+
+# One line a command. This is the only place that may name calibrate.
+COMMANDS = {
+    "predict": "predictor.commands.predict",
+    "explain": "predictor.commands.explain",
+}
+
+BAD_INPUT = 2
+INTERRUPTED = 128 + 2
+BROKEN_PIPE = 128 + 13
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are :class:`InputError`, so that they look like all others."""
+
+    def error(self, message: str) -> None:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        print("peakcast: error:", " ".join(str(error).split()), file=sys.stderr)
+        return BAD_INPUT
+    except SystemExit as stop:  # argparse, after --help
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader has left; give the interpreter's last flush somewhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    name, *rest = argv
+    if name == "--version":
+        from predictor.version import VERSION
+
+        print(f"peakcast {VERSION}")
+        return 0
+    if name not in COMMANDS:
+        raise InputError(f"unknown command {show(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
+    module = importlib.import_module(COMMANDS[name])
+    parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    module.add_arguments(parser)
+    arguments, unknown = parser.parse_known_args([_hyphens(word) for word in rest])
+    if unknown:
+        hint = nearest(unknown[0].partition("=")[0], parser._option_string_actions) if unknown[0][0] == "-" else ""
+        raise InputError(f"unknown argument {show(unknown[0])}{hint or f' (see {parser.prog} --help)'}")
+    return module.run(arguments)
+
+
+def _hyphens(word: str) -> str:
+    """``--zero_stage=2`` as ``--zero-stage=2``: Hugging Face's command lines have underscores."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _overview() -> str:
+    def summary(module: ModuleType) -> str:
+        return (module.__doc__ or "").strip().partition("\n")[0]
+
+    lines = [f"  {name:<10} {summary(importlib.import_module(path))}" for name, path in COMMANDS.items()]
+    return "\n".join([
+        "usage: peakcast COMMAND [options]", "",
+        "Predicts the peak GPU memory of training a multimodal model, without a GPU.", "",
+        "commands:", *lines, "",
+        "peakcast COMMAND --help lists a command's options and examples; peakcast --version the release.",
+        "Exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The subcommands of ``peakcast`` that predict: one module each."""

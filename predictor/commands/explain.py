@@ -1,0 +1,65 @@
+"""Explain a prediction: the highest moments with their formulas, modules, layers, and a picture."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from predictor.commands import options, output
+from predictor.errors import InputError
+
+EXAMPLES = """examples:
+  peakcast explain llava-1.5-7b --sequence-length 1024 --per-device-train-batch-size 16 \\
+      --data-parallel-size 8 --zero-stage 2
+  peakcast explain --workload job.yaml --layers all --moments 10
+  peakcast explain --workload job.yaml --picture timeline.svg
+
+exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the workload's options, the output's, and how much to show."""
+    options.add_workload(parser)
+    output.add_output(parser)
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--moments", default="5", metavar="N", help="highest moments to show; default: 5")
+    group.add_argument("--layers", default="15", metavar="N|all", help="largest layers to show; default: 15")
+    group.add_argument("--picture", metavar="FILE.svg", help="also draw the timeline as an SVG file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predicts, explains, and draws; the exit code says whether it fits."""
+    moments = _count("--moments", arguments.moments)
+    layers = None if arguments.layers == "all" else _count("--layers", arguments.layers)
+    for path in (arguments.output, arguments.picture):
+        output.check_path(path, arguments.force)
+    if arguments.picture and not arguments.picture.endswith(".svg"):
+        raise InputError("--picture writes SVG: name a file that ends in .svg")
+    workload = options.workload(arguments)
+    from predictor.predict import predict
+
+    prediction = predict(workload, timeline=True)
+    if arguments.picture:
+        from predictor.report.svg import draw
+
+        output.write_file(arguments.picture, draw(prediction))
+
+    def document() -> dict[str, Any]:
+        from predictor.report.explain import document
+
+        return document(prediction)
+
+    def report(console) -> None:
+        from predictor.report.explain import report
+
+        report(console, prediction, moments=moments, layers=layers)
+
+    output.write(arguments, document, report)
+    return options.exit_code(prediction)
+
+
+def _count(option: str, text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:6]) or len(text) > 5:
+        raise InputError(f'{option} must be a whole number from 1 to 99999, not "{text[:20]}"')
+    return int(text)

@@ -1,0 +1,94 @@
+"""The options that every command on a workload shares: made from the keys of :class:`Workload`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from predictor.files import read_mapping
+from predictor.errors import InputError
+from predictor.prediction import Prediction
+from predictor.suggest import show
+from predictor.values import Flag, Invalid, Later
+from predictor.workload import KEYS, Workload, check_names
+
+GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
+          "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Adds ``MODEL``, ``--workload`` and one option a key; absent ones are None in the result."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=KEYS["model"].metadata["help"])
+    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON with the same keys; options override it")
+    groups = {group: parser.add_argument_group(title) for group, title in GROUPS.items()}
+    for name, entry in KEYS.items():
+        if name != "model":
+            _add(groups[entry.metadata["group"]], name, **entry.metadata)
+
+
+def _add(section: argparse._ArgumentGroup, name: str, *, kind: Any, default: Any, help: str, group: str) -> None:
+    option, shown = "--" + name.replace("_", "-"), _default_text(default)
+    help = "; ".join(part for part in (help, shown) if part).replace("%", "%%")
+    if isinstance(kind, Flag):
+        section.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=help)
+    elif isinstance(kind, Later):  # known, so that it is refused by its own message
+        section.add_argument(option, nargs="?", const="true", help=argparse.SUPPRESS)
+    else:
+        action = "append" if getattr(kind, "repeated", False) else "store"
+        section.add_argument(option, action=action, metavar=kind.metavar, help=help)
+
+
+def _default_text(default: Any) -> str:
+    if default is None or default == ():
+        return ""
+    if hasattr(default, "items"):
+        return "default: " + " ".join(f"{key}={str(value).lower()}" for key, value in default.items())
+    return f"default: {str(default).lower() if isinstance(default, bool) else default}"
+
+
+def workload(arguments: argparse.Namespace) -> Workload:
+    """The workload that the options and the file describe.
+
+    Raises:
+        InputError: with the file or the option in front.
+    """
+    path = arguments.workload
+    values: dict[Any, Any] = read_mapping(path, "the workload") if path else {}
+    file = show(path, 200)[1:-1] if path else ""
+    check_names(values, file)
+    from_options = set()
+    for name, entry in KEYS.items():
+        given = getattr(arguments, name)
+        if given is not None:
+            values[name] = _from_text(name, entry.metadata["kind"], given)
+            from_options.add(name)
+
+    def label(name: str) -> str:
+        return f"{file}: {name}" if name in values and name not in from_options else _called(name)
+
+    return Workload.from_mapping(values, source=label)
+
+
+def _from_text(name: str, kind: Any, given: Any) -> Any:
+    if isinstance(given, bool):
+        return given
+    try:
+        if isinstance(given, list):
+            parts = [kind.from_text(text) for text in given]
+            if isinstance(parts[0], tuple):
+                return sum(parts, ())
+            # what each occurrence says, not the defaults that came with it
+            return {key: part[key] for text, part in zip(given, parts)
+                    for key in (part if text.lstrip().startswith("{") else [text.partition("=")[0]])}
+        return kind.from_text(given)
+    except Invalid as error:
+        raise InputError(f"{_called(name)} {error}") from None
+
+
+def _called(name: str) -> str:
+    return "MODEL" if name == "model" else "--" + name.replace("_", "-")
+
+
+def exit_code(prediction: Prediction) -> int:
+    """0 if it fits or no GPU was named, 1 if it does not fit or that is uncertain."""
+    return 0 if prediction.verdict in (None, "fits") else 1

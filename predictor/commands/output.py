@@ -1,0 +1,111 @@
+"""Where a command's answer goes: the terminal or a file, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from predictor.errors import InputError
+from predictor.suggest import show
+
+WIDTH = 100  # columns of a report that does not go to a terminal
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``, ``-o`` and ``--force``."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="machine form, and nothing else, on the output")
+    group.add_argument("-o", "--output", metavar="FILE", help="write there instead of to the terminal")
+    group.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def check_path(path: str | None, force: bool) -> None:
+    """Refuses, before anything is computed, a path that the answer could not be written to.
+
+    Raises:
+        InputError: it exists and ``force`` is false, it is no regular file, or its directory is missing
+            or not writable.
+    """
+    if path is None:
+        return
+    name = show(path, 200)[1:-1]
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    if mode is not None and not stat.S_ISREG(mode):
+        raise InputError(f"{name}: is not a regular file: name another")
+    if mode is not None and not force:
+        raise InputError(f"{name}: exists already: add --force to overwrite it, or name another file")
+    folder = Path(path).parent
+    if not path or not folder.is_dir():
+        raise InputError(f"{name or 'the output'}: its directory does not exist: create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{name}: its directory is not writable")
+
+
+def write_file(path: str, text: str) -> None:
+    """Writes a whole file or nothing: to a temporary neighbour, then renamed over ``path``."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
+        try:
+            with open(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"{show(path, 200)[1:-1]}: cannot be written: {error.strerror}") from None
+
+
+def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Callable[[Any], None]) -> None:
+    """Writes the JSON of ``document()``, or the text that ``report(console)`` prints, where the user asked."""
+    if arguments.json:
+        _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    elif arguments.output:
+        import io
+
+        stream = io.StringIO()
+        report(console(stream, width=WIDTH))
+        _emit(arguments.output, stream.getvalue())
+    else:
+        if not sys.stdout.encoding.lower().startswith("utf"):
+            sys.stdout.reconfigure(errors="replace")
+        try:
+            report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise InputError(f"the terminal cannot be written to: {error.strerror}") from None
+
+
+def console(stream: TextIO, width: int | None) -> Any:
+    """A rich console that prints text as it is: no markup, no guesses at what to colour."""
+    from rich.console import Console
+
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def _emit(path: str | None, text: str) -> None:
+    if path:
+        write_file(path, text)
+        return
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"the output cannot be written: {error.strerror}") from None

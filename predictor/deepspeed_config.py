@@ -1,0 +1,241 @@
+"""What a DeepSpeed config says about ZeRO, read as DeepSpeed and Hugging Face's integration read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from predictor.deepspeed_keys import FILLED_BY_HUGGING_FACE, READ, REFUSED, STAGE, WITHOUT_EFFECT, is_on, known, optimizer_name
+from predictor.errors import InputError
+from predictor.suggest import nearest, show
+from predictor.values import Invalid
+
+if TYPE_CHECKING:
+    from predictor.workload import Workload
+
+# Defaults by the first DeepSpeed release that has them (found by running each release).
+DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
+    "gradient_clipping": (((0, 0, 0), 0.0), ((0, 19, 3), 1.0)),
+    "check_grad_overflow": (((0, 0, 0), False), ((0, 19, 3), True)),
+    "contiguous_gradients": (((0, 0, 0), True),),
+    "overlap_comm": (((0, 0, 0), False),),  # DeepSpeed's None means stage 3 only
+    "reduce_scatter": (((0, 0, 0), True),),
+    "reduce_bucket_size": (((0, 0, 0), 500_000_000),),
+    "allgather_bucket_size": (((0, 0, 0), 500_000_000),),
+    "round_robin_gradients": (((0, 0, 0), False),),
+    "use_multi_rank_bucket_allreduce": (((0, 0, 0), True),),
+    "parameter_alignment": (((0, 0, 0), False),),
+    "compute_grad_norm": (((0, 0, 0), True),),
+    "communication_data_type": (((0, 0, 0), "bf16"),),
+    "grad_accum_dtype": (((0, 0, 0), "bf16"),),
+}
+# Options by the first release that knows them; earlier ones stop with an error.
+SINCE = {
+    "bf16.check_grad_overflow": (0, 17, 1),
+    "zero_optimization.parameter_alignment": (0, 19, 7),
+    "zero_optimization.compute_grad_norm": (0, 19, 7),
+}
+# Our keys that say the same as one of DeepSpeed's.
+SAME_AS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "zero_optimization.stage": "zero_stage",
+    "optimizer": "optim",
+}
+FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroConfig:
+    """ZeRO's settings with every default filled in; bucket sizes in elements.
+
+    ``version`` is the DeepSpeed release as three numbers. ``grad_accum_dtype`` is what that release
+    really does. ``notes`` are lines for the user about settings that make a measurement misleading.
+    """
+
+    stage: int
+    contiguous_gradients: bool
+    overlap_comm: bool
+    reduce_scatter: bool
+    reduce_bucket_size: int
+    allgather_bucket_size: int
+    round_robin_gradients: bool
+    use_multi_rank_bucket_allreduce: bool
+    parameter_alignment: bool
+    check_grad_overflow: bool
+    compute_grad_norm: bool
+    gradient_clipping: float
+    grad_accum_dtype: str
+    communication_data_type: str
+    gradient_accumulation_steps: int
+    train_micro_batch_size_per_gpu: int
+    bf16: bool
+    version: tuple[int, int, int]
+    notes: tuple[str, ...] = ()
+
+
+def read(workload: Workload, hidden_size: int) -> ZeroConfig:
+    """The ZeRO settings of a workload whose engine is ``deepspeed``.
+
+    Args:
+        workload: validated, so its DeepSpeed config agrees with its other keys.
+        hidden_size: of the language model; "auto" buckets hold its square, as Hugging Face fills them.
+
+    Raises:
+        InputError: an option that this DeepSpeed release does not have or would stop at.
+    """
+    version = release(workload.versions["deepspeed"])
+    short_form = workload.deepspeed is None
+    settings = {} if short_form else parse(workload.deepspeed, workload.deepspeed_name)
+
+    def setting(name: str, section: str = "zero_optimization.") -> Any:
+        value = settings.get(section + name)
+        return default(name, version) if value is None else value
+
+    bucket = "auto" if short_form else setting("reduce_bucket_size")
+    clipping = settings.get("gradient_clipping")
+    if short_form or clipping == "auto" or (clipping is None and "max_grad_norm" not in workload.filled_in):
+        clipping = workload.max_grad_norm
+    elif clipping is None:
+        clipping = default("gradient_clipping", version)
+    _check(settings, version, clipping, workload.deepspeed_name)
+    accumulation, notes = setting("grad_accum_dtype", "data_types."), ()
+    if accumulation == "fp32" and version < FP32_ACCUMULATION_SINCE:
+        accumulation = "bf16"
+        notes += ("data_types.grad_accum_dtype fp32 has no effect in ZeRO stage 2 before DeepSpeed 0.19.8",)
+    if settings.get("memory_breakdown"):
+        notes += ("memory_breakdown resets PyTorch's peak counters: a peak measured with it is too low",)
+    return ZeroConfig(
+        stage=workload.zero_stage,
+        contiguous_gradients=setting("contiguous_gradients"),
+        overlap_comm=setting("overlap_comm"),
+        reduce_scatter=setting("reduce_scatter"),
+        reduce_bucket_size=hidden_size * hidden_size if bucket == "auto" else bucket,
+        allgather_bucket_size=setting("allgather_bucket_size"),
+        round_robin_gradients=setting("round_robin_gradients"),
+        use_multi_rank_bucket_allreduce=setting("use_multi_rank_bucket_allreduce"),
+        parameter_alignment=setting("parameter_alignment"),
+        check_grad_overflow=setting("check_grad_overflow", "bf16."),
+        compute_grad_norm=setting("compute_grad_norm"),
+        gradient_clipping=clipping,
+        grad_accum_dtype=accumulation,
+        communication_data_type=setting("communication_data_type", ""),
+        gradient_accumulation_steps=workload.gradient_accumulation_steps,
+        train_micro_batch_size_per_gpu=workload.per_device_train_batch_size,
+        bf16=workload.dtype == "bf16",
+        version=version,
+        notes=notes,
+    )
+
+
+def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The values that matter, by dotted key; "auto" stays where Hugging Face would fill it in.
+
+    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory.
+
+    Raises:
+        InputError: an unknown key, a value of the wrong kind, an option that is not modelled, or
+            values that contradict each other. ``name`` (the file) is put in front.
+    """
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        if key == "optimizer":
+            values["optimizer"] = _optimizer(value, name)
+        elif key in ("zero_optimization", "bf16", "bfloat16", "fp16", "data_types"):
+            section = "bf16" if key == "bfloat16" else key
+            if section == "zero_optimization" and isinstance(value, bool):
+                value = {"stage": int(value)}  # the form of the first releases
+            for inner, item in _mapping(value, name, key).items():
+                _read(values, section, inner, item, name)
+        else:
+            _read(values, "", key, value, name)
+    _agree(values, name)
+    return values
+
+
+def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: int) -> tuple[int, int]:
+    """Micro batch and accumulation steps, the missing ones worked out as DeepSpeed does.
+
+    Raises:
+        Invalid: the three do not multiply to ``train``.
+    """
+    if micro is None:
+        accumulation = accumulation or 1
+        micro = train // ranks // accumulation
+    elif accumulation is None:
+        accumulation = train // micro // ranks
+    if micro * accumulation * ranks != train:
+        raise Invalid(f"train_batch_size is {train}, but {micro} samples a GPU x {accumulation} accumulation steps x "
+                      f"data_parallel_size {ranks} is {micro * accumulation * ranks}")
+    return micro, accumulation
+
+
+def release(version: str) -> tuple[int, int, int]:
+    """``"0.19.8+cu130"`` as ``(0, 19, 8)``."""
+    major, minor, patch = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version).groups()
+    return int(major), int(minor), int(patch or 0)
+
+
+def default(name: str, version: tuple[int, int, int]) -> Any:
+    """What DeepSpeed of that release takes when the config does not say."""
+    return [value for since, value in DEFAULTS[name] if since <= version][-1]
+
+
+def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping: float, name: str) -> None:
+    """What this DeepSpeed release would stop at."""
+    for key, since in SINCE.items():
+        if settings.get(key) is not None and version < since:
+            raise InputError(f"{name}: {key} exists since DeepSpeed {'.'.join(map(str, since))}, and versions.deepspeed "
+                             f"is {'.'.join(map(str, version))}: remove it or change the version")
+    if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
+        raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, not {clipping:g}")
+
+
+def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str) -> None:
+    dotted = f"{section}.{key}" if section else key
+    if dotted in READ:
+        if value is None or (value == "auto" and dotted not in FILLED_BY_HUGGING_FACE):
+            return
+        try:
+            values[dotted] = "auto" if value == "auto" else READ[dotted].check(value)
+        except Invalid as error:
+            raise InputError(f"{name}: {dotted} {error}") from None
+    elif key in REFUSED[section]:
+        if is_on(key, value):
+            raise InputError(f"{name}: {dotted} is not supported: {REFUSED[section][key]}")
+    elif key not in WITHOUT_EFFECT[section]:
+        raise InputError(f"{name}: DeepSpeed has no key {show(dotted)}{nearest(key, known(section))}")
+
+
+def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name}: {key} must be a mapping of keys to values, not {show(value)}")
+    return value
+
+
+def _optimizer(value: Any, name: str) -> str | None:
+    section = _mapping(value, name, "optimizer")
+    for key in section:
+        if key not in known("optimizer"):
+            raise InputError(f"{name}: DeepSpeed has no key {show('optimizer.' + key)}{nearest(key, known('optimizer'))}")
+    if section.get("type") is None:
+        return None
+    try:
+        return optimizer_name(section["type"], _mapping(section.get("params") or {}, name, "optimizer.params"))
+    except Invalid as error:
+        raise InputError(f"{name}: optimizer.type {error}") from None
+
+
+def _agree(values: dict[str, Any], name: str) -> None:
+    """Contradictions inside one config."""
+    if values.get("bf16.enabled") is True and values.get("fp16.enabled") is True:
+        raise InputError(f"{name}: bf16.enabled and fp16.enabled are both true: keep one")
+    if values.get("fp16.enabled") is True:
+        raise InputError(f"{name}: fp16.enabled is not supported yet: use bf16.enabled")
+    if values.get("bf16.enabled") not in (True, "auto"):
+        raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or "auto"')
+    if values.get("zero_optimization.stage") is None:
+        raise InputError(f"{name}: zero_optimization.stage is not given: only ZeRO stage 2 is predicted so far")

@@ -1,0 +1,154 @@
+"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stage 2.
+
+Three tables a level: read (with the kind of value), without effect on memory, and refused while
+switched on because what they do to memory is not modelled. A key in none of them is a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from predictor.suggest import show
+from predictor.values import Choice, Flag, Invalid, Number, Whole
+
+ELEMENTS_LIMIT = 1 << 50
+
+
+class Count(Whole):
+    """A whole number that JSON may write as ``5e8``."""
+
+    def check(self, value: Any) -> int:
+        return super().check(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+class Lower(Choice):
+    """A choice that is read without regard to case."""
+
+    def check(self, value: Any) -> Any:
+        return super().check(value.lower() if isinstance(value, str) else value)
+
+
+FLAG = Flag()
+STAGE = Choice((2,), dict.fromkeys((0, 1, 3), "only ZeRO stage 2 is predicted so far"))
+BF16_NAMES = {"bfloat16": "bf16", "torch.bfloat16": "bf16"}
+FP32_NAMES = {"float32": "fp32", "torch.float32": "fp32", "float": "fp32"}
+
+READ = {
+    "train_batch_size": Count(1, 1 << 40),
+    "train_micro_batch_size_per_gpu": Count(1, 65_536),
+    "gradient_accumulation_steps": Count(1, 1 << 20),
+    "gradient_clipping": Number(),
+    "communication_data_type": Lower(("bf16", "fp16", "fp32")),
+    "zero_optimization.stage": STAGE,
+    "zero_optimization.contiguous_gradients": FLAG,
+    "zero_optimization.overlap_comm": FLAG,
+    "zero_optimization.reduce_scatter": FLAG,
+    "zero_optimization.reduce_bucket_size": Count(1, ELEMENTS_LIMIT),
+    "zero_optimization.allgather_bucket_size": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.round_robin_gradients": FLAG,
+    "zero_optimization.use_multi_rank_bucket_allreduce": FLAG,
+    "zero_optimization.parameter_alignment": FLAG,
+    "zero_optimization.compute_grad_norm": FLAG,
+    "bf16.enabled": FLAG,
+    "bf16.check_grad_overflow": FLAG,
+    "fp16.enabled": FLAG,
+    "data_types.grad_accum_dtype": Choice(
+        ("bf16", "fp32"), {"fp16": "bf16 training accumulates in bf16 or fp32"}, BF16_NAMES | FP32_NAMES),
+    "data_types.param_dtype": Choice(("bf16",), {"fp16": "use bf16", "fp32": "use bf16"}, BF16_NAMES | FP32_NAMES),
+    "memory_breakdown": FLAG,
+}
+
+# Keys that Hugging Face fills from the training arguments or the model when they say "auto".
+# DeepSpeed itself reads "auto" anywhere else as "not given".
+FILLED_BY_HUGGING_FACE = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "zero_optimization.reduce_bucket_size", "bf16.enabled", "fp16.enabled",
+)
+
+WITHOUT_EFFECT = {
+    "": """scheduler steps_per_print wall_clock_breakdown dump_state disable_allgather disable_python_gc
+        prescale_gradients gradient_predivide_factor gradient_allreduce_op managed_gradient_accumulation
+        checkpoint dataloader_drop_last log_level zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+        comms_logger tensorboard wandb csv_monitor comet monitor_config aio vocabulary_size timers pipeline
+        use_data_before_expert_parallelism use_data_before_expert_parallel_ flops_profiler
+        seq_parallel_communication_data_type datastates_ckpt train_steps seed""",
+    "zero_optimization": """allgather_partitions load_from_fp32_weights elastic_checkpoint sub_group_size
+        cpu_offload_use_pin_memory ignore_unused_parameters memory_efficient_linear pipeline_loading_checkpoint
+        override_module_apply log_trace_cache_warnings enable_sanity_checks leaf_module
+        save_muon_momentum_buffer_in_memory fast_sharding_for_leaf_module grad_hooks
+        stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold
+        stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save
+        stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold
+        stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential prefetch_bucket_size
+        param_persistence_threshold model_persistence_threshold max_live_parameters max_reuse_distance
+        gather_16bit_weights_on_model_save module_granularity_threshold use_all_reduce_for_fetch_params
+        allgather_sequential""",
+    "bf16": "immediate_grad_update auto_cast",
+    "fp16": """auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis
+        min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level""",
+    "data_types": "",
+    "optimizer": "legacy_fusion",
+}
+WITHOUT_EFFECT = {section: frozenset(keys.split()) for section, keys in WITHOUT_EFFECT.items()}
+
+_DROPPED = "DeepSpeed has dropped it; remove it"
+_LATER = "what it does to memory is not modelled yet"
+REFUSED = {
+    "": dict.fromkeys(("amp", "sparse_gradients", "sparse_attention", "quantize_training", "compression_training",
+                       "eigenvalue", "elasticity", "graph_harvesting", "curriculum_learning", "nebula",
+                       "progressive_layer_drop"), _DROPPED)
+    | dict.fromkeys(("torch_autocast", "compile", "activation_checkpointing", "data_efficiency", "hybrid_engine",
+                     "weight_quantization", "expert_parallel", "tensor_parallel", "sequence_parallel_size",
+                     "autotuning", "zenflow", "moe"), _LATER),
+    "zero_optimization": dict.fromkeys(("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param",
+                                        "legacy_stage1"), _DROPPED)
+    | dict.fromkeys(("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "zenflow",
+                     "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
+                     "zero_hpz_partition_size"), _LATER),
+    "bf16": dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _LATER),
+    "data_types": dict.fromkeys(("buffer_dtype", "keep_in_fp32_modules"), _LATER),
+    "fp16": {},
+    "optimizer": {},
+}
+
+SECTIONS = {"zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "optimizer"}
+
+
+def known(section: str) -> list[str]:
+    """Every key that a section ("" for the top level) may hold."""
+    prefix = f"{section}." if section else ""
+    read = {key.removeprefix(prefix) for key in READ if key.startswith(prefix)}
+    names = {name for name in read if "." not in name} | WITHOUT_EFFECT[section] | set(REFUSED[section])
+    extra = SECTIONS if not section else {"type", "params"} if section == "optimizer" else set()
+    return sorted(names | extra)
+
+
+def is_on(key: str, value: Any) -> bool:
+    """Whether a refused key's value switches anything on."""
+    if isinstance(value, Mapping):
+        for switch in ("enabled", "device"):
+            if switch in value:
+                return is_on(switch, value[switch])
+        return key == "zenflow" or any(is_on(inner, item) for inner, item in value.items())
+    if isinstance(value, str):
+        return value.lower() not in ("none", "auto", "false", "")
+    if isinstance(value, (list, tuple)):
+        return bool(value)
+    if value is None or isinstance(value, bool) or key == "number_checkpoints":
+        return value is True
+    return isinstance(value, (int, float)) and value > 1  # a parallel size: 1 is off, and so is -1
+
+
+def optimizer_name(kind: object, params: Mapping[str, Any]) -> str:
+    """The ``optim`` with the memory of DeepSpeed's own optimizer section.
+
+    Raises:
+        Invalid: an optimizer that is not AdamW or Adam.
+    """
+    if not isinstance(kind, str) or kind.lower() not in ("adam", "adamw"):
+        raise Invalid(f"{show(kind)} is not supported yet: AdamW and Adam are")
+    if params.get("torch_adam") is True:
+        foreach = params.get("foreach")
+        return "adamw_torch" if foreach in (None, True) else "adamw_torch_forloop"
+    return "adamw_torch_fused"  # DeepSpeed's FusedAdam has no temporaries either

@@ -1,0 +1,102 @@
+"""When ZeRO-2 reduces which gradients during backward, and what that allocates: the same on every rank
+but for the partition buffer.
+
+DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
+``reduce_independent_p_g_buckets_and_remove_grads``, ``reduce_ipg_grads``, ``average_tensor``,
+``allreduce_and_scatter``, ``allreduce_no_retain``, ``buffered_reduce_fallback``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from predictor.deepspeed_config import ZeroConfig
+from predictor.engine.partition import Group
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Flush:
+    """One reduction of pending gradients.
+
+    Attributes:
+        before: row of ``ready`` in whose hook it happens; None at the end of backward.
+        rows: rows of ``ready`` whose gradients are reduced, oldest first.
+        extra_large: whether it is a single gradient larger than the bucket, never copied into it.
+        copies: for each collective, the bytes that live during it (flattened, then converted).
+    """
+
+    before: int | None
+    rows: tuple[int, ...]
+    extra_large: bool
+    copies: tuple[tuple[int, ...], ...]
+
+
+def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[Group], zero: ZeroConfig) -> list[Flush]:
+    """All reductions of one backward pass.
+
+    Args:
+        parameters: parameter of each row of ``ready``, in the order gradients arrive.
+        numels: its elements.
+        groups: layout of the optimizer groups.
+    """
+    owners: dict[int, list] = {}
+    for group in groups:
+        for piece in group.slices:
+            owners.setdefault(piece.parameter, []).append(piece)
+    result, pending, elements = [], [], 0
+
+    def flush(before: int | None) -> None:
+        rows = tuple(pending)
+        extra_large = len(rows) == 1 and numels[rows[0]] > zero.reduce_bucket_size
+        pieces = [owners[parameters[row]] for row in rows]
+        result.append(Flush(before, rows, extra_large and zero.contiguous_gradients,
+                            tuple(_copies(pieces, [numels[row] for row in rows], zero))))
+
+    for row, numel in enumerate(numels):
+        if elements + numel > zero.reduce_bucket_size:
+            if pending:
+                flush(row)
+            pending, elements = [], 0
+        pending.append(row)
+        elements += numel
+    if pending:
+        flush(None)
+    return result
+
+
+def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> Iterator[tuple[int, ...]]:
+    """Bytes that each collective of a flush allocates."""
+    converted = BYTES[zero.communication_data_type]
+    if not zero.contiguous_gradients:
+        yield _collective(numels, converted)
+        return
+    if not zero.reduce_scatter:
+        yield (converted * sum(numels),) if converted != 2 else ()
+        return
+    runs: list[list[int]] = []  # consecutive slices of one owner are one range
+    for piece in (piece for parameter in pieces for piece in parameter):
+        if runs and runs[-1][0] == piece.rank:
+            runs[-1][1] += piece.numel
+        else:
+            runs.append([piece.rank, piece.numel])
+    lists: dict[int, list[int]] = {}
+    for rank, numel in runs:
+        lists.setdefault(0 if zero.use_multi_rank_bucket_allreduce else rank, []).append(numel)
+    for numels_of_list in lists.values():
+        small: list[int] = []
+        for numel in numels_of_list:
+            small.append(numel)
+            if sum(small) > zero.reduce_bucket_size:
+                yield _collective(small, converted)
+                small = []
+        if small:
+            yield _collective(small, converted)
+
+
+def _collective(numels: list[int], converted: int) -> tuple[int, ...]:
+    total = sum(numels)
+    flat = (2 * total,) if len(numels) > 1 else ()  # one tensor is viewed, not copied
+    return flat + ((converted * total,) if converted != 2 else ())

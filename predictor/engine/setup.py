@@ -1,0 +1,30 @@
+"""What an engine needs to know of a run, from a workload and a model's facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predictor.deepspeed_config import ZeroConfig
+from predictor.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes`` None where none was named."""
+
+    facts: ModelFacts
+    optim: str
+    param_groups: str
+    max_grad_norm: float
+    gradient_accumulation_steps: int
+    data_parallel_size: int
+    zero: ZeroConfig | None
+    capacity_bytes: int | None
+
+    def groups(self) -> list[list[int]]:
+        """Indices of the trainable parameters by optimizer group; empty groups are dropped."""
+        trainable = [index for index, p in enumerate(self.facts.parameters) if p.trainable]
+        if self.param_groups == "single":
+            return [trainable]
+        split = [[i for i in trainable if self.facts.parameters[i].decay is decay] for decay in (True, False)]
+        return [group for group in split if group]

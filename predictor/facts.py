@@ -1,0 +1,54 @@
+"""What the engines and the reports need to know of a model once it is gone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MODALITIES = {
+    "vision_tower": "vision_tower",
+    "multi_modal_projector": "projector",
+    "language_model": "language_model",
+    "lm_head": "head",
+}
+"""Submodule name of transformers' LLaVA -> modality module."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of the model; a ``buffer`` never trains, ``decay`` says its optimizer group."""
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    trainable: bool
+    decay: bool = True
+    buffer: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensor."""
+        return self.numel * self.itemsize
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Parameters in the order of ``named_parameters``, then buffers; sizes of one image and sample."""
+
+    model_type: str
+    hidden_size: int
+    tokens_per_image: int
+    parameters: tuple[Parameter, ...]
+
+
+def modality(path: str) -> str:
+    """Modality module of a parameter or module path; ``model`` for what lies between them."""
+    for part in path.split("."):
+        if part in MODALITIES:
+            return MODALITIES[part]
+    return "model"

@@ -1,0 +1,156 @@
+"""Recordings of one regime at a few shapes -> one event list whose sizes are polynomials of the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
+from predictor.formula import MicroStep
+from predictor.recorder import RecordedBuffer, Recording
+from predictor.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
+
+DEGREES = {"batch": 1, "sequence": 2, "images": 1}
+"""Highest power of each symbol: attention masks and scores are the quadratic ones."""
+
+
+class NotOneRegime(Exception):
+    """The recordings differ in more than sizes, or a size is no polynomial of the shape."""
+
+
+def monomials(shapes: Sequence[Shape]) -> list[Monomial]:
+    """Monomials that the shapes can tell apart (a symbol that never varies drops out)."""
+    varying = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
+    if len({shape.images / shape.batch for shape in shapes}) == 1:
+        varying[2] = False  # images follow batch
+    powers = [range(limit + 1) if varies else (0,) for limit, varies in zip(DEGREES.values(), varying)]
+    return [Monomial(e) for e in product(*powers) if not (e[2] and (e[0] or e[1]))]
+
+
+def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str]) -> MicroStep:
+    """Fit every size exactly.
+
+    Args:
+        recordings: one for each shape, at least as many as :func:`monomials` gives.
+        parameters: names in the order that ``ready`` indexes.
+
+    Raises:
+        NotOneRegime: the recordings are not the same list.
+    """
+    first = recordings[0]
+    for recording, shape in zip(recordings, shapes):
+        if signature(recording) != signature(first):
+            raise NotOneRegime(f"the list of events at {shape} is not that at {shapes[0]}")
+    solve = _Solver(shapes)
+    polynomial_rows: dict[tuple, tuple] = {}
+    rows: dict[tuple, int] = {}
+    size = np.empty(len(first.buffers), dtype=np.int32)
+    for index, versions in enumerate(zip(*(recording.buffers for recording in recordings))):
+        key = tuple(buffer.size for buffer in versions)
+        if key not in polynomial_rows:
+            polynomial_rows[key] = _expression(solve, key)
+        size[index] = rows.setdefault(polynomial_rows[key], len(rows))
+    return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first))
+
+
+def signature(recording: Recording) -> list:
+    """What two recordings of one regime share: everything but the bytes."""
+    return [recording.events, recording.moments, recording.gradients,
+            [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
+             for b in recording.buffers]]
+
+
+class _Solver:
+    """Integer coefficients of the monomials through values at the shapes, checked at every shape."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.monomials = monomials(shapes)
+        self._shapes = shapes
+        self._design = np.array([[m(shape) for m in self.monomials] for shape in shapes], dtype=np.int64)
+        if np.linalg.matrix_rank(self._design.astype(float)) < len(self.monomials):
+            raise ValueError("these shapes cannot tell the monomials apart")
+        self._inverse = np.linalg.pinv(self._design.astype(float))
+
+    def __call__(self, values: Sequence[int]) -> Polynomial:
+        coefficients = np.rint(self._inverse @ np.asarray(values, dtype=float)).astype(np.int64)
+        residual = self._design @ coefficients - np.asarray(values, dtype=np.int64)
+        if residual.any():
+            raise NotOneRegime(f"sizes {list(values)} are no polynomial of the shapes")
+        return Polynomial(tuple((m.exponents, int(c)) for m, c in zip(self.monomials, coefficients) if c))
+
+
+def _expression(solve: _Solver, versions: tuple) -> Polynomial | Workspace:
+    if not isinstance(versions[0], tuple):
+        return solve(versions)
+    dimensions = zip(*(dims for _, dims in versions))
+    return Workspace(versions[0][0], tuple(solve(values) for values in dimensions))
+
+
+def _table(expressions: list[Polynomial | Workspace]) -> SizeTable:
+    terms: dict = {ONE: 0}
+    for expression in expressions:
+        if isinstance(expression, Workspace):
+            terms.setdefault(expression, len(terms))
+        else:
+            for exponents, _ in expression.parts:
+                terms.setdefault(Monomial(exponents), len(terms))
+    coefficients = np.zeros((len(expressions), len(terms)), dtype=np.int64)
+    for row, expression in enumerate(expressions):
+        if isinstance(expression, Workspace):
+            coefficients[row, terms[expression]] = 1
+        else:
+            for exponents, factor in expression.parts:
+                coefficients[row, terms[Monomial(exponents)]] = factor
+    return SizeTable(tuple(terms), coefficients)
+
+
+_FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "workspace": Factor.TEMPORARIES}
+
+
+def factor_of(buffer: RecordedBuffer) -> Factor:
+    """Forward results are activations (recomputed ones too), backward's other results temporaries.
+
+    The same split as ``torch.distributed._tools.mem_tracker`` makes.
+    """
+    if buffer.role in _FACTOR_OF_ROLE:
+        return _FACTOR_OF_ROLE[buffer.role]
+    if buffer.moment is Moment.BACKWARD and not buffer.recomputed:
+        return Factor.TEMPORARIES
+    return Factor.ACTIVATIONS
+
+
+def _event_list(recording: Recording, size: np.ndarray, sizes: SizeTable) -> EventList:
+    names: dict[str, int] = {"": 0}
+    index = {name: row for row, name in enumerate(FACTORS)}
+    moments = {moment: row for row, moment in enumerate(MOMENTS)}
+    buffers = Buffers(
+        size=size,
+        stream=np.zeros(len(size), dtype=np.int8),
+        factor=np.array([index[factor_of(b)] for b in recording.buffers], dtype=np.int8),
+        module=np.array([names.setdefault(b.module, len(names)) for b in recording.buffers], dtype=np.int32),
+        operator=np.array([names.setdefault(b.operator, len(names)) for b in recording.buffers], dtype=np.int32),
+    )
+    events = np.array(recording.events, dtype=np.int32)
+    return EventList(
+        kind=np.sign(events).astype(np.int8),
+        buffer=np.abs(events) - 1,
+        moment=np.array([moments[m] for m in recording.moments], dtype=np.int8),
+        step=np.ones(len(events), dtype=np.int8),
+        buffers=buffers,
+        sizes=sizes,
+        names=tuple(names),
+    )
+
+
+def _ready(recording: Recording, parameters: Sequence[str]) -> np.ndarray:
+    order = {name: index for index, name in enumerate(parameters)}
+    rows = [(position, order[name], buffer) for position, name, buffer in recording.gradients]
+    return np.array(rows, dtype=np.int32).reshape(-1, 3)
+
+
+def _persistent(recording: Recording) -> np.ndarray:
+    freed = {-event - 1 for event in recording.events if event < 0}
+    return np.array([row for row, buffer in enumerate(recording.buffers)
+                     if row not in freed and buffer.role != "gradient"], dtype=np.int32)

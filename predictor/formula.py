@@ -1,0 +1,117 @@
+"""A formula: the events of one micro-step with sizes as functions of the shape. Torch-free, small.
+
+Files are ``.npz`` without pickles: arrays beside one JSON header.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictor.errors import InputError
+from predictor.events import Buffers, EventList
+from predictor.facts import ModelFacts, Parameter
+from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class MicroStep:
+    """Forward and backward of one micro-batch, before any engine.
+
+    Attributes:
+        events: what is allocated and freed; gradients and persistent buffers are never freed in it.
+        ready: ``int32[k, 3]``, the moment each gradient is complete: position in ``events`` (hooks
+            run before that event), index of the parameter, buffer of the gradient.
+        persistent: ``int32[p]``, buffers allocated once, in the first micro-step of a run.
+    """
+
+    events: EventList
+    ready: np.ndarray
+    persistent: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """What answers for one regime of one traced workload, and where it comes from."""
+
+    micro: MicroStep
+    facts: ModelFacts
+    provenance: dict[str, Any]
+
+
+def to_bytes(formula: Formula) -> bytes:
+    """The formula as a file."""
+    events, buffers = formula.micro.events, formula.micro.events.buffers
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "provenance": formula.provenance,
+        "facts": asdict(formula.facts),
+        "names": events.names,
+        "terms": [_term_to_json(term) for term in events.sizes.terms],
+    }
+    arrays = {
+        "events": events.kind.astype(np.int32) * (events.buffer + 1),
+        "moment": events.moment,
+        "coefficients": events.sizes.coefficients,
+        "ready": formula.micro.ready,
+        "persistent": formula.micro.persistent,
+        "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
+    }
+    arrays |= {f"buffer_{name}": getattr(buffers, name) for name in Buffers.__dataclass_fields__}
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def load(path: Path) -> Formula:
+    """Read and check a formula file.
+
+    Raises:
+        InputError: missing, truncated, of another schema version, or inconsistent.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(arrays["header"].tobytes())
+        if header["schema_version"] != SCHEMA_VERSION:
+            raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
+                             f"{SCHEMA_VERSION}: delete the file, it is made again")
+        return _assemble(arrays, header)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path}: not a formula file ({type(error).__name__}): delete it, it is made again") from None
+
+
+def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
+    signed = arrays["events"]
+    buffers = Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
+    sizes = SizeTable(tuple(_term_from_json(term) for term in header["terms"]), arrays["coefficients"])
+    if np.abs(signed).max(initial=0) > len(buffers) or buffers.size.max(initial=0) >= len(sizes):
+        raise ValueError("row out of range")
+    events = EventList(
+        kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
+        step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
+    facts = header["facts"]
+    parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"]),
+                   ModelFacts(**{**facts, "parameters": parameters}), header["provenance"])
+
+
+def _term_to_json(term) -> list:
+    if isinstance(term, Monomial):
+        return list(term.exponents)
+    return [term.function, [dimension.parts for dimension in term.dimensions]]
+
+
+def _term_from_json(document: list):
+    if not isinstance(document[0], str):
+        return Monomial(tuple(document))
+    dimensions = (Polynomial(tuple((tuple(e), c) for e, c in parts)) for parts in document[1])
+    return Workspace(document[0], tuple(dimensions))

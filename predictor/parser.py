@@ -1,0 +1,98 @@
+"""The user's model on the meta device: its modality modules and which parameters train."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from predictor.errors import InputError
+from predictor.facts import ModelFacts, Parameter
+from predictor.models import ModelConfig
+
+RECIPES = {
+    "pretrain": ("*multi_modal_projector*",),
+    "finetune": ("*multi_modal_projector*", "*language_model*", "lm_head*"),
+    "full": ("*",),
+}
+"""Recipe name -> patterns of the parameters that train (LLaVA's own two stages, and everything)."""
+
+
+def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
+          trainable: tuple[str, ...] = (), frozen: tuple[str, ...] = ()):
+    """The model in training mode on the meta device, bf16, with ``requires_grad`` set.
+
+    Raises:
+        InputError: not a LLaVA, a configuration that transformers refuses, a pattern that
+            matches nothing, or nothing left to train.
+    """
+    import torch
+    from transformers import AutoConfig, LlavaForConditionalGeneration
+
+    model_type = config.document["model_type"]
+    if model_type != "llava":
+        raise InputError(f"model {config.name}: model_type {model_type!r} is not supported yet (supported: llava)")
+    try:
+        document = {key: value for key, value in config.document.items() if key != "model_type"}
+        hf_config = AutoConfig.for_model(model_type, **document)
+        with torch.device("meta"):
+            model = LlavaForConditionalGeneration._from_config(
+                hf_config, dtype=torch.bfloat16, attn_implementation=attn_implementation)
+    except Exception as error:  # transformers raises whatever the field leads to
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"model {config.name}: transformers cannot build it: {type(error).__name__}: {reason}") from None
+    model.train()
+    select(model, recipe=recipe, trainable=trainable, frozen=frozen)
+    return model
+
+
+def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...]) -> None:
+    """Set ``requires_grad`` by recipe, then ``trainable``, then ``frozen`` patterns.
+
+    A pattern matches a parameter's whole path, or the path of any module above it.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    chosen = {name for name in names for pattern in RECIPES[recipe] if fnmatch.fnmatch(name, pattern)}
+    for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):
+        for pattern in patterns:
+            hits = [name for name in names if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern + ".*")]
+            if not hits:
+                raise InputError(f"{key}: pattern {pattern!r} matches no parameter (for example {names[0]!r})")
+            apply(hits)
+    if not chosen:
+        raise InputError("nothing is left to train: recipe, trainable and frozen together freeze every parameter")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+
+
+def describe(model) -> ModelFacts:
+    """Facts of a built model."""
+    decay = decayed(model)
+    tensors = [Parameter(name, tuple(p.shape), p.element_size(), p.requires_grad, name in decay)
+               for name, p in model.named_parameters()]
+    tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
+                for name, b in model.named_buffers()]
+    config = model.config
+    return ModelFacts(config.model_type, config.text_config.hidden_size, tokens_per_image(model), tuple(tensors))
+
+
+def decayed(model) -> set[str]:
+    """Parameters of the weight-decay group (transformers 5.17: Trainer.get_decay_parameter_names)."""
+    from torch import nn
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+    return set(get_parameter_names(model, [nn.LayerNorm], patterns))
+
+
+def tokens_per_image(model) -> int:
+    """Placeholder tokens that one image fills, asked of the model itself."""
+    import torch
+
+    pixels = torch.empty(1, *image_extent(model.config), dtype=model.dtype, device="meta")
+    with torch.no_grad():
+        return model.get_image_features(pixels).pooler_output[0].shape[0]
+
+
+def image_extent(config) -> tuple[int, int, int]:
+    """Channels, height and width of the pixels that the vision tower takes."""
+    vision = config.vision_config
+    return vision.num_channels, vision.image_size, vision.image_size

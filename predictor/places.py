@@ -1,0 +1,59 @@
+"""Which module is running: during forward from module hooks, during backward from autograd's nodes."""
+
+from __future__ import annotations
+
+import bisect
+from contextlib import contextmanager
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class Places:
+    """The current module path, for forward, recomputation and backward.
+
+    Autograd numbers its nodes in the order of forward; noting the number at each module boundary
+    tells later which module a backward function belongs to. Backward hooks would insert nodes of
+    their own and change what is alive, so there are none.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._stack: list[str] = []
+        self._numbers: list[int] = []
+        self._modules: list[str] = []
+        self.in_backward = False
+
+    def __call__(self) -> tuple[str, bool]:
+        """Module path, and whether it is a checkpoint's recomputation."""
+        if self._stack:
+            return self._stack[-1], self.in_backward
+        node = torch._C._current_autograd_node() if self.in_backward else None
+        if node is None:
+            return "", False
+        index = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        return (self._modules[index] if index >= 0 else ""), False
+
+    def _boundary(self) -> None:
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._modules.append(self._stack[-1] if self._stack else "")
+
+    @contextmanager
+    def active(self):
+        """Follow every module of the model while the block runs."""
+
+        def enter(module, _inputs) -> None:
+            self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
+            self._boundary()
+
+        def leave(_module, _inputs, _output) -> None:
+            self._stack.pop()
+            self._boundary()
+
+        # always_call: a non-reentrant checkpoint ends its recomputation with an exception.
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()

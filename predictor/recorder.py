@@ -1,0 +1,120 @@
+"""Sees every storage that a program allocates, and its death, in order.
+
+A dispatch mode that works on meta tensors (the trace) and on CPU tensors (the tests). It keeps no
+tensor and no storage, only finalizers: autograd steals or adds in place by use count, so holding a
+reference would change what is being recorded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from predictor.events import Moment
+
+
+@dataclass
+class RecordedBuffer:
+    """One storage: ``size`` is its bytes, or the name and dimensions of a workspace."""
+
+    size: int | tuple[str, tuple[int, ...]]
+    module: str
+    operator: str
+    moment: Moment
+    recomputed: bool = False
+    role: str = ""
+
+
+@dataclass
+class Recording:
+    """What happened, in order. ``events`` holds +row + 1 for an allocation, -(row + 1) for a free."""
+
+    buffers: list[RecordedBuffer] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    gradients: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+Place = Callable[[], tuple[str, bool]]
+
+
+class Recorder(TorchDispatchMode):
+    """Records into :attr:`recording` what is allocated while it is active.
+
+    Args:
+        place: says the current module path and whether a checkpoint is being recomputed.
+        device: type of the device whose memory counts.
+    """
+
+    def __init__(self, place: Place = lambda: ("", False), device: str = "meta") -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.moment = Moment.INIT
+        self._place = place
+        self._device = device
+        self._rows: dict[int, int] = {}
+
+    def ignore(self, tensors) -> None:
+        """These tensors were there before: neither their storages nor their deaths are events."""
+        for tensor in tensors:
+            self._rows[id(tensor.untyped_storage())] = -1
+
+    def row_of(self, tensor: torch.Tensor) -> int | None:
+        """The recorded buffer that holds a tensor."""
+        row = self._rows.get(id(tensor.untyped_storage()), -1)
+        return None if row < 0 else row
+
+    def allocate(self, size, operator: str, role: str = "") -> int:
+        """Append an allocation that no tensor stands for (a workspace); returns its row."""
+        module, recomputed = self._place()
+        recording = self.recording
+        recording.buffers.append(RecordedBuffer(size, module, operator, self.moment, recomputed, role))
+        row = len(recording.buffers) - 1
+        recording.events.append(row + 1)
+        recording.moments.append(self.moment)
+        return row
+
+    def free(self, row: int) -> None:
+        """Append the death of a buffer."""
+        self.recording.events.append(-(row + 1))
+        self.recording.moments.append(self.moment)
+
+    def watch(self, tensor: torch.Tensor, operator: str, role: str = "") -> None:
+        """Record a tensor's storage, once, and its death when it comes."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._rows or storage.device.type != self._device:
+            return
+        row = self._rows[key] = self.allocate(storage.nbytes(), operator, role)
+        recording = self.recording
+
+        def died() -> None:
+            self._rows.pop(key, None)
+            if recording is self.recording:
+                self.free(row)
+
+        weakref.finalize(storage, died).atexit = False
+
+    def closed(self) -> Recording:
+        """The recording as it stands; what happens from now on is not in it."""
+        recording, self.recording = self.recording, Recording()
+        return recording
+
+    def gradient_ready(self, name: str, tensor: torch.Tensor) -> None:
+        """Note that a parameter's gradient is complete; hooks of an engine run here."""
+        row = self.row_of(tensor)
+        if row is not None:
+            self.recording.buffers[row].role = "gradient"
+            self.recording.gradients.append((len(self.recording.events), name, row))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.watch(leaf, func._schema.name)
+        return out

@@ -1,0 +1,1 @@
+"""Predictions as text, tables and pictures. Bytes become GiB here and nowhere else."""

@@ -1,0 +1,78 @@
+"""A timeline cut into the columns of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from predictor.events import Factor, Moment
+from predictor.prediction import Timeline
+
+# From the bottom of the stack: what stays for the whole step first.
+STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.INPUTS, Factor.ACTIVATIONS,
+         Factor.COMMUNICATION, Factor.TEMPORARIES, Factor.ALLOCATOR)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The highest point of one stretch of events, in bytes by factor."""
+
+    step: int
+    moment: Moment
+    bytes_by_factor: Mapping[Factor, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.bytes_by_factor.values())
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Columns ``start`` to ``stop`` belong to one moment of one step (or to one whole step)."""
+
+    step: int
+    moment: Moment
+    start: int
+    stop: int
+
+
+def columns(timeline: Timeline, width: int) -> tuple[list[Column], list[Stretch]]:
+    """``width`` columns, and the stretches that they make up.
+
+    A moment gets columns by the number of its events, but at least a few: the optimizer step has
+    few events and is often where the peak is. When there are too many moments for that (gradient
+    accumulation), whole steps take their place.
+    """
+    for key, least in ((lambda k: (timeline.step[k], timeline.moment[k]), 3), (lambda k: timeline.step[k], 1)):
+        runs = [list(run) for _, run in groupby(range(len(timeline.index)), key)]
+        if len(runs) * least <= width:
+            break
+    # key is the one that fits; a width below the number of steps shows the first steps
+    runs = runs[:width]
+    widths = _share_out([len(run) for run in runs], width, least)
+    result: list[Column] = []
+    stretches = []
+    for run, wide in zip(runs, widths):
+        stretches.append(Stretch(timeline.step[run[0]], timeline.moment[run[0]], len(result), len(result) + wide))
+        for place in range(wide):
+            first = len(run) * place // wide
+            points = run[first: max(first + 1, len(run) * (place + 1) // wide)]
+            result.append(_highest(timeline, points))
+    return result, stretches
+
+
+def _highest(timeline: Timeline, points: Sequence[int]) -> Column:
+    total: Callable[[int], int] = lambda k: sum(sizes[k] for sizes in timeline.bytes_by_factor.values())
+    k = max(points, key=total)
+    return Column(timeline.step[k], timeline.moment[k],
+                  {factor: sizes[k] for factor, sizes in timeline.bytes_by_factor.items()})
+
+
+def _share_out(weights: Sequence[int], width: int, least: int) -> list[int]:
+    """Whole shares of ``width`` in proportion to ``weights``, none below ``least``."""
+    spare = width - least * len(weights)
+    exact = [spare * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    leftover = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])[: spare - sum(shares)]
+    return [least + share + (i in leftover) for i, share in enumerate(shares)]

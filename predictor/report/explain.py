@@ -1,0 +1,75 @@
+"""Why a prediction is what it is: its highest moments as formulas, modules, layers, and the picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from predictor.prediction import Prediction
+from predictor.report import table as tables
+from predictor.report.formula import formula_text
+from predictor.report.layers import collapse
+from predictor.report.picture import picture
+from predictor.report.units import factor_text, gib, share, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def report(console: Console, prediction: Prediction, *, moments: int = 5, layers: int | None = 15) -> None:
+    """The whole answer of ``peakcast explain``; ``layers`` None shows them all."""
+    tables.head(console, prediction)
+    _moments(console, prediction, moments)
+    console.print(tables.factor_table(prediction))
+    _layers(console, prediction, layers)
+    console.print("Live bytes from start-up to the third step, in GiB", style="bold")
+    ascii_only = not console.encoding.lower().startswith("utf")
+    console.print(picture(prediction, console.width, ascii_only=ascii_only), no_wrap=True, crop=True)
+    console.print()
+    tables.tail(console, prediction)
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The result JSON with the highest moments, the layers and the timeline added."""
+    result = prediction.to_json()
+    result["highest_moments"] = [
+        {"moment": c.moment.value, "step": c.step, "module": c.module, "operator": c.operator,
+         "requested_bytes": c.requested_bytes, "terms_bytes": dict(c.terms)} for c in _highest(prediction)]
+    result["layers"] = {path: {f.value: size for f, size in split.items()} for path, split in prediction.layers.items()}
+    curve = prediction.timeline()
+    result["timeline"] = {
+        "event": list(curve.index), "step": list(curve.step), "moment": [moment.value for moment in curve.moment],
+        "requested_bytes_by_factor": {f.value: list(sizes) for f, sizes in curve.bytes_by_factor.items()}}
+    return result
+
+
+def _highest(prediction: Prediction):
+    return sorted(prediction.candidates, key=lambda candidate: -candidate.requested_bytes)
+
+
+def _moments(console: Console, prediction: Prediction, most: int) -> None:
+    console.print("The highest moments, with what each comes to at another shape", style="bold")
+    for number, candidate in enumerate(_highest(prediction)[:most], 1):
+        when = "start-up" if candidate.step == 0 else f"step {candidate.step}"
+        place = f"{candidate.operator} in {candidate.module}" if candidate.module else candidate.operator
+        console.print(f"{number:>3}. {size_text(candidate.requested_bytes)}  {candidate.moment.value}, {when}: {place}")
+        for line in tables.wrapped(console, "= " + formula_text(candidate, prediction.workload), indent=5):
+            console.print(line)
+    if not prediction.candidates:
+        console.print("  (none: this prediction was made without them)")
+    console.print()
+
+
+def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
+    rows = collapse(prediction.layers)
+    total = prediction.peak_allocated.bytes
+    shown = tables.table("layers at the peak", "layers", "GiB", "%", "of which")
+    for index in (1, 2, 3):
+        shown.columns[index].justify = "right"
+    for row in rows[:most]:
+        shown.add_row(row.path, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
+    rest = rows[len(rows[:most]):]
+    if rest:
+        size = sum(row.bytes for row in rest)
+        shown.add_row(f"{len(rest)} more (--layers all)", str(sum(row.count for row in rest)), gib(size),
+                      share(size, total), "")
+    console.print(shown)

@@ -1,0 +1,53 @@
+"""A candidate's size as the formula that a reader can put other numbers into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from predictor.prediction import Candidate
+from predictor.report.units import size_text
+
+
+def shape_of(workload: Mapping[str, Any]) -> dict[str, int]:
+    """Values of the symbols in a formula's terms."""
+    batch = workload.get("per_device_train_batch_size") or 1
+    return {"batch": batch, "sequence": workload.get("sequence_length") or 0,
+            "images": batch * (workload.get("images_per_sample") or 1)}
+
+
+def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:
+    """``13.16 GiB + 65,536 B·batch·sequence [1.00 GiB] + …``, the largest part first.
+
+    In brackets is what a term comes to at this shape. Workspaces (functions of the shape that are no
+    polynomials) are named, and what they come to is what the other terms leave.
+    """
+    shape = shape_of(workload)
+    sizes = {term: _value(term, shape) for term in candidate.terms}
+    parts, workspaces = [], []
+    for term, coefficient in candidate.terms.items():
+        if not coefficient:
+            continue
+        if sizes[term] is None:
+            workspaces.append(term if coefficient == 1 else f"{coefficient:,} x {term}")
+        elif term == "1":
+            parts.append((coefficient, size_text(coefficient)))
+        else:
+            size = coefficient * sizes[term]
+            parts.append((size, f"{coefficient:,} B·{term.replace('*', '·')} [{size_text(size)}]"))
+    if workspaces:
+        rest = candidate.requested_bytes - sum(size for size, _ in parts)
+        parts.append((rest, f"{' + '.join(workspaces)} [{size_text(rest)}]"))
+    text = " + ".join(part for _, part in sorted(parts, key=lambda part: -part[0])) or "0 B"
+    return text.replace("+ -", "- ")
+
+
+def _value(term: str, shape: Mapping[str, int]) -> int | None:
+    """``batch·sequence^2`` at a shape; None for a term that is no monomial."""
+    if term == "1":
+        return 1
+    factors = [factor.partition("^") for factor in term.replace("*", "·").split("·")]
+    if not all(name in shape and (not power or power.isdecimal()) for name, _, power in factors):
+        return None
+    return math.prod(shape[name] ** int(power or 1) for name, _, power in factors)

@@ -1,0 +1,54 @@
+"""Layers with their repetitions put together: ``layers.{0..31}.mlp`` is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from predictor.events import Factor
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer, or ``count`` layers that differ in one number of their path; bytes by factor, summed."""
+
+    path: str
+    count: int
+    factors: Mapping[Factor, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.factors.values())
+
+
+def collapse(layers: Mapping[str, Mapping[Factor, int]]) -> list[LayerRow]:
+    """The largest rows first. Paths are put together by their first number."""
+    groups: dict[str, list[tuple[int | None, Mapping[Factor, int]]]] = {}
+    for path, factors in layers.items():
+        parts = path.split(".")
+        place = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+        number = None if place is None else int(parts[place])
+        key = path if place is None else ".".join([*parts[:place], "{}", *parts[place + 1:]])
+        groups.setdefault(key, []).append((number, factors))
+    rows = [LayerRow(_name(key, [number for number, _ in members]), len(members), _total(members))
+            for key, members in groups.items()]
+    return sorted(rows, key=lambda row: (-row.bytes, row.path))
+
+
+def _name(key: str, numbers: Sequence[int | None]) -> str:
+    if numbers[0] is None:
+        return key
+    numbers = sorted(number for number in numbers if number is not None)
+    if len(numbers) == 1:
+        text = str(numbers[0])
+    elif numbers == list(range(numbers[0], numbers[-1] + 1)):
+        text = f"{{{numbers[0]}..{numbers[-1]}}}"
+    else:
+        shown = [str(number) for number in numbers[:4]] + ["…"] * (len(numbers) > 4)
+        text = f"{{{','.join(shown)}}}"
+    return key.replace("{}", text, 1)
+
+
+def _total(members: Sequence[tuple[int | None, Mapping[Factor, int]]]) -> dict[Factor, int]:
+    present = {factor for _, factors in members for factor in factors}
+    return {factor: sum(factors.get(factor, 0) for _, factors in members) for factor in Factor if factor in present}

@@ -1,0 +1,121 @@
+"""The timeline as one self-contained SVG file."""
+
+from __future__ import annotations
+
+from html import escape
+
+from predictor.events import Factor, Moment
+from predictor.prediction import Prediction
+from predictor.report import verdict
+from predictor.report.curve import STACK, Column, Stretch, columns
+from predictor.report.units import GIB, size_text
+
+WIDTH, HEIGHT = 1000, 520
+LEFT, RIGHT, TOP, BOTTOM = 64, 984, 84, 420
+# Colours that people with colour blindness can tell apart (Okabe and Ito).
+COLOURS = {
+    Factor.PARAMETERS: "#0072b2", Factor.OPTIMIZER_STATES: "#56b4e9", Factor.GRADIENTS: "#009e73",
+    Factor.INPUTS: "#999999", Factor.ACTIVATIONS: "#f0e442", Factor.COMMUNICATION: "#cc79a7",
+    Factor.TEMPORARIES: "#d55e00", Factor.ALLOCATOR: "#000000",
+}
+
+
+def draw(prediction: Prediction) -> str:
+    """An SVG document: live requested bytes by factor, the peak, and the capacity where it is near."""
+    drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT)
+    top = max(column.bytes for column in drawn) or 1
+    capacity = prediction.capacity_bytes
+    scale = max(top, capacity) if capacity and capacity <= 1.5 * top else top
+    scale *= 1.04  # room above the highest line
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        'font-size="13">',
+        f"<title>{escape(verdict.title(prediction))}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="28" font-size="16" font-weight="bold">{escape(verdict.verdict(prediction))}</text>',
+        f'<text x="{LEFT}" y="50" fill="#555555">{escape(verdict.title(prediction))}</text>',
+        *_axis(scale),
+        *_areas(drawn, scale),
+        *_stretches(stretches),
+    ]
+    if capacity and capacity <= scale:
+        y = _y(capacity, scale)
+        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="#d00000" stroke-dasharray="6 4"/>')
+        lines.append(f'<text x="{RIGHT}" y="{y - 5}" text-anchor="end" fill="#d00000">'
+                     f"capacity {size_text(capacity)}</text>")
+    lines += [*_peak(drawn, scale, prediction), *_legend(drawn), "</svg>"]
+    return "\n".join(lines) + "\n"
+
+
+def _y(size: float, scale: float) -> float:
+    return round(BOTTOM - (BOTTOM - TOP) * size / scale, 1)
+
+
+def _axis(scale: float) -> list[str]:
+    tick = next(t for power in range(-3, 7) for t in (10**power, 2 * 10**power, 5 * 10**power) if scale / GIB / t <= 8)
+    lines = [f'<text x="{LEFT}" y="{TOP - 8}" fill="#555555">live bytes requested, GiB</text>']
+    for number in range(int(scale / GIB / tick) + 1):
+        y = _y(number * tick * GIB, scale)
+        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number * tick:g}</text>')
+    return lines
+
+
+def _areas(drawn: list[Column], scale: float) -> list[str]:
+    """One closed path a factor, between the top of the layers below it and its own."""
+    lines = []
+    floor = [0] * len(drawn)
+    for factor in STACK:
+        ceiling = [low + column.bytes_by_factor.get(factor, 0) for low, column in zip(floor, drawn)]
+        if ceiling != floor:
+            path = f"M{_steps(ceiling, scale)} L{_steps(floor, scale, backwards=True)} Z"
+            lines.append(f'<path d="{path}" fill="{COLOURS[factor]}"><title>{factor.value}</title></path>')
+        floor = ceiling
+    return lines
+
+
+def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
+    """Corners of a staircase, left out where the height stays the same."""
+    corners = []
+    for place, size in enumerate(sizes):
+        if place in (0, len(sizes) - 1) or size != sizes[place - 1] or size != sizes[place + 1]:
+            y = _y(size, scale)
+            corners += [f"{LEFT + place},{y}", f"{LEFT + place + 1},{y}"]
+    return " L".join(reversed(corners) if backwards else corners)
+
+
+def _stretches(stretches: list[Stretch]) -> list[str]:
+    lines, labelled = [], None
+    for stretch in stretches:
+        x, wide = LEFT + stretch.start, stretch.stop - stretch.start
+        new_step = stretch.step != labelled
+        lines.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{BOTTOM + (34 if new_step else 18)}" '
+                     f'stroke="#888888" stroke-width="{1 if new_step else 0.4}"/>')
+        name = "optimizer" if stretch.moment is Moment.OPTIMIZER_STEP else stretch.moment.value
+        if wide >= 8 * len(name):
+            lines.append(f'<text x="{x + 4}" y="{BOTTOM + 15}" fill="#555555">{name}</text>')
+        if new_step:
+            text = "start-up" if stretch.step == 0 else f"step {stretch.step}"
+            lines.append(f'<text x="{x + 4}" y="{BOTTOM + 32}">{text}</text>')
+            labelled = stretch.step
+    return lines
+
+
+def _peak(drawn: list[Column], scale: float, prediction: Prediction) -> list[str]:
+    place = max(range(len(drawn)), key=lambda i: drawn[i].bytes)
+    x, y = LEFT + place + 0.5, _y(drawn[place].bytes, scale)
+    left = place < len(drawn) / 2
+    return [f'<circle cx="{x}" cy="{y}" r="4" fill="none" stroke="#000000" stroke-width="1.5"/>',
+            f'<text x="{x + (9 if left else -9)}" y="{max(y - 6, TOP - 20)}" text-anchor="{"start" if left else "end"}" '
+            f'font-weight="bold">{size_text(drawn[place].bytes)}</text>',
+            f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{escape(verdict.peak_text(prediction.peak))}</text>']
+
+
+def _legend(drawn: list[Column]) -> list[str]:
+    lines, x = [], LEFT
+    for factor in STACK:
+        if any(column.bytes_by_factor.get(factor) for column in drawn):
+            lines.append(f'<rect x="{x}" y="{BOTTOM + 50}" width="12" height="12" fill="{COLOURS[factor]}"/>')
+            lines.append(f'<text x="{x + 17}" y="{BOTTOM + 60}">{factor.value}</text>')
+            x += 34 + 8 * len(factor.value)
+    return lines

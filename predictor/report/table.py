@@ -1,0 +1,114 @@
+"""A prediction as tables for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from predictor.events import Factor
+from predictor.prediction import Prediction
+from predictor.report import verdict
+from predictor.report.units import gib, share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MOST_MODULES = 6  # columns that 100 characters have room for
+
+
+def report(console: Console, prediction: Prediction) -> None:
+    """The whole answer of ``peakcast predict``."""
+    head(console, prediction)
+    console.print(factor_table(prediction))
+    console.print(moment_table(prediction))
+    tail(console, prediction)
+
+
+def head(console: Console, prediction: Prediction) -> None:
+    """The verdict, the peaks and where they are."""
+    console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
+    console.print(verdict.title(prediction), style="dim")
+    console.print()
+    rows = table("peak", "", "")
+    for name, size, meaning in verdict.bounds(prediction):
+        rows.add_row(name, size, meaning)
+    console.print(rows)
+    console.print(verdict.peak_text(prediction.peak))
+    console.print()
+
+
+def tail(console: Console, prediction: Prediction) -> None:
+    """What was assumed and what is missing."""
+    for text in ("Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
+                 "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
+        for line in wrapped(console, text, indent=0):
+            console.print(line)
+
+
+def defaults(prediction: Prediction) -> list[str]:
+    """``key value`` of each key that the user did not give and that has a value."""
+    return [f"{key} {_value(prediction.workload.get(key))}" for key in prediction.filled_in
+            if prediction.workload.get(key) not in (None, [], (), {})]
+
+
+def factor_table(prediction: Prediction) -> Table:
+    """What the peak is made of: a row a factor, a column a modality module."""
+    total = prediction.peak_allocated.bytes
+    modules = merge_small(prediction.modules)
+    rows = table("at the peak (GiB)", "all", "%", *(name.replace("_", "_\n") for name in modules), numbers=True)
+    for factor in Factor:
+        size = prediction.factors.get(factor, 0)
+        if size:
+            cells = (split.get(factor, 0) for split in modules.values())
+            rows.add_row(factor.value, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
+    rows.add_section()
+    rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()))
+    return rows
+
+
+def merge_small(modules: Mapping[str, Mapping[Factor, int]]) -> dict[str, Mapping[Factor, int]]:
+    """The modules by size; those that there is no room for become one column."""
+    ordered = sorted(modules.items(), key=lambda item: -sum(item[1].values()))
+    kept, rest = ordered[:MOST_MODULES], ordered[MOST_MODULES:]
+    if rest:
+        kept, rest = ordered[: MOST_MODULES - 1], ordered[MOST_MODULES - 1:]
+        kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in Factor}))
+    return dict(kept)
+
+
+def moment_table(prediction: Prediction) -> Table:
+    """The highest requested point of each moment."""
+    rows = table("moment", "highest (GiB)", "step", "operator", "module")
+    rows.columns[1].justify = rows.columns[2].justify = "right"
+    for moment, point in prediction.moments.items():
+        rows.add_row(moment.value, gib(point.get("requested_bytes", 0)), str(point.get("step", "")),
+                     str(point.get("operator", "")), str(point.get("module", "")))
+    return rows
+
+
+def table(*heads: str, numbers: bool = False) -> Table:
+    """An empty table in the one style; with ``numbers`` every column but the first is aligned right."""
+    from rich import box
+    from rich.table import Table
+
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(heads[1:]))
+    for index, head in enumerate(heads):
+        rows.add_column(head, justify="right" if numbers and index else "left", no_wrap=bool(numbers),
+                        overflow="fold", vertical="top")
+    return rows
+
+
+def wrapped(console: Console, text: str, indent: int = 2) -> list[str]:
+    """``text`` in lines that the console has room for; lines after the first are indented further."""
+    return textwrap.wrap(text, console.width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
+                         break_on_hyphens=False)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_value(item)}" for key, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,34 @@
+"""Bytes, counts and shares as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from predictor.events import Factor
+
+GIB = 1 << 30
+UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def gib(size: int) -> str:
+    """``13.16``: GiB with two decimals, for columns whose head names the unit."""
+    return f"{size / GIB:,.2f}"
+
+
+def size_text(size: int) -> str:
+    """``13.16 GiB``, ``8.12 MiB`` or ``512 B``: the largest unit that the size fills."""
+    for unit, scale in UNITS:
+        if abs(size) >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size:,} B"
+
+
+def share(part: int, whole: int) -> str:
+    """``29.1``: percent with one decimal."""
+    return f"{100 * part / whole:.1f}" if whole else "0.0"
+
+
+def factor_text(factors: Mapping[Factor, int], most: int = 3) -> str:
+    """``parameters 12.55, gradients 0.40``: the largest factors in GiB."""
+    largest = sorted(factors.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{factor.value} {gib(size)}" for factor, size in largest if size * 200 >= GIB)

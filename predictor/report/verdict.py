@@ -1,0 +1,69 @@
+"""The first lines of every report: what was asked, whether it fits, and where the peak is."""
+
+from __future__ import annotations
+
+from predictor.prediction import Bound, Peak, Prediction
+from predictor.report.units import size_text
+
+COLOURS = {"fits": "bold green", "uncertain": "bold yellow", "does_not_fit": "bold red", None: "bold"}
+
+
+def title(prediction: Prediction) -> str:
+    """The workload in one line."""
+    w = prediction.workload
+    engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
+    accumulation = w.get("gradient_accumulation_steps", 1)
+    parts = [
+        str(w.get("model")), str(w.get("recipe")),
+        f"batch {w.get('per_device_train_batch_size'):,} x {w.get('sequence_length'):,} tokens",
+        f"{accumulation} accumulation steps" if accumulation > 1 else "",
+        str(w.get("dtype")), str(w.get("optim")),
+        "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
+        f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def verdict(prediction: Prediction) -> str:
+    """Whether it fits, with the numbers that decide."""
+    peak = size_text(prediction.peak_allocated.bytes)
+    if prediction.verdict is None:
+        return f"Peak {peak} allocated. No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict."
+    gpu = prediction.workload.get("gpu") or "the given capacity"
+    capacity, room = size_text(prediction.capacity_bytes or 0), prediction.headroom_bytes or 0
+    note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"
+    if prediction.verdict == "fits":
+        return f"Fits {gpu}: peak {peak} allocated of {capacity}{note}, {size_text(room)} to spare."
+    if prediction.verdict == "uncertain":
+        return f"Uncertain on {gpu}: peak {peak} allocated of {capacity}{note} is within the error of the prediction."
+    return f"Does not fit {gpu}: peak {peak} allocated, but {capacity}{note} offered, {size_text(abs(room))} too much."
+
+
+def peak_text(peak: Peak) -> str:
+    """Where the peak is, as a sentence."""
+    when = "start-up" if peak.step == 0 else f"step {peak.step}"
+    return f"The peak is in {peak.moment.value} of {when} on rank {peak.rank}: {peak.operator or 'an allocation'}" + (
+        f" in {peak.module}." if peak.module else ".")
+
+
+def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """Name, size and meaning of each peak."""
+    rows = (("requested", prediction.peak_requested, "what tensors asked for (requested_bytes.all.peak)"),
+            ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"),
+            ("reserved", prediction.peak_reserved, "held by PyTorch (torch.cuda.max_memory_reserved)"),
+            ("device", prediction.peak_device, "what nvidia-smi shows, context and NCCL included"))
+    return [(name, _bound(bound), meaning) for name, bound, meaning in rows]
+
+
+def _bound(bound: Bound | None) -> str:
+    if bound is None or bound.bytes is None:
+        return "not predicted"
+    if bound.low is None or bound.high is None:
+        return size_text(bound.bytes)
+    return f"{size_text(bound.bytes)} ({size_text(bound.low)} to {size_text(bound.high)})"
+
+
+def _measured(gpu: str) -> bool:
+    from predictor import gpus
+
+    return gpu not in gpus.GPUS or gpus.GPUS[gpu].measured

@@ -1,0 +1,92 @@
+"""Finds the formula of a workload: shipped with the package, in the user's cache, or traced now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from predictor import formula
+from predictor.errors import InputError
+from predictor.formula import Formula
+
+TRACER_VERSION = 1
+"""Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Everything that decides the list of events, except the shape within its regime.
+
+    Attributes:
+        regime: ``(batch, images)``, each ``0``, ``1`` or ``many``.
+        checkpointing: ``off``, ``on`` or ``reentrant``.
+        sdpa_backend: what attention resolves to; empty for eager attention.
+    """
+
+    fingerprint: str
+    recipe: str
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    image_size: int | None
+    padding: str
+    checkpointing: str
+    attn_implementation: str
+    sdpa_backend: str
+    regime: tuple[str, str]
+    torch: str
+    transformers: str
+    tracer: int = TRACER_VERSION
+
+    def filename(self) -> str:
+        """Name by content: the same workload gives the same file on every machine."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20] + ".npz"
+
+
+def cache_directory() -> Path:
+    """``$PEAKCAST_CACHE``, or ``peakcast`` in the user's cache directory."""
+    base = os.environ.get("PEAKCAST_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "peakcast"
+
+
+def shipped_directory() -> Path:
+    """Formulas that come with the package."""
+    return Path(str(resources.files("profiles"))) / "formulas"
+
+
+def get(key: Key, trace: Callable[[], Formula]) -> Formula:
+    """The formula of a key; ``trace`` makes it when nobody has it, and it is kept for the next time."""
+    for directory in (shipped_directory(), cache_directory() / "formulas"):
+        path = directory / key.filename()
+        if path.is_file():
+            return _load(path, path.stat().st_mtime_ns)
+    made = trace()
+    try:
+        save(made, cache_directory() / "formulas" / key.filename())
+    except OSError:
+        pass  # a cache that cannot be written is only slower
+    return made
+
+
+@lru_cache(maxsize=32)
+def _load(path: Path, _modified: int) -> Formula:
+    return formula.load(path)
+
+
+def save(made: Formula, path: Path) -> None:
+    """Write a formula file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        part.write(formula.to_bytes(made))
+    try:
+        os.replace(part.name, path)
+    except OSError as error:
+        os.unlink(part.name)
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None

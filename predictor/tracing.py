@@ -1,0 +1,54 @@
+"""Makes a formula: builds the model on meta, traces a few shapes of a regime, fits the sizes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import asdict
+
+from predictor import regimes
+from predictor.errors import InputError
+from predictor.formula import Formula
+from predictor.models import ModelConfig
+from predictor.store import Key
+
+
+def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
+    """Trace and fit one regime.
+
+    Args:
+        config: the model's configuration.
+        key: what to trace; its versions must be the installed ones.
+        progress: wraps the list of shapes, for example with a progress bar.
+
+    Raises:
+        InputError: torch or transformers is missing or of another version, or the model is not
+            supported.
+    """
+    _require(config, key)
+    from predictor import fit, parser
+    from predictor.trace import trace
+
+    model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
+                         trainable=key.trainable, frozen=key.frozen)
+    if key.checkpointing != "off":
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": key.checkpointing == "reentrant"})
+    facts = parser.describe(model)
+    shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
+    recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend)
+                  for shape in (progress(shapes) if progress else shapes)]
+    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
+    return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": asdict(key)})
+
+
+def _require(config: ModelConfig, key: Key) -> None:
+    for package, wanted in (("torch", key.torch), ("transformers", key.transformers)):
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
+                             f"{package}: pip install 'peakcast[trace]'") from None
+        if found.split("+")[0] != wanted:
+            raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
+                             f"install it, or give --versions {package}={found}")

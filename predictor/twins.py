@@ -1,0 +1,77 @@
+"""Real values of integer and boolean meta tensors.
+
+Models steer on token ids: they count image tokens, build masks, index. On the meta device those
+reads fail. So every integer or boolean storage gets a twin of the same layout in host memory, and
+each operator over them runs a second time on the twins. Floats only take room and have none.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.utils._pytree import tree_map
+
+_FACTORY_KEYWORDS = {"device": torch.device("cpu"), "pin_memory": False}
+
+
+def discrete(tensor: torch.Tensor) -> bool:
+    """Whether values of this dtype steer control flow."""
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+class Twins:
+    """Host storages beside meta storages, keyed weakly: holding one would change what autograd does."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def adopt(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Give a meta tensor that owns a fresh storage its values."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        host = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        self._storages[key] = host
+        weakref.finalize(storage, self._storages.pop, key, None)
+        self.of(tensor).copy_(values)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor's values on the host, or None where nobody knows them."""
+        if tensor.device.type != "meta":
+            return tensor
+        host = self._storages.get(id(tensor.untyped_storage()))
+        if host is None:
+            return None
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def follow(self, func, args, kwargs, outputs: list[torch.Tensor]) -> None:
+        """After ``func`` ran on meta tensors: make the values of its discrete results true."""
+        fresh = [out for out in outputs if discrete(out) and self.of(out) is None]
+        if not fresh and not (func._schema.is_mutable and any(map(discrete, outputs))):
+            return
+        results = self._run(func, args, kwargs, len(outputs))
+        for index, out in enumerate(outputs):
+            if any(out is new for new in fresh):
+                values = results[index] if results else torch.zeros(out.shape, dtype=out.dtype)
+                self.adopt(out, values)
+
+    def _run(self, func, args, kwargs, count: int) -> list[torch.Tensor]:
+        unknown = False
+
+        def host(value):
+            nonlocal unknown
+            if isinstance(value, torch.Tensor):
+                twin = self.of(value) if discrete(value) or value.device.type != "meta" else None
+                unknown |= twin is None
+                return twin
+            return value
+
+        host_args, host_kwargs = tree_map(host, (args, kwargs))
+        if unknown:
+            return []
+        host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
+        host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
+        result = func(*host_args, **host_kwargs)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        return results if len(results) == count else []

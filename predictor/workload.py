@@ -1,0 +1,301 @@
+"""A workload: a model and how it is trained, under the names of Hugging Face and DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from predictor import deepspeed_config, gpus
+from predictor.errors import InputError
+from predictor.files import parse_json, read_mapping
+from predictor.suggest import nearest, show
+from predictor.values import (Choice, Flag, FrozenMap, Invalid, Later, Number, Patterns, RankOrWorst, Size, Table,
+                              Text, Whole, freeze, thaw)
+
+PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
+OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
+MOST_IMAGES = 1 << 20
+
+# Names that other tools give to our keys.
+ALSO_CALLED = {
+    "batch_size": "per_device_train_batch_size", "micro_batch_size": "per_device_train_batch_size",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size", "model_max_length": "sequence_length",
+    "max_length": "sequence_length", "cutoff_len": "sequence_length", "sequence_len": "sequence_length",
+    "seq_len": "sequence_length", "bf16": "dtype", "fp16": "dtype", "torch_dtype": "dtype",
+    "attn_impl": "attn_implementation", "flash_attn": "attn_implementation", "optimizer": "optim",
+    "num_gpus": "data_parallel_size", "world_size": "data_parallel_size", "num_processes": "data_parallel_size",
+    "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
+}
+
+
+class _DeepSpeed:
+    """Path of a DeepSpeed JSON, or its content."""
+
+    metavar = "FILE"
+
+    def check(self, value: Any) -> FrozenMap:
+        if isinstance(value, str):
+            value = read_mapping(Text().check(value), "the DeepSpeed config")
+        if not isinstance(value, Mapping):
+            raise Invalid(f"must be the path of a DeepSpeed JSON or its content, not {show(value)}")
+        return freeze(value)
+
+    def from_text(self, text: str) -> Any:
+        """A path, or a JSON object written out."""
+        return parse_json(text, "deepspeed") if text.lstrip().startswith("{") else text
+
+
+class _Gpu(Text):
+    def check(self, value: Any) -> str:
+        try:
+            return gpus.find(super().check(value)).name
+        except InputError as error:
+            raise Invalid(f"names an {error}") from None
+
+    from_text = check
+
+
+class _Version(Text):
+    def check(self, value: Any) -> str:
+        import re
+
+        if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?([-+.a-zA-Z]\S{0,40})?", super().check(value)):
+            raise Invalid(f'must be a version such as "0.19.8", not {show(value)}')
+        return value
+
+    from_text = check
+
+
+UNSET: Any = type("Unset", (), {"__repr__": lambda self: "<default>"})()
+
+
+def key(kind: Any, default: Any, group: str, help: str) -> Any:
+    """A field of :class:`Workload`; its metadata is what files, options and messages are made from."""
+    return field(default=UNSET, metadata={"kind": kind, "default": default, "group": group, "help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained and how; every key is checked, and absent ones get the documented default.
+
+    Immutable and hashable. ``None`` for a key means that it was not given.
+
+    Attributes:
+        filled_in: names of the keys that were given neither by the user nor by their DeepSpeed config.
+
+    Raises:
+        InputError: a value that makes no sense, is not supported yet, or contradicts another.
+    """
+
+    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or hub id in the cache")
+    recipe: str = key(Choice(("finetune", "pretrain", "full"), {"lora": "use pretrain, finetune or full"}), "finetune",
+                      "model", "pretrain: the projector trains; finetune: projector and language model; full: all")
+    trainable: tuple[str, ...] = key(Patterns(), (), "model", "module paths that train, whatever the recipe says")
+    frozen: tuple[str, ...] = key(Patterns(), (), "model", "module paths that do not train")
+    lora: None = key(Later("use the recipes pretrain, finetune or full"), None, "model", "")
+
+    per_device_train_batch_size: int = key(Whole(1, 65_536), 1, "shape", "samples in a GPU's micro batch")
+    sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
+    images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
+    image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
+    padding: str = key(Choice(("none", "right")), "none", "shape", "right: an attention mask that hides something")
+    gradient_accumulation_steps: int = key(Whole(1, 1 << 20), 1, "shape", "micro batches to an optimizer step")
+
+    dtype: str = key(Choice(("bf16",), dict.fromkeys(("fp32", "fp16"), "use bf16"),
+                            {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}), "bf16", "compute", "")
+    mixed_precision: str = key(Choice(("none",), {"autocast": "weights of the compute dtype (none) are predicted"}),
+                               "none", "compute", "")
+    attn_implementation: str = key(Choice(("sdpa", "eager"), {"flash_attention_2": "sdpa with sdpa_backend flash runs "
+                                                              "the same kernel"}), "sdpa", "compute", "")
+    sdpa_backend: str = key(Choice(("auto", "flash", "efficient", "cudnn", "math")), "auto", "compute",
+                            "auto: what PyTorch picks on the GPU")
+    gradient_checkpointing: bool = key(Flag(), True, "compute", "recompute each layer in backward")
+    gradient_checkpointing_kwargs: FrozenMap = key(
+        Table({"use_reentrant": Flag()}, {"use_reentrant": False}), FrozenMap({"use_reentrant": False}), "compute",
+        "use_reentrant=true or false")
+    torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
+
+    optim: str = key(Choice(
+        ("adamw_torch", "adamw_torch_fused", "adamw_torch_forloop"),
+        dict.fromkeys(("sgd", "adafactor", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "lion_32bit", "adamw_hf",
+                       "adamw_apex_fused", "adamw_anyprecision"), "use one of the AdamW of PyTorch")),
+        "adamw_torch_fused", "optimizer", "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
+    param_groups: str = key(Choice(("huggingface", "single")), "huggingface", "optimizer",
+                            "huggingface: with and without weight decay")
+    max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
+
+    engine: str = key(Choice(("torch", "deepspeed"), dict.fromkeys(("ddp", "fsdp2"), "use deepspeed, or torch on 1 GPU")),
+                      None, "engine", "default: deepspeed if one of its keys is given")
+    deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
+    zero_stage: int | None = key(deepspeed_config.STAGE, None, "engine", "short for a config with that stage")
+    offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
+    data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
+    rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
+
+    gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")
+    capacity_bytes: int | None = key(Size(), None, "gpu", "memory of the GPU, such as 80GiB; overrides the GPU's own")
+    allocator_conf: None = key(Later("PyTorch's default allocator settings are modelled"), None, "gpu", "")
+    profile: None = key(Later("no calibration profile exists yet; leave it out"), None, "gpu", "")
+    versions: FrozenMap = key(Table(dict.fromkeys(PINNED, _Version()), PINNED), FrozenMap(PINNED), "gpu",
+                              "of torch, transformers, deepspeed")
+
+    filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
+    deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given, values = {}, {}
+        for entry in KEYS.values():
+            value = getattr(self, entry.name)
+            if value is UNSET or value is None:
+                values[entry.name] = entry.metadata["default"]
+                continue
+            if entry.name == "deepspeed" and isinstance(value, str):
+                object.__setattr__(self, "deepspeed_name", show(value, 200)[1:-1])
+            try:
+                values[entry.name] = given[entry.name] = entry.metadata["kind"].check(value)
+            except (Invalid, InputError) as error:
+                raise KeyProblem(entry.name, error) from None
+        object.__setattr__(self, "_given", dict(given))
+        _resolve(values, given, self.deepspeed_name)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "filled_in", tuple(name for name in KEYS if name not in given))
+        if self.engine == "deepspeed":
+            deepspeed_config.read(self, hidden_size=1)  # finds what this release of DeepSpeed would stop at
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[Any, Any], source: str | Callable[[str], str] = "") -> Workload:
+        """A workload from plain data.
+
+        Args:
+            mapping: keys of the class to values; null means not given.
+            source: where the values come from, put in front of messages: a file's name, or a
+                function of the key.
+        """
+        label = source if callable(source) else lambda name: f"{source}: {name}" if source else name
+        check_names(mapping, "" if callable(source) else source)
+        try:
+            return cls(**mapping)
+        except KeyProblem as problem:
+            raise InputError(problem.told(label)) from None
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Workload:
+        """A workload from a YAML or JSON file with the same keys."""
+        return cls.from_mapping(read_mapping(path, "the workload"), source=show(os.fspath(path), 200)[1:-1])
+
+    def replace(self, **changes: Any) -> Workload:
+        """This workload with some keys given anew (None: not given); what :meth:`fill` set is forgotten."""
+        return type(self)(**(self._given | changes))  # type: ignore[attr-defined]
+
+    def fill(self, **values: Any) -> Workload:
+        """This workload with keys that only the model could settle; they stay listed in ``filled_in``."""
+        filled = self.replace(**{name: value for name, value in values.items() if name in self.filled_in})
+        object.__setattr__(filled, "_given", self._given)  # type: ignore[attr-defined]
+        object.__setattr__(filled, "filled_in", self.filled_in)
+        return filled
+
+    def resolved(self) -> dict[str, Any]:
+        """Every key with its value, defaults included, as plain data: a valid workload file again."""
+        return {name: thaw(getattr(self, name)) for name in KEYS}
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes the GPU offers, or None if no GPU was named."""
+        if self.capacity_bytes is not None:
+            return self.capacity_bytes
+        return gpus.find(self.gpu).capacity_bytes if self.gpu else None
+
+
+KEYS = {entry.name: entry for entry in fields(Workload) if entry.init}
+
+
+def check_names(mapping: Mapping[Any, Any], source: str) -> None:
+    """Refuses a key that no workload has, and names the nearest one that it has."""
+    for name in mapping:
+        if name not in KEYS:
+            hint = f' (did you mean "{ALSO_CALLED[name]}"?)' if name in ALSO_CALLED else nearest(name, KEYS)
+            raise InputError(f"{source}{': ' if source else ''}unknown key {show(name)}{hint}")
+
+
+class KeyProblem(InputError):
+    """An :class:`InputError` that knows which key it is about."""
+
+    def __init__(self, name: str, problem: object) -> None:
+        super().__init__(self._sentence(name, problem))
+        self.name, self.problem = name, problem
+
+    def told(self, label: Callable[[str], str]) -> str:
+        """The message with the key called what the user called it."""
+        return self._sentence(label(self.name), self.problem)
+
+    @staticmethod
+    def _sentence(name: str, problem: object) -> str:
+        # a message about a file's content names the file itself
+        return str(problem) if isinstance(problem, InputError) else f"{name} {problem}"
+
+
+def _resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) -> None:
+    """Fills the keys that follow from others, in place, and finds what contradicts what."""
+    for name, why in (("model", "name one, such as llava-1.5-7b"),
+                      ("sequence_length", "say how many tokens the language model sees a sample, image tokens included")):
+        if name not in given:
+            raise KeyProblem(name, f"is not given: {why}")
+    _resolve_engine(values, given)
+    if values["deepspeed"] is not None:
+        _resolve_deepspeed(values, given, deepspeed_name)
+    ranks, rank = values["data_parallel_size"], values["rank"]
+    if rank != "worst" and rank >= ranks:
+        raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
+    if values["attn_implementation"] == "eager" and values["sdpa_backend"] != "auto":
+        raise KeyProblem("sdpa_backend", f'is {values["sdpa_backend"]}, which attn_implementation eager does not use')
+    batch, length = values["per_device_train_batch_size"], values["sequence_length"]
+    if batch * length > MOST_TOKENS:
+        raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "
+                                            f"at most {MOST_TOKENS:,} are predicted")
+    if batch * (values["images_per_sample"] or 1) > MOST_IMAGES:
+        raise KeyProblem("images_per_sample", f"x per_device_train_batch_size is above {MOST_IMAGES:,} images")
+
+
+def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
+    asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
+    values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
+    if values["engine"] == "torch":
+        if asked:
+            raise KeyProblem("engine", f"is torch, but {asked} is given: leave one of them out")
+        if values["data_parallel_size"] > 1:
+            raise KeyProblem("data_parallel_size", "above 1 needs an engine, and ddp is not supported yet: "
+                                                   "add zero_stage 2")
+    elif not asked:
+        raise KeyProblem("engine", "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2")
+    else:
+        release = deepspeed_config.release(values["versions"]["deepspeed"])
+        if release < OLDEST_DEEPSPEED:
+            oldest = ".".join(map(str, OLDEST_DEEPSPEED))
+            raise KeyProblem("versions", f"names DeepSpeed {values['versions']['deepspeed']}: {oldest} or later is predicted")
+
+
+def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:
+    """The JSON's values where it has some, ours where it says "auto" or nothing; both and different is an error."""
+    settings = deepspeed_config.parse(values["deepspeed"], name)
+    for theirs, ours in deepspeed_config.SAME_AS.items():
+        value = settings.get(theirs)
+        if value in (None, "auto"):
+            continue
+        if ours in given and given[ours] != value:
+            raise KeyProblem(ours, f'is {given[ours]}, but {name} has {theirs} {value}: leave one of them out')
+        values[ours] = given[ours] = value
+    batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
+    total = settings.get("train_batch_size")
+    if total not in (None, "auto"):
+        try:
+            sizes = deepspeed_config.batch_sizes(total, given.get(batch), given.get(steps), values["data_parallel_size"])
+        except Invalid as error:
+            raise InputError(f"{name}: {error}") from None
+        for ours, size in zip((batch, steps), sizes):
+            if size > KEYS[ours].metadata["kind"].high:
+                raise InputError(f"{name}: train_batch_size {total} makes {ours} {size:,}, which is too many")
+            values[ours] = given[ours] = size
