@@ -71,9 +71,18 @@ def _run(argv: list[str]) -> int:
     module.add_arguments(parser)
     arguments, unknown = parser.parse_known_args([_hyphens(word) for word in rest])
     if unknown:
-        hint = nearest(unknown[0].partition("=")[0], parser._option_string_actions) if unknown[0][0] == "-" else ""
-        raise InputError(f"unknown argument {show(unknown[0])}{hint or f' (see {parser.prog} --help)'}")
+        raise InputError(f"unknown argument {show(unknown[0])}{_hint(unknown[0], parser)}")
     return module.run(arguments)
+
+
+def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
+    from predictor.workload import ALSO_CALLED
+
+    options = parser._option_string_actions
+    name = argument.partition("=")[0]
+    meant = "--" + ALSO_CALLED.get(name.strip("-").replace("-", "_"), "").replace("_", "-")
+    hint = f' (did you mean "{meant}"?)' if meant in options else nearest(name, options) if name[:1] == "-" else ""
+    return hint or f" (see {parser.prog} --help)"
 
 
 def _hyphens(word: str) -> str:

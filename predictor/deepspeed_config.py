@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from predictor.deepspeed_keys import FILLED_BY_HUGGING_FACE, READ, REFUSED, STAGE, WITHOUT_EFFECT, is_on, known, optimizer_name
+from predictor.deepspeed_keys import (
+    FILLED_BY_HUGGING_FACE,
+    READ,
+    REFUSED,
+    WITHOUT_EFFECT,
+    is_on,
+    known,
+    optimizer_name,
+)
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
 from predictor.values import Invalid
@@ -188,10 +196,12 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
     """What this DeepSpeed release would stop at."""
     for key, since in SINCE.items():
         if settings.get(key) is not None and version < since:
-            raise InputError(f"{name}: {key} exists since DeepSpeed {'.'.join(map(str, since))}, and versions.deepspeed "
-                             f"is {'.'.join(map(str, version))}: remove it or change the version")
+            first, ours = (".".join(map(str, numbers)) for numbers in (since, version))
+            raise InputError(f"{name}: {key} exists since DeepSpeed {first}, and versions.deepspeed is {ours}: "
+                             "remove it or change the version")
     if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
-        raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, not {clipping:g}")
+        raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, "
+                         f"not {clipping:g}")
 
 
 def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str) -> None:
@@ -220,7 +230,8 @@ def _optimizer(value: Any, name: str) -> str | None:
     section = _mapping(value, name, "optimizer")
     for key in section:
         if key not in known("optimizer"):
-            raise InputError(f"{name}: DeepSpeed has no key {show('optimizer.' + key)}{nearest(key, known('optimizer'))}")
+            hint = nearest(key, known("optimizer"))
+            raise InputError(f"{name}: DeepSpeed has no key {show('optimizer.' + key)}{hint}")
     if section.get("type") is None:
         return None
     try:

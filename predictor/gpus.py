@@ -101,4 +101,5 @@ def find(name: str) -> Gpu:
         spelling = ALSO_CALLED.get(spelling, spelling)
         if spelling in GPUS:
             return GPUS[spelling]
-    raise InputError(f"unknown GPU {show(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; or give capacity_bytes")
+    raise InputError(f"unknown GPU {show(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; "
+                     "or give capacity_bytes")

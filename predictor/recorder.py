@@ -62,7 +62,9 @@ class Recorder(TorchDispatchMode):
     def ignore(self, tensors) -> None:
         """These tensors were there before: neither their storages nor their deaths are events."""
         for tensor in tensors:
-            self._rows[id(tensor.untyped_storage())] = -1
+            storage = tensor.untyped_storage()
+            self._rows[id(storage)] = -1
+            weakref.finalize(storage, self._rows.pop, id(storage), None).atexit = False
 
     def row_of(self, tensor: torch.Tensor) -> int | None:
         """The recorded buffer that holds a tensor."""

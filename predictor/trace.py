@@ -48,38 +48,42 @@ class Tracer(Recorder):
 
 
 def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str) -> Recording:
-    """Record one micro-step of the reference loop at a shape.
-
-    The output object dies before backward, gradients stay: what the recording does not free is a
-    gradient (listed in ``gradients``) or stays for good.
-    """
+    """Record one micro-step of the reference loop at a shape, on meta tensors."""
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
-    tracer.ignore([*model.parameters(), *model.buffers()])
-    tracer.moment = Moment.FORWARD
+    with attention.as_cuda_chooses(sdpa_backend):
+        return record_micro_step(model, batch, tracer, places)
+
+
+def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places) -> Recording:
+    """Run forward, loss and backward of the reference loop under a recorder.
+
+    The output object dies before backward, gradients stay: what the recording does not free is an
+    input, a gradient (listed in ``gradients``) or stays for good.
+    """
+    recorder.ignore([*model.parameters(), *model.buffers()])
+    recorder.moment = Moment.FORWARD
     for name, tensor in batch.items():
-        tracer.watch(tensor, name, role="input")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(
-                lambda p, name=name: tracer.gradient_ready(name, p.grad))
+        recorder.watch(tensor, name, role="input")
+    hooks = [parameter.register_post_accumulate_grad_hook(
+                lambda p, name=name: recorder.gradient_ready(name, p.grad))
+             for name, parameter in model.named_parameters() if parameter.requires_grad]
     gc.collect()
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
-        with attention.as_cuda_chooses(sdpa_backend), places.active(), tracer:
+        with places.active(), recorder:
             loss = model(**batch, use_cache=False).loss
-            tracer.moment, places.in_backward = Moment.BACKWARD, True
+            recorder.moment, places.in_backward = Moment.BACKWARD, True
             loss.backward()
             del loss
-            recording = tracer.closed()
+            return recorder.closed()
     finally:
         gc.enable()
+        for hook in hooks:
+            hook.remove()
         for parameter in model.parameters():
             parameter.grad = None
-            if parameter._post_accumulate_grad_hooks is not None:
-                parameter._post_accumulate_grad_hooks.clear()
-    return recording
 
 
 def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[str, torch.Tensor]:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from predictor import deepspeed_config, gpus
+from predictor.deepspeed_keys import STAGE
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
 from predictor.suggest import nearest, show
-from predictor.values import (Choice, Flag, FrozenMap, Invalid, Later, Number, Patterns, RankOrWorst, Size, Table,
-                              Text, Whole, freeze, thaw)
+from predictor.values import (
+    Choice,
+    Flag,
+    FrozenMap,
+    Invalid,
+    Later,
+    Number,
+    Patterns,
+    RankOrWorst,
+    Size,
+    Table,
+    Text,
+    Whole,
+    freeze,
+    thaw,
+)
+from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
 
 PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
-OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
-MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
-MOST_IMAGES = 1 << 20
 
 # Names that other tools give to our keys.
 ALSO_CALLED = {
@@ -60,8 +74,6 @@ class _Gpu(Text):
 
 class _Version(Text):
     def check(self, value: Any) -> str:
-        import re
-
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?([-+.a-zA-Z]\S{0,40})?", super().check(value)):
             raise Invalid(f'must be a version such as "0.19.8", not {show(value)}')
         return value
@@ -69,7 +81,14 @@ class _Version(Text):
     from_text = check
 
 
-UNSET: Any = type("Unset", (), {"__repr__": lambda self: "<default>"})()
+class _Unset:
+    """Stands for a key that was not given, so that a given default can be told from an absent key."""
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+UNSET: Any = _Unset()
 
 
 def key(kind: Any, default: Any, group: str, help: str) -> Any:
@@ -90,19 +109,19 @@ class Workload:
         InputError: a value that makes no sense, is not supported yet, or contradicts another.
     """
 
-    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or hub id in the cache")
+    model: str = key(Text("MODEL"), None, "model", "known name, local directory, or config.json")
     recipe: str = key(Choice(("finetune", "pretrain", "full"), {"lora": "use pretrain, finetune or full"}), "finetune",
                       "model", "pretrain: the projector trains; finetune: projector and language model; full: all")
     trainable: tuple[str, ...] = key(Patterns(), (), "model", "module paths that train, whatever the recipe says")
     frozen: tuple[str, ...] = key(Patterns(), (), "model", "module paths that do not train")
     lora: None = key(Later("use the recipes pretrain, finetune or full"), None, "model", "")
 
-    per_device_train_batch_size: int = key(Whole(1, 65_536), 1, "shape", "samples in a GPU's micro batch")
+    per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
     images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
     image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
     padding: str = key(Choice(("none", "right")), "none", "shape", "right: an attention mask that hides something")
-    gradient_accumulation_steps: int = key(Whole(1, 1 << 20), 1, "shape", "micro batches to an optimizer step")
+    gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
     dtype: str = key(Choice(("bf16",), dict.fromkeys(("fp32", "fp16"), "use bf16"),
                             {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}), "bf16", "compute", "")
@@ -127,10 +146,10 @@ class Workload:
                             "huggingface: with and without weight decay")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
 
-    engine: str = key(Choice(("torch", "deepspeed"), dict.fromkeys(("ddp", "fsdp2"), "use deepspeed, or torch on 1 GPU")),
+    engine: str = key(Choice(("torch", "deepspeed"), dict.fromkeys(("ddp", "fsdp2"), "use deepspeed, or torch")),
                       None, "engine", "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
-    zero_stage: int | None = key(deepspeed_config.STAGE, None, "engine", "short for a config with that stage")
+    zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
     offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
@@ -159,7 +178,7 @@ class Workload:
             except (Invalid, InputError) as error:
                 raise KeyProblem(entry.name, error) from None
         object.__setattr__(self, "_given", dict(given))
-        _resolve(values, given, self.deepspeed_name)
+        resolve(values, given, self.deepspeed_name)
         for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "filled_in", tuple(name for name in KEYS if name not in given))
@@ -219,83 +238,3 @@ def check_names(mapping: Mapping[Any, Any], source: str) -> None:
         if name not in KEYS:
             hint = f' (did you mean "{ALSO_CALLED[name]}"?)' if name in ALSO_CALLED else nearest(name, KEYS)
             raise InputError(f"{source}{': ' if source else ''}unknown key {show(name)}{hint}")
-
-
-class KeyProblem(InputError):
-    """An :class:`InputError` that knows which key it is about."""
-
-    def __init__(self, name: str, problem: object) -> None:
-        super().__init__(self._sentence(name, problem))
-        self.name, self.problem = name, problem
-
-    def told(self, label: Callable[[str], str]) -> str:
-        """The message with the key called what the user called it."""
-        return self._sentence(label(self.name), self.problem)
-
-    @staticmethod
-    def _sentence(name: str, problem: object) -> str:
-        # a message about a file's content names the file itself
-        return str(problem) if isinstance(problem, InputError) else f"{name} {problem}"
-
-
-def _resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) -> None:
-    """Fills the keys that follow from others, in place, and finds what contradicts what."""
-    for name, why in (("model", "name one, such as llava-1.5-7b"),
-                      ("sequence_length", "say how many tokens the language model sees a sample, image tokens included")):
-        if name not in given:
-            raise KeyProblem(name, f"is not given: {why}")
-    _resolve_engine(values, given)
-    if values["deepspeed"] is not None:
-        _resolve_deepspeed(values, given, deepspeed_name)
-    ranks, rank = values["data_parallel_size"], values["rank"]
-    if rank != "worst" and rank >= ranks:
-        raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
-    if values["attn_implementation"] == "eager" and values["sdpa_backend"] != "auto":
-        raise KeyProblem("sdpa_backend", f'is {values["sdpa_backend"]}, which attn_implementation eager does not use')
-    batch, length = values["per_device_train_batch_size"], values["sequence_length"]
-    if batch * length > MOST_TOKENS:
-        raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "
-                                            f"at most {MOST_TOKENS:,} are predicted")
-    if batch * (values["images_per_sample"] or 1) > MOST_IMAGES:
-        raise KeyProblem("images_per_sample", f"x per_device_train_batch_size is above {MOST_IMAGES:,} images")
-
-
-def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
-    asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
-    values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
-    if values["engine"] == "torch":
-        if asked:
-            raise KeyProblem("engine", f"is torch, but {asked} is given: leave one of them out")
-        if values["data_parallel_size"] > 1:
-            raise KeyProblem("data_parallel_size", "above 1 needs an engine, and ddp is not supported yet: "
-                                                   "add zero_stage 2")
-    elif not asked:
-        raise KeyProblem("engine", "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2")
-    else:
-        release = deepspeed_config.release(values["versions"]["deepspeed"])
-        if release < OLDEST_DEEPSPEED:
-            oldest = ".".join(map(str, OLDEST_DEEPSPEED))
-            raise KeyProblem("versions", f"names DeepSpeed {values['versions']['deepspeed']}: {oldest} or later is predicted")
-
-
-def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:
-    """The JSON's values where it has some, ours where it says "auto" or nothing; both and different is an error."""
-    settings = deepspeed_config.parse(values["deepspeed"], name)
-    for theirs, ours in deepspeed_config.SAME_AS.items():
-        value = settings.get(theirs)
-        if value in (None, "auto"):
-            continue
-        if ours in given and given[ours] != value:
-            raise KeyProblem(ours, f'is {given[ours]}, but {name} has {theirs} {value}: leave one of them out')
-        values[ours] = given[ours] = value
-    batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
-    total = settings.get("train_batch_size")
-    if total not in (None, "auto"):
-        try:
-            sizes = deepspeed_config.batch_sizes(total, given.get(batch), given.get(steps), values["data_parallel_size"])
-        except Invalid as error:
-            raise InputError(f"{name}: {error}") from None
-        for ours, size in zip((batch, steps), sizes):
-            if size > KEYS[ours].metadata["kind"].high:
-                raise InputError(f"{name}: train_batch_size {total} makes {ours} {size:,}, which is too many")
-            values[ours] = given[ours] = size

@@ -60,6 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _count(option: str, text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:6]) or len(text) > 5:
+    if not text.isdecimal() or not int(text[:6]) >= 1 or len(text) > 5:
         raise InputError(f'{option} must be a whole number from 1 to 99999, not "{text[:20]}"')
     return int(text)

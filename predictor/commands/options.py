@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from predictor.files import read_mapping
 from predictor.errors import InputError
+from predictor.files import read_mapping
 from predictor.prediction import Prediction
 from predictor.suggest import show
 from predictor.values import Flag, Invalid, Later

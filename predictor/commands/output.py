@@ -74,7 +74,7 @@ def write_file(path: str, text: str) -> None:
 def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Callable[[Any], None]) -> None:
     """Writes the JSON of ``document()``, or the text that ``report(console)`` prints, where the user asked."""
     if arguments.json:
-        _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+        _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False) + "\n")
     elif arguments.output:
         import io
 
@@ -82,8 +82,8 @@ def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Ca
         report(console(stream, width=WIDTH))
         _emit(arguments.output, stream.getvalue())
     else:
-        if not sys.stdout.encoding.lower().startswith("utf"):
-            sys.stdout.reconfigure(errors="replace")
+        if not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a mark shows "?"
         try:
             report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
         except BrokenPipeError:

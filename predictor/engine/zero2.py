@@ -68,10 +68,11 @@ class _Rank:
         self.zero = setup.zero
         self.adamw = optimizer.VARIANTS[setup.optim]
         self.owned = [group.owned(rank) for group in shared.groups]
-        self.mine = {piece.parameter for pieces in self.owned for piece in pieces}
+        self.group_of = {piece.parameter: number for number, pieces in enumerate(self.owned) for piece in pieces}
+        self.last_group = max(self.group_of.values(), default=-1)
         numel = {p: n for group in shared.groups for p, n in zip(group.parameters, group.numels)}
         self.numel = numel
-        self.partition_bytes = BF16 * sum(numel[p] for p in self.mine)
+        self.partition_bytes = BF16 * sum(numel[p] for p in self.group_of)
         self.side = REDUCTION_STREAM if self.zero.overlap_comm else MAIN_STREAM
 
     def has(self, behaviour: str) -> bool:
@@ -122,7 +123,7 @@ class _Rank:
         """Micro-steps with reductions, then ``step()``."""
         micro_steps = self.setup.gradient_accumulation_steps
         section = Section(self.micro, micro_steps)
-        kept: list[int] = []  # per micro-step: the partition's gradients
+        kept: dict[int, int] = {}
         for index in range(micro_steps):
             section.enter(Moment.FORWARD)
             gradients = self._backward(section, index, first=first and index == 0)
@@ -134,8 +135,12 @@ class _Rank:
         self._optimizer_step(section, kept, first=first)
         return section
 
-    def _backward(self, section: Section, index: int, *, first: bool) -> list[int]:
-        """One micro-step and its reductions; returns the buffers that hold the partition's gradients."""
+    def _backward(self, section: Section, index: int, *, first: bool) -> dict[int, int]:
+        """One micro-step and its reductions.
+
+        Returns the buffers that hold the partition's gradients, each with the group whose update is
+        the last to need it.
+        """
         zero = self.zero
         buckets: list[int] = []
 
@@ -145,7 +150,7 @@ class _Rank:
                     buckets.append(section.allocate(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION,
                                                     "zero::ipg_bucket"))
 
-        held: list[int] = []
+        held: dict[int, int] = {}
         late: list[int] = []
         by_row = {flush.before: flush for flush in self.plan.flushes}
         if self.has("buckets_at_first_hook") and len(self.plan.numels):
@@ -167,12 +172,13 @@ class _Rank:
             self._reduce(section, index, by_row[None], held, late)
         for buffer in late:
             section.free(buffer)
-        held += self._without_gradient(section)
+        held |= self._without_gradient(section)
         for buffer in buckets:
             section.free(buffer)
         return held
 
-    def _reduce(self, section: Section, index: int, flush: reduction.Flush, held: list[int], late: list[int]) -> None:
+    def _reduce(self, section: Section, index: int, flush: reduction.Flush, held: dict[int, int],
+                late: list[int]) -> None:
         """``reduce_ipg_grads``: the collective's copies, then owned gradients move to the partition buffer."""
         zero = self.zero
         if zero.overlap_comm and not zero.contiguous_gradients:
@@ -185,27 +191,28 @@ class _Rank:
                 section.free(buffer)
         for row in flush.rows:
             gradient = section.gradient(index, row)
-            mine = self.plan.parameters[row] in self.mine
+            group = self.group_of.get(self.plan.parameters[row])
             if zero.contiguous_gradients:
-                if mine and not held:
-                    held.append(section.allocate(self.partition_bytes, Factor.GRADIENTS, "zero::grads_in_partition",
-                                                 stream=self.side))
+                if group is not None and not held:
+                    buffer = section.allocate(self.partition_bytes, Factor.GRADIENTS, "zero::grads_in_partition",
+                                              stream=self.side)
+                    held[buffer] = self.last_group  # one buffer for all groups
                 if flush.extra_large:
                     section.free(gradient)
-            elif mine:
-                held.append(gradient)
+            elif group is not None:
+                held[gradient] = group
             elif zero.overlap_comm:
                 late.append(gradient)
             else:
                 section.free(gradient)
 
-    def _without_gradient(self, section: Section) -> list[int]:
+    def _without_gradient(self, section: Section) -> dict[int, int]:
         """Owned parameters that got no gradient are given zeros (``get_all_grad_tensors``)."""
-        reached = set(self.plan.parameters)
-        return [section.allocate(BF16 * self.numel[piece.parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
-                for pieces in self.owned for piece in pieces if piece.parameter not in reached]
+        missing = self.group_of.keys() - set(self.plan.parameters)
+        return {section.allocate(BF16 * self.numel[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors"):
+                self.group_of[parameter] for parameter in sorted(missing)}
 
-    def _optimizer_step(self, section: Section, gradients: list[int], *, first: bool) -> None:
+    def _optimizer_step(self, section: Section, gradients: dict[int, int], *, first: bool) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group."""
         pads = [self._pad(section, group, pieces) for group, pieces in zip(self.plan.groups, self.owned)]
         section.enter(Moment.OPTIMIZER_STEP)
@@ -213,7 +220,6 @@ class _Rank:
         if self.zero.compute_grad_norm:
             for pieces in self.owned:
                 self._norm(section, pieces)
-        last = max((i for i, pieces in enumerate(self.owned) if pieces), default=-1)
         for number, (group, pieces) in enumerate(zip(self.plan.groups, self.owned)):
             tensors = len(pieces) + (pads[number] is not None)
             flat = None
@@ -223,8 +229,8 @@ class _Rank:
             gradient = section.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
             if flat is not None:
                 section.free(flat)
-            if number == last:
-                for buffer in gradients:
+            for buffer, needed_by in gradients.items():
+                if needed_by == number:
                     section.free(buffer)
             if pads[number] is not None:
                 section.free(pads[number])

@@ -37,19 +37,20 @@ class Stretch:
     stop: int
 
 
-def columns(timeline: Timeline, width: int) -> tuple[list[Column], list[Stretch]]:
+def columns(timeline: Timeline, width: int, least: int) -> tuple[list[Column], list[Stretch]]:
     """``width`` columns, and the stretches that they make up.
 
-    A moment gets columns by the number of its events, but at least a few: the optimizer step has
+    A moment gets columns by the number of its events, but at least ``least``: the optimizer step has
     few events and is often where the peak is. When there are too many moments for that (gradient
     accumulation), whole steps take their place.
     """
-    for key, least in ((lambda k: (timeline.step[k], timeline.moment[k]), 3), (lambda k: timeline.step[k], 1)):
-        runs = [list(run) for _, run in groupby(range(len(timeline.index)), key)]
-        if len(runs) * least <= width:
-            break
-    # key is the one that fits; a width below the number of steps shows the first steps
-    runs = runs[:width]
+    def runs_by(key: Callable[[int], object]) -> list[list[int]]:
+        return [list(run) for _, run in groupby(range(len(timeline.index)), key)]
+
+    runs = runs_by(lambda k: (timeline.step[k], timeline.moment[k]))
+    if len(runs) * least > width:
+        runs = runs_by(lambda k: timeline.step[k])[:width]
+        least = min(least, width // len(runs))
     widths = _share_out([len(run) for run in runs], width, least)
     result: list[Column] = []
     stretches = []
@@ -63,7 +64,9 @@ def columns(timeline: Timeline, width: int) -> tuple[list[Column], list[Stretch]
 
 
 def _highest(timeline: Timeline, points: Sequence[int]) -> Column:
-    total: Callable[[int], int] = lambda k: sum(sizes[k] for sizes in timeline.bytes_by_factor.values())
+    def total(k: int) -> int:
+        return sum(sizes[k] for sizes in timeline.bytes_by_factor.values())
+
     k = max(points, key=total)
     return Column(timeline.step[k], timeline.moment[k],
                   {factor: sizes[k] for factor, sizes in timeline.bytes_by_factor.items()})

@@ -20,7 +20,9 @@ def report(console: Console, prediction: Prediction, *, moments: int = 5, layers
     tables.head(console, prediction)
     _moments(console, prediction, moments)
     console.print(tables.factor_table(prediction))
+    console.print()
     _layers(console, prediction, layers)
+    console.print()
     console.print("Live bytes from start-up to the third step, in GiB", style="bold")
     ascii_only = not console.encoding.lower().startswith("utf")
     console.print(picture(prediction, console.width, ascii_only=ascii_only), no_wrap=True, crop=True)
@@ -52,7 +54,10 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
         when = "start-up" if candidate.step == 0 else f"step {candidate.step}"
         place = f"{candidate.operator} in {candidate.module}" if candidate.module else candidate.operator
         console.print(f"{number:>3}. {size_text(candidate.requested_bytes)}  {candidate.moment.value}, {when}: {place}")
-        for line in tables.wrapped(console, "= " + formula_text(candidate, prediction.workload), indent=5):
+        terms = formula_text(candidate, prediction.workload).split(" + ")
+        # a term is not broken over two lines
+        text = "=\xa0" + " + ".join(term.replace(" ", "\xa0") for term in terms)
+        for line in tables.wrapped(console, text, indent=5):
             console.print(line)
     if not prediction.candidates:
         console.print("  (none: this prediction was made without them)")
@@ -62,11 +67,13 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
 def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     rows = collapse(prediction.layers)
     total = prediction.peak_allocated.bytes
-    shown = tables.table("layers at the peak", "layers", "GiB", "%", "of which")
+    shown = tables.table("layers at the peak", "n", "GiB", "%", "of which")
+    shown.columns[0].no_wrap = True
     for index in (1, 2, 3):
         shown.columns[index].justify = "right"
     for row in rows[:most]:
-        shown.add_row(row.path, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
+        shown.add_row(row.path or "(the model as a whole)", str(row.count), gib(row.bytes), share(row.bytes, total),
+                      factor_text(row.factors))
     rest = rows[len(rows[:most]):]
     if rest:
         size = sum(row.bytes for row in rest)

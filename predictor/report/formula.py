@@ -30,7 +30,8 @@ def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:
         if not coefficient:
             continue
         if sizes[term] is None:
-            workspaces.append(term if coefficient == 1 else f"{coefficient:,} x {term}")
+            name = term.removesuffix("()")
+            workspaces.append(name if coefficient == 1 else f"{coefficient:,} x {name}")
         elif term == "1":
             parts.append((coefficient, size_text(coefficient)))
         else:

@@ -24,6 +24,7 @@ MARKS = {
     Factor.ALLOCATOR: ("·", "R", "bright_black"),
 }
 AXIS_WIDTH = 8
+LEAST = 6  # characters of a moment: room for its name
 SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt"}
 
 
@@ -31,7 +32,7 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
     """Live requested bytes over start-up and three steps, stacked by factor; ``^`` marks the peak."""
     from rich.text import Text
 
-    drawn, stretches = columns(prediction.timeline(), max(20, width - AXIS_WIDTH))
+    drawn, stretches = columns(prediction.timeline(), max(20, width - AXIS_WIDTH), least=LEAST)
     top = max(column.bytes for column in drawn) or 1
     capacity = prediction.capacity_bytes
     shown_capacity = capacity if capacity and top / 2 < capacity <= top * 1.5 else None
@@ -41,18 +42,16 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
         low, high = scale * (row - 1) / height, scale * row / height
         label = f"{high / GIB:6.1f} ┤" if (height - row) % 4 == 0 else f"{'':6} │"
         text.append(label.translate(PLAIN) if ascii_only else label)
-        at_capacity = shown_capacity is not None and low < shown_capacity <= high
-        for column in drawn:
-            factor = _at(column, (low + high) / 2)
-            if factor is not None:
-                mark, letter, colour = MARKS[factor]
-                text.append(letter if ascii_only else mark, colour)
-            else:
-                text.append("-" if at_capacity else " ", "red" if at_capacity else None)
-        text.append(f" {size_text(capacity)} capacity\n" if at_capacity and capacity else "\n")
+        cells = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
+                 for factor in (_at(column, (low + high) / 2) for column in drawn)]
+        if shown_capacity is not None and low < shown_capacity <= high:
+            cells = _capacity_line(cells, f" capacity {size_text(shown_capacity)}")
+        for mark, colour in cells:
+            text.append(mark, colour)
+        text.append("\n")
     for line in (_peak_line(drawn), *_labels(stretches)):
         text.append(" " * AXIS_WIDTH + line.rstrip() + "\n")
-    return text.append(_legend(drawn, ascii_only))
+    return text.append(_legend(drawn, width, ascii_only))
 
 
 PLAIN = str.maketrans("┤│", "||")
@@ -68,6 +67,14 @@ def _at(column: Column, height: float) -> Factor | None:
     return None
 
 
+def _capacity_line(cells: list[tuple[str, str | None]], note: str) -> list[tuple[str, str | None]]:
+    """Dashes where nothing is drawn, with the capacity written over the last of them if there is room."""
+    line = [("-", "red") if mark == " " else (mark, colour) for mark, colour in cells]
+    if all(mark == "-" for mark, _ in line[-len(note):]):
+        line[-len(note):] = [(mark, "red") for mark in note]
+    return line
+
+
 def _peak_line(drawn: list[Column]) -> str:
     place = max(range(len(drawn)), key=lambda i: drawn[i].bytes)
     note = "^ peak"
@@ -78,25 +85,27 @@ def _labels(stretches: list[Stretch]) -> tuple[str, str]:
     """One line of moments and one of steps."""
     moments = "".join(_fit("|" + SHORT[s.moment], s.stop - s.start) for s in stretches)
     steps = ""
-    for s in stretches:
-        if s is stretches[0] or s.step != last:
-            steps = steps.ljust(s.start) + ("|start-up" if s.step == 0 else f"|step {s.step}")
-            steps = steps[: max(s.start + 9, 0)]
-        last = s.step
-    return moments, steps
+    for before, s in zip([None, *stretches], stretches):
+        if before is None or s.step != before.step:
+            steps = steps[: s.start].ljust(s.start) + ("|start" if s.step == 0 else f"|step {s.step}")
+    return moments, steps[: len(moments)]
 
 
 def _fit(text: str, width: int) -> str:
     return text[:width].ljust(width)
 
 
-def _legend(drawn: list[Column], ascii_only: bool) -> Text:
+def _legend(drawn: list[Column], width: int, ascii_only: bool) -> Text:
     from rich.text import Text
 
-    text = Text(" " * AXIS_WIDTH)
+    text, used = Text(" " * AXIS_WIDTH), AXIS_WIDTH
     for factor in STACK:
         if any(column.bytes_by_factor.get(factor) for column in drawn):
             mark, letter, colour = MARKS[factor]
+            used += len(factor.value) + 4
+            if used > width:
+                text.append("\n" + " " * AXIS_WIDTH)
+                used = AXIS_WIDTH + len(factor.value) + 4
             text.append(letter if ascii_only else mark, colour)
             text.append(f" {factor.value}  ")
     return text

@@ -12,6 +12,7 @@ from predictor.report.units import GIB, size_text
 
 WIDTH, HEIGHT = 1000, 520
 LEFT, RIGHT, TOP, BOTTOM = 64, 984, 84, 420
+LEAST = 60  # units of a moment: room for its name
 # Colours that people with colour blindness can tell apart (Okabe and Ito).
 COLOURS = {
     Factor.PARAMETERS: "#0072b2", Factor.OPTIMIZER_STATES: "#56b4e9", Factor.GRADIENTS: "#009e73",
@@ -22,7 +23,7 @@ COLOURS = {
 
 def draw(prediction: Prediction) -> str:
     """An SVG document: live requested bytes by factor, the peak, and the capacity where it is near."""
-    drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT)
+    drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT, least=LEAST)
     top = max(column.bytes for column in drawn) or 1
     capacity = prediction.capacity_bytes
     scale = max(top, capacity) if capacity and capacity <= 1.5 * top else top
@@ -91,8 +92,8 @@ def _stretches(stretches: list[Stretch]) -> list[str]:
         new_step = stretch.step != labelled
         lines.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{BOTTOM + (34 if new_step else 18)}" '
                      f'stroke="#888888" stroke-width="{1 if new_step else 0.4}"/>')
-        name = "optimizer" if stretch.moment is Moment.OPTIMIZER_STEP else stretch.moment.value
-        if wide >= 8 * len(name):
+        name = "step()" if stretch.moment is Moment.OPTIMIZER_STEP else stretch.moment.value
+        if wide >= 6.5 * len(name):
             lines.append(f'<text x="{x + 4}" y="{BOTTOM + 15}" fill="#555555">{name}</text>')
         if new_step:
             text = "start-up" if stretch.step == 0 else f"step {stretch.step}"
@@ -104,9 +105,9 @@ def _stretches(stretches: list[Stretch]) -> list[str]:
 def _peak(drawn: list[Column], scale: float, prediction: Prediction) -> list[str]:
     place = max(range(len(drawn)), key=lambda i: drawn[i].bytes)
     x, y = LEFT + place + 0.5, _y(drawn[place].bytes, scale)
-    left = place < len(drawn) / 2
+    side, anchor = (9, "start") if place < len(drawn) / 2 else (-9, "end")
     return [f'<circle cx="{x}" cy="{y}" r="4" fill="none" stroke="#000000" stroke-width="1.5"/>',
-            f'<text x="{x + (9 if left else -9)}" y="{max(y - 6, TOP - 20)}" text-anchor="{"start" if left else "end"}" '
+            f'<text x="{x + side}" y="{max(y - 6, TOP - 20)}" text-anchor="{anchor}" '
             f'font-weight="bold">{size_text(drawn[place].bytes)}</text>',
             f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{escape(verdict.peak_text(prediction.peak))}</text>']
 

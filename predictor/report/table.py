@@ -22,19 +22,23 @@ def report(console: Console, prediction: Prediction) -> None:
     """The whole answer of ``peakcast predict``."""
     head(console, prediction)
     console.print(factor_table(prediction))
+    console.print()
     console.print(moment_table(prediction))
+    console.print()
     tail(console, prediction)
 
 
 def head(console: Console, prediction: Prediction) -> None:
     """The verdict, the peaks and where they are."""
     console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
-    console.print(verdict.title(prediction), style="dim")
+    for line in wrapped(console, verdict.title(prediction), indent=0):
+        console.print(line, style="dim")
     console.print()
-    rows = table("peak", "", "")
+    rows = table("", "", "")
     for name, size, meaning in verdict.bounds(prediction):
         rows.add_row(name, size, meaning)
     console.print(rows)
+    console.print()
     console.print(verdict.peak_text(prediction.peak))
     console.print()
 
@@ -63,8 +67,8 @@ def factor_table(prediction: Prediction) -> Table:
         if size:
             cells = (split.get(factor, 0) for split in modules.values())
             rows.add_row(factor.value, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
-    rows.add_section()
-    rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()))
+    rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()),
+                 style="bold")
     return rows
 
 
@@ -102,8 +106,9 @@ def table(*heads: str, numbers: bool = False) -> Table:
 
 def wrapped(console: Console, text: str, indent: int = 2) -> list[str]:
     """``text`` in lines that the console has room for; lines after the first are indented further."""
-    return textwrap.wrap(text, console.width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
-                         break_on_hyphens=False)
+    lines = textwrap.wrap(text, console.width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
+                          break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _value(value: object) -> str:

@@ -11,8 +11,8 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def gib(size: int) -> str:
-    """``13.16``: GiB with two decimals, for columns whose head names the unit."""
-    return f"{size / GIB:,.2f}"
+    """``13.16``: GiB with two decimals, for columns whose head names the unit; ``<0.01`` if little is there."""
+    return "<0.01" if 0 < size * 200 < GIB else f"{size / GIB:,.2f}"
 
 
 def size_text(size: int) -> str:

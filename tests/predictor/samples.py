@@ -9,6 +9,7 @@ from predictor.prediction import Bound, Candidate, Peak, Prediction, Timeline
 from predictor.workload import Workload
 
 GIB = 1 << 30
+LAST_LAYER = "language_model.layers.31.mlp.down_proj"
 
 
 def workload(**changes) -> Workload:
@@ -48,21 +49,21 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
         workload=asked.resolved(), filled_in=asked.filled_in,
         peak_requested=Bound(43 * GIB), peak_allocated=Bound(allocated), peak_reserved=None, peak_device=None,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - allocated, verdict=verdict,
-        peak=Peak(Moment.BACKWARD, "language_model.layers.31.mlp.down_proj", "aten::mm", 7, 2),
+        peak=Peak(Moment.BACKWARD, LAST_LAYER, "aten::mm", 7, 2),
         factors={factor: tower.get(factor, 0) + language.get(factor, 0) for factor in Factor},
         modules={"vision_tower": tower, "language_model": language}, layers=layers,
         moments={
             Moment.INIT: {"requested_bytes": 13 * GIB, "step": 0, "module": "", "operator": "flatten"},
             Moment.FORWARD: {"requested_bytes": 40 * GIB, "step": 2, "module": "lm_head", "operator": "aten::mm"},
-            Moment.BACKWARD: {"requested_bytes": 43 * GIB, "step": 2, "module": "language_model.layers.31.mlp.down_proj",
-                              "operator": "aten::mm"},
+            Moment.BACKWARD: {"requested_bytes": 43 * GIB, "step": 2, "module": LAST_LAYER, "operator": "aten::mm"},
             Moment.OPTIMIZER_STEP: {"requested_bytes": 26 * GIB, "step": 2, "module": "", "operator": "adamw"},
         },
         not_modelled=("memory that PyTorch's allocator keeps in reserve", "NCCL and the CUDA context"),
         provenance={"measured_on": "assumed"},
         candidates=(
-            Candidate(Moment.FORWARD, "lm_head", "aten::mm", 2, 40 * GIB, {"1": 22 * GIB, "batch·sequence": 18 * 65_536}),
-            Candidate(Moment.BACKWARD, "language_model.layers.31.mlp.down_proj", "aten::mm", 2, 43 * GIB,
+            Candidate(Moment.FORWARD, "lm_head", "aten::mm", 2, 40 * GIB,
+                      {"1": 22 * GIB, "batch·sequence": 18 * 65_536}),
+            Candidate(Moment.BACKWARD, LAST_LAYER, "aten::mm", 2, 43 * GIB,
                       {"1": 22 * GIB, "batch·sequence": 20 * 65_536, "cublas": 1}),
         ),
         curve=timeline(),

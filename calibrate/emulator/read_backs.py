@@ -1,0 +1,99 @@
+"""What operators read back from the device before they know a result's size.
+
+Inside such an operator PyTorch copies a few bytes to the host, then allocates
+the result. For each operator here, a function computes these bytes from the
+twins of its arguments; the stand-in runtime hands them out (csrc/device.c).
+Without an answer the bytes are zero: an empty result.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_INT_MAX = 2**31 - 1
+
+Answer = list[bytes]
+
+
+def _arguments(args: tuple, kwargs: dict, *names: str) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+def count_nonzero(mask: torch.Tensor) -> int:
+    """How many elements are not zero; expanded dimensions are counted, not walked."""
+    copies = 1
+    for dim in reversed(range(mask.dim())):
+        if mask.stride(dim) == 0 and mask.size(dim) > 1:
+            copies *= mask.size(dim)
+            mask = mask.select(dim, 0)
+    return copies * int(torch.count_nonzero(mask))
+
+
+def _count_bytes(count: int, elements: int) -> bytes:
+    """One 32-bit count per chunk (aten/src/ATen/native/cuda/Nonzero.cu): up to INT_MAX - 1
+    elements in one chunk, else chunks of 2**30. How the count is spread has no effect."""
+    chunks = 1 if elements < _INT_MAX else -(-elements // 2**30)
+    spread = []
+    for _ in range(chunks):
+        spread.append(min(count, 2**30) if chunks > 1 else count)
+        count -= spread[-1]
+    return struct.pack(f"{chunks}i", *spread)
+
+
+def _nonzero(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    return [_count(twins, args[0], args[0].shape)]
+
+
+def _count(twins: Any, mask: torch.Tensor, shape: torch.Size) -> bytes:
+    known = None if mask.is_floating_point() or mask.is_complex() else twins.of(mask)
+    return _count_bytes(0 if known is None else count_nonzero(known.expand(shape)), shape.numel())
+
+
+def _index(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    _, indices = _arguments(args, kwargs, "self", "indices")
+    masks = [i for i in indices if i is not None and i.is_cuda and i.dtype in (torch.bool, torch.uint8)]
+    return [_count(twins, mask, mask.shape) for mask in masks]
+
+
+def _masked_select(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    tensor, mask = _arguments(args, kwargs, "self", "mask")
+    return [_count(twins, mask, torch.broadcast_shapes(tensor.shape, mask.shape))]
+
+
+def _repeat_interleave(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    repeats = twins.of(args[0])
+    return [] if repeats is None else [struct.pack("q", int(repeats.sum()))]
+
+
+#: Operator name to the function that knows its read-backs, in their order.
+ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
+    "nonzero": _nonzero,
+    "index": _index,
+    "index_put": _index,
+    "index_put_": _index,
+    "_index_put_impl_": _index,
+    "_unsafe_index": _index,
+    "_unsafe_index_put": _index,
+    "masked_select": _masked_select,
+    "repeat_interleave": _repeat_interleave,
+}
+
+
+@contextmanager
+def answering(answer: Callable, twins: Any, args: tuple, kwargs: dict) -> Iterator[None]:
+    """While this is open, read-backs in this thread are answered for one operator."""
+    items = answer(twins, args, kwargs)
+    if not items:
+        yield
+        return
+    sizes = (ctypes.c_size_t * (len(items) + 1))(*map(len, items), 0)
+    emulator = ctypes.CDLL(None)
+    emulator.peakcast_answer(b"".join(items), sizes)
+    try:
+        yield
+    finally:
+        emulator.peakcast_answer(None, None)

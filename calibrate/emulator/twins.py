@@ -1,0 +1,276 @@
+"""True values for integer and boolean tensors on the emulated GPU.
+
+Kernels do nothing there, yet programs steer on integers: token ids, masks,
+lengths. `IntegerTwins` is a dispatch mode that keeps, beside the storage of
+every integer or boolean CUDA tensor whose values can be known, the same bytes
+on the host. The CUDA operator still runs, so that its allocations are CUDA's;
+then the same operator runs on the twins. Read-backs (`.item()`, `.tolist()`,
+`.cpu()`) and sizes that depend on data (`nonzero`, `x[mask]`) are answered from
+them.
+
+Known are: what is copied from the host, created by a constant, an `arange` or a
+random integer (drawn here from a generator of its own), and what follows from
+these by PyTorch's own operators. A value that depends on a floating-point
+tensor, or comes from a kernel that PyTorch does not dispatch (Triton), is
+unknown and reads back as zero.
+
+Twins are kept by storage, not by tensor: views, saved tensors and in-place
+updates need nothing of their own. The mode holds no CUDA tensor or storage.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .environment import is_emulated
+from .read_backs import ANSWERS, answering
+
+#: A twin larger than this is not kept (bytes), nor when all would exceed the sum.
+LARGEST_TWIN_BYTES = 2**29
+ALL_TWINS_BYTES = 2**30
+
+#: Only shapes of their floating-point arguments matter.
+_BY_SHAPE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "randint_like"}
+#: Values nobody has written yet, or nothing but a change of view.
+_IGNORED = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *("set_", "resize_", "detach", "detach_", "lift", "lift_fresh", "record_stream"),
+}
+#: In-place operators that do not read what they overwrite.
+_OVERWRITE = {"copy_", "fill_", "zero_", "random_"}
+_RANDOM = {"randint", "randint_like", "randperm", "random_", "random"}
+
+
+class _Unknown(Exception):
+    """The operator's result does not follow from known values."""
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Integers and booleans: the types whose values steer programs."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+class Twins:
+    """Host bytes beside the storages of CUDA tensors, by storage identity."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, tuple[torch.Tensor, weakref.ref]] = {}
+        self._total_bytes = 0
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A host tensor with the values of `tensor` (its own view of the twin), or None."""
+        storage = tensor.untyped_storage()
+        kept = self._bytes.get(storage._cdata)
+        if kept is None:
+            return None
+        if kept[0].numel() != storage.nbytes():  # the storage was resized
+            self.forget(tensor)
+            return None
+        return _view(kept[0], tensor)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new twin, all zeros, for the storage of `tensor`: its view for that tensor."""
+        self.forget(tensor)
+        storage = tensor.untyped_storage()
+        size, key = storage.nbytes(), storage._cdata
+        if size > LARGEST_TWIN_BYTES or self._total_bytes + size > ALL_TWINS_BYTES:
+            raise _Unknown
+        host = torch.zeros(size, dtype=torch.uint8)
+        self._bytes[key] = (host, weakref.ref(storage, lambda _: self._drop(key)))
+        self._total_bytes += size
+        return _view(host, tensor)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Values of this tensor's storage are no longer known."""
+        self._drop(tensor.untyped_storage()._cdata)
+
+    def _drop(self, key: int) -> None:
+        kept = self._bytes.pop(key, None)
+        if kept is not None:
+            self._total_bytes -= kept[0].numel()
+
+
+def _view(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    view = torch.empty(0, dtype=like.dtype)
+    return view.set_(host.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """What the schema of an operator says, looked up once."""
+
+    name: str
+    followed: bool
+    is_view: bool
+    written: tuple[int | str, ...]  # positions or names of arguments it writes to
+
+
+def _describe(func: Any) -> _Operator:
+    schema = getattr(func, "_schema", None)
+    if schema is None or func.namespace not in ("aten", "prims"):
+        return _Operator(str(func), followed=False, is_view=False, written=())
+    name = func.overloadpacket.__name__
+    written = tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    is_view = not written and any(returned.alias_info is not None for returned in schema.returns)
+    return _Operator(name, name not in _IGNORED, is_view, written)
+
+
+class IntegerTwins(TorchDispatchMode):
+    """The dispatch mode that keeps the twins up to date and answers read-backs from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twins = Twins()
+        self._operators: dict[Any, _Operator] = {}
+        self._random_state = torch.Generator().manual_seed(0).get_state()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile may compile under this mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if types:  # a tensor subclass unpacks itself first and comes back with plain tensors
+            return NotImplemented
+        kwargs = kwargs or {}
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _describe(func)
+        answer = ANSWERS.get(operator.name) if operator.followed else None
+        if answer is None:
+            result = func(*args, **kwargs)
+        else:
+            with answering(answer, self.twins, args, kwargs):
+                result = func(*args, **kwargs)
+        if not operator.followed or operator.is_view:
+            return result
+        if operator.written:
+            self._follow_write(func, operator, args, kwargs)
+        elif isinstance(result, (int, bool, float)):
+            return self._scalar(operator, args, result)
+        else:
+            self._follow_result(func, operator, args, kwargs, result)
+        return result
+
+    def _follow_write(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> None:
+        targets = [
+            tensor
+            for place in operator.written
+            for tensor in _tensors(kwargs.get(place) if isinstance(place, str) else args[place])
+            if is_integer(tensor.dtype) and tensor.is_cuda or operator.name == "copy_" and _is_read_back(tensor, args[1])
+        ]
+        if not targets:
+            return
+        try:
+            for tensor in targets:
+                if tensor.is_cuda and self.twins.of(tensor) is None:
+                    if operator.name not in _OVERWRITE and isinstance(operator.written[0], int):
+                        raise _Unknown
+                    self.twins.keep(tensor)
+            self._run_on_host(func, operator, args, kwargs)
+        except Exception:  # unknown inputs, or no such operator on the host
+            for tensor in targets:
+                if tensor.is_cuda:
+                    self.twins.forget(tensor)
+
+    def _follow_result(self, func: Any, operator: _Operator, args: tuple, kwargs: dict, result: Any) -> None:
+        results = _tensors(result)
+        wanted = [
+            index
+            for index, tensor in enumerate(results)
+            if tensor.is_cuda
+            and is_integer(tensor.dtype)
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage().nbytes() <= LARGEST_TWIN_BYTES
+            and self.twins.of(tensor) is None
+            or operator.name == "_to_copy"
+            and _is_read_back(tensor, args[0])
+        ]
+        if not wanted:
+            return
+        try:
+            on_host = _tensors(self._run_on_host(func, operator, args, kwargs))
+            for index in wanted:
+                target = results[index]
+                if on_host[index].shape != target.shape:
+                    raise _Unknown
+                (self.twins.keep(target) if target.is_cuda else target).copy_(on_host[index])
+        except Exception:  # as above: they stay unknown
+            pass
+
+    def _scalar(self, operator: _Operator, args: tuple, result: Any) -> Any:
+        if operator.name not in ("_local_scalar_dense", "equal"):
+            return result
+        try:
+            known = [self._host(tensor, by_shape=False) for tensor in args]
+        except _Unknown:
+            return result
+        return known[0].item() if operator.name == "_local_scalar_dense" else torch.equal(*known)
+
+    def _run_on_host(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> Any:
+        by_shape = operator.name in _BY_SHAPE
+        args = tuple(self._host(value, by_shape) for value in args)
+        kwargs = {name: self._host(value, by_shape) for name, value in kwargs.items()}
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        if operator.name not in _RANDOM:
+            return func(*args, **kwargs)
+        users_state = torch.get_rng_state()
+        torch.set_rng_state(self._random_state)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._random_state = torch.get_rng_state()
+            torch.set_rng_state(users_state)
+
+    def _host(self, value: Any, by_shape: bool) -> Any:
+        """The host's version of an argument."""
+        if isinstance(value, torch.Tensor):
+            if value.is_cpu:
+                return value
+            if by_shape:
+                return torch.empty(1, dtype=value.dtype).expand(value.shape)
+            twin = self.twins.of(value) if value.is_cuda and is_integer(value.dtype) else None
+            if twin is None:
+                raise _Unknown
+            return twin
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._host(item, by_shape) for item in value)
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return None if isinstance(value, torch.Generator) else value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _is_read_back(target: torch.Tensor, source: torch.Tensor) -> bool:
+    return target.is_cpu and source.is_cuda and is_integer(source.dtype)
+
+
+_installed: IntegerTwins | None = None
+
+
+def install() -> IntegerTwins | None:
+    """Switch the mode on for this process, for good; None (and nothing done) if it is
+    not on the emulated GPU. `import torch` calls this in jobs that
+    `calibrate.emulator.environment` prepared; calling it again changes nothing."""
+    global _installed
+    if _installed is None and is_emulated():
+        # torch.tensor(..., device="cuda") then copies where the mode can see it.
+        torch._C._set_only_lift_cpu_tensors(True)
+        _installed = IntegerTwins()
+        _installed.__enter__()
+    return _installed

@@ -1,0 +1,98 @@
+"""How the keys of a workload depend on each other: what follows from what, and what contradicts what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from predictor import deepspeed_config
+from predictor.errors import InputError
+from predictor.values import Invalid
+
+OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+MOST_SAMPLES = 65_536
+MOST_STEPS = 1 << 20
+MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
+MOST_IMAGES = 1 << 20
+
+
+class KeyProblem(InputError):
+    """An :class:`InputError` that knows which key it is about."""
+
+    def __init__(self, name: str, problem: object) -> None:
+        super().__init__(self._sentence(name, problem))
+        self.name, self.problem = name, problem
+
+    def told(self, label: Callable[[str], str]) -> str:
+        """The message with the key called what the user called it."""
+        return self._sentence(label(self.name), self.problem)
+
+    @staticmethod
+    def _sentence(name: str, problem: object) -> str:
+        # a message about a file's content names the file itself
+        return str(problem) if isinstance(problem, InputError) else f"{name} {problem}"
+
+
+def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) -> None:
+    """Fills the keys that follow from others, in place, and finds what contradicts what."""
+    for name, why in (("model", "name one, such as llava-1.5-7b"),
+                      ("sequence_length", "say how many tokens a sample has, image tokens included")):
+        if name not in given:
+            raise KeyProblem(name, f"is not given: {why}")
+    _resolve_engine(values, given)
+    if values["deepspeed"] is not None:
+        _resolve_deepspeed(values, given, deepspeed_name)
+    ranks, rank = values["data_parallel_size"], values["rank"]
+    if rank != "worst" and rank >= ranks:
+        raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
+    if values["attn_implementation"] == "eager" and values["sdpa_backend"] != "auto":
+        raise KeyProblem("sdpa_backend", f'is {values["sdpa_backend"]}, which attn_implementation eager does not use')
+    batch, length = values["per_device_train_batch_size"], values["sequence_length"]
+    if batch * length > MOST_TOKENS:
+        raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "
+                                            f"at most {MOST_TOKENS:,} are predicted")
+    if batch * (values["images_per_sample"] or 1) > MOST_IMAGES:
+        raise KeyProblem("images_per_sample", f"x per_device_train_batch_size is above {MOST_IMAGES:,} images")
+
+
+def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
+    asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
+    values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
+    if values["engine"] == "torch":
+        if asked:
+            raise KeyProblem("engine", f"is torch, but {asked} is given: leave one of them out")
+        if values["data_parallel_size"] > 1:
+            raise KeyProblem("data_parallel_size", "above 1 needs an engine, and ddp is not supported yet: "
+                                                   "add zero_stage 2")
+    elif not asked:
+        raise KeyProblem("engine", "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2")
+    else:
+        release = deepspeed_config.release(values["versions"]["deepspeed"])
+        if release < OLDEST_DEEPSPEED:
+            oldest = ".".join(map(str, OLDEST_DEEPSPEED))
+            named = values["versions"]["deepspeed"]
+            raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
+
+
+def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:
+    """The JSON's values where it has some, ours where it says "auto" or nothing; both and different is an error."""
+    settings = deepspeed_config.parse(values["deepspeed"], name)
+    for theirs, ours in deepspeed_config.SAME_AS.items():
+        value = settings.get(theirs)
+        if value in (None, "auto"):
+            continue
+        if ours in given and given[ours] != value:
+            raise KeyProblem(ours, f'is {given[ours]}, but {name} has {theirs} {value}: leave one of them out')
+        values[ours] = given[ours] = value
+    batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
+    total = settings.get("train_batch_size")
+    if total not in (None, "auto"):
+        try:
+            sizes = deepspeed_config.batch_sizes(
+                total, given.get(batch), given.get(steps), values["data_parallel_size"])
+        except Invalid as error:
+            raise InputError(f"{name}: {error}") from None
+        for ours, size, most in zip((batch, steps), sizes, (MOST_SAMPLES, MOST_STEPS)):
+            if size > most:
+                raise InputError(f"{name}: train_batch_size {total} makes {ours} {size:,}, which is too many")
+            values[ours] = given[ours] = size
