@@ -7,6 +7,7 @@ A subcommand is a module with a docstring (its first line is the help), ``EXAMPL
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -48,9 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader has left; give the interpreter's last flush somewhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # files are read and written under InputError: what is left is stdout
+        _drop_stdout()
+        print("peakcast: error: the output cannot be written:", error.strerror or error, file=sys.stderr)
+        return BAD_INPUT
+
+
+def _drop_stdout() -> None:
+    """Gives the interpreter's last flush somewhere to go."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -1,59 +1,192 @@
-"""What CUDA does that meta tensors do not show, by aten operator.
+"""What CUDA does that meta tensors do not show, by aten operator: the one table of it.
 
-``TEMPORARIES`` lists the workspaces that live inside an operator; their sizes are functions of
-``predictor.workspaces``. ``READS`` answers the operators whose result depends on values.
+Each entry plays one call: what it allocates before and after its results, and frees, in order. Sizes are
+byte counts, or the name of a function in ``predictor.workspaces`` with its dimensions. An operator that is
+not in the table allocates its results and nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from predictor.twins import discrete
 
-MATRIX_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+@dataclass(frozen=True)
+class Call:
+    """One operator call on meta tensors.
 
+    Attributes:
+        allocate: takes a size, returns a handle.
+        free: takes a handle.
+        results: results come to life now: the given ones, or all that have not yet.
+        once: allocate for good, the first time that this handle of a library is used.
+    """
 
-def none(_args, _kwargs, _results) -> list:
-    """Most operators allocate their results only."""
-    return []
+    args: tuple
+    kwargs: dict[str, Any]
+    out: list[torch.Tensor]
+    allocate: Callable[[Any], int]
+    free: Callable[[int], None]
+    results: Callable[..., None]
+    once: Callable[[str], None]
 
+    def around(self, *sizes) -> None:
+        """Temporaries that come after the results and die with the call, last first."""
+        self.results()
+        self.through(*sizes)
 
-def _item(twins, args, _kwargs):
-    twin = twins.of(args[0]) if discrete(args[0]) else None
-    if twin is None:
-        return True, 0.0 if args[0].dtype.is_floating_point else 0
-    return True, twin.item()
-
-
-def _to_host(twins, args, kwargs):
-    device = kwargs.get("device")
-    if device is None or torch.device(device).type != "cpu" or args[0].device.type == "cpu":
-        return False, None
-    twin = twins.of(args[0]) if discrete(args[0]) else None
-    values = torch.zeros(args[0].shape, dtype=args[0].dtype) if twin is None else twin.clone()
-    return True, values.to(kwargs.get("dtype") or values.dtype)
-
-
-def _nonzero(twins, args, _kwargs):
-    twin = twins.of(args[0]) if discrete(args[0]) else None
-    if twin is None or args[0].device.type != "meta":
-        return False, None
-    values = twin.nonzero()
-    found = torch.empty(values.shape, dtype=values.dtype, device="meta")
-    twins.adopt(found, values)
-    return True, found
+    def through(self, *sizes) -> None:
+        """Temporaries that come together and die at once, last first."""
+        for row in reversed([self.allocate(size) for size in sizes]):
+            self.free(row)
 
 
-def _equal(twins, args, _kwargs):
-    pair = [twins.of(arg) if discrete(arg) else None for arg in args[:2]]
-    return (True, torch.equal(*pair)) if None not in [type(p) if p is None else 0 for p in pair] else (True, False)
+def results_only(call: Call) -> None:
+    """Most operators."""
+    call.results()
 
 
-READS = {
-    "aten::_local_scalar_dense": _item,
-    "aten::_to_copy": _to_host,
-    "aten::nonzero": _nonzero,
-    "aten::equal": _equal,
+def matrix_product(call: Call) -> None:
+    """The first product of a thread makes its cuBLAS workspace (ATen/cuda/CublasHandlePool.cpp)."""
+    call.results()
+    call.once("cublas_workspace")
+
+
+def fused_bias(call: Call) -> None:
+    """``addmm`` with a vector goes through cuBLASLt (ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl)."""
+    matrix_product(call)
+    if call.args[0].dim() == 1:
+        call.once("cublaslt_workspace")
+
+
+def layer_norm(call: Call) -> None:
+    """A copy of an input that is not contiguous (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
+    source = call.args[0]
+    if source.is_contiguous():
+        return call.results()
+    copy = call.allocate(source.numel() * source.element_size())
+    call.results()
+    call.free(copy)
+
+
+def reduction(call: Call) -> None:
+    """Sums: a cast copy of discrete input (ATen/native/ReduceOps.cpp), partial results (Reduce.cuh)."""
+    source, out = call.args[0], call.out[0]
+    call.results()
+    cast = None
+    if not source.dtype.is_floating_point and source.dtype != out.dtype:
+        cast = call.allocate(source.numel() * out.element_size())
+    axes = call.args[1] if len(call.args) > 1 and call.args[1] else range(source.dim())
+    axes = {axis % source.dim() for axis in axes} if source.dim() else set()
+    kept = [axis for axis in range(source.dim()) if axis not in axes and source.shape[axis] > 1]
+    reduced = [axis for axis in sorted(axes) if source.shape[axis] > 1]
+    along_rows = not kept or (bool(reduced) and reduced[-1] > kept[-1])
+    dimensions = (out.numel(), source.numel() // max(out.numel(), 1), max(out.element_size(), 4),
+                  int(along_rows), int(not kept))
+    if source.numel() and not (along_rows and kept):
+        call.through(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
+    if cast is not None:
+        call.free(cast)
+
+
+def cumulative(call: Call) -> None:
+    """A cast copy of input of another type (ATen/native/ReduceOps.cpp, cumsum)."""
+    source, out = call.args[0], call.out[0]
+    call.around(*((source.numel() * out.element_size(),) if source.dtype != out.dtype else ()))
+
+
+def masked_scatter(call: Call) -> None:
+    """Prefix sums of the mask, the mask made whole, CUB's scan (ATen/native/cuda/IndexKernel.cpp)."""
+    source, mask = call.args[:2]
+    items = source.numel()
+    call.results()
+    whole = () if mask.is_contiguous() and mask.numel() == items else (items,)
+    call.through(8 * items, *whole, ("cub_scan", (items,)))
+
+
+def masked_scatter_backward(call: Call) -> None:
+    """``masked_select``, then a copy with the rest filled up (ATen/native/TensorAdvancedIndexing.cpp)."""
+    gradient = call.args[0]
+    mask = call.allocate(gradient.numel())
+    count = call.allocate(4)
+    call.through(("cub_count", ()))
+    call.through(("cub_select", (gradient.numel(),)))
+    call.free(count)
+    call.free(mask)
+    selected = call.allocate(call.out[0].numel() * call.out[0].element_size())
+    call.results()
+    call.free(selected)
+
+
+def embedding_backward(call: Call) -> None:
+    """Sorting of many tokens and fp32 partial rows (Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    gradient, indices, vocabulary = call.args[:3]
+    tokens, width = indices.numel(), gradient.shape[-1]
+    each = ("embedding_indices", (tokens,))
+    ordered, original = call.allocate(each), call.allocate(each)
+    call.through(each, ("embedding_sort", (tokens,)))
+    call.results()
+    segment = ("embedding_segments", (tokens, vocabulary))
+    call.through(each, segment, segment, ("embedding_partials", (tokens, vocabulary, 2)),
+                 ("embedding_partials", (tokens, vocabulary, width)))
+    call.free(original)
+    call.free(ordered)
+
+
+def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
+    """``(batch, heads, sequence, width)`` of a ``[batch, heads, sequence, width]`` query."""
+    return tuple(query.shape)
+
+
+def cudnn_forward(call: Call) -> None:
+    """Seed and offset come before the results (attention.cu, _scaled_dot_product_cudnn_attention_cuda)."""
+    call.results(*(tensor for tensor in call.out if tensor.dim() == 0))
+    call.results()
+
+
+def cudnn_backward(call: Call) -> None:
+    """The graph's workspace (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop)."""
+    call.around(("cudnn_backward", attention_dimensions(call.args[1])))
+
+
+def flash_forward(call: Call) -> None:
+    """Partial results when keys are split (flash_api.cpp, set_params_splitkv)."""
+    dimensions = attention_dimensions(call.args[0])
+    call.around(("flash_split_sums", dimensions), ("flash_split_outputs", dimensions))
+
+
+def flash_backward(call: Call) -> None:
+    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd)."""
+    query, key = call.args[1:3]
+    dimensions = attention_dimensions(query)
+    expanded = () if query.shape[1] == key.shape[1] else (query.numel() * query.element_size(),) * 2
+    call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
+
+
+def efficient_backward(call: Call) -> None:
+    """Row sums and the gradient accumulator (attention_backward.cu)."""
+    dimensions = attention_dimensions(call.args[1])
+    call.around(("efficient_delta", dimensions), ("efficient_backward", dimensions))
+
+
+TABLE: dict[str, Callable[[Call], None]] = {
+    "aten::mm": matrix_product,
+    "aten::bmm": matrix_product,
+    "aten::baddbmm": matrix_product,
+    "aten::addmm": fused_bias,
+    "aten::native_layer_norm": layer_norm,
+    "aten::sum": reduction,
+    "aten::cumsum": cumulative,
+    "aten::masked_scatter": masked_scatter,
+    "aten::masked_scatter_backward": masked_scatter_backward,
+    "aten::embedding_dense_backward": embedding_backward,
+    "aten::_scaled_dot_product_cudnn_attention": cudnn_forward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
+    "aten::_scaled_dot_product_flash_attention": flash_forward,
+    "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
+    "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
 }
-
-TEMPORARIES: dict = {}
+"""Operator -> how a call plays out on CUDA."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import torch
 
-from predictor import attention, operators
+from predictor import operators
+from predictor.cuda_paths import as_on_cuda
 from predictor.events import Moment
 from predictor.parser import image_extent
 from predictor.places import Places
+from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording
 from predictor.sizes import Shape
 from predictor.twins import Twins
@@ -21,30 +24,65 @@ class Tracer(Recorder):
     def __init__(self, place) -> None:
         super().__init__(place)
         self.twins = Twins()
-        self._handles: set[Moment] = set()
+        self._made: set[tuple[str, Moment]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name
-        read = operators.READS.get(name)
-        if read is not None:
-            known, value = read(self.twins, args, kwargs)
-            if known:
-                return value
+        if name in READS:
+            answer = READS[name](self.twins, args, kwargs)
+            if answer is not UNKNOWN:
+                self._play(name, args, kwargs, answer)
+                return answer
+        if name == "aten::add" and self.moment is Moment.BACKWARD:
+            func, args = accumulated(func, args)
         out = func(*args, **kwargs)
-        results = [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,))
-                   if isinstance(leaf, torch.Tensor)]
-        self.twins.follow(func, args, kwargs, results)
-        if name in operators.MATRIX_PRODUCTS and self.moment not in self._handles:
-            self._handles.add(self.moment)  # autograd's device thread has a cuBLAS handle of its own
-            self.allocate(("cublas_workspace", ()), name, "workspace")
-        temporaries = operators.TEMPORARIES.get(name, operators.none)(args, kwargs, results)
-        rows = [self.allocate(size, name, "workspace") for size in temporaries]
-        for result in results:
-            self.watch(result, name)
-        for row in reversed(rows):
-            self.free(row)
+        self.twins.follow(func, args, kwargs, _tensors(out))
+        self._play(name, args, kwargs, out)
         return out
+
+    def _play(self, name: str, args, kwargs, out) -> None:
+        """Record the call as it would go on CUDA."""
+        tensors = _tensors(out)
+
+        def results(*first) -> None:
+            for tensor in first or tensors:
+                self.watch(tensor, name)
+
+        def once(function: str) -> None:
+            if (function, self.moment) not in self._made:  # autograd's device thread has handles of its own
+                self._made.add((function, self.moment))
+                self.allocate((function, ()), name, "workspace")
+
+        play = operators.TABLE.get(name, operators.results_only)
+        play(operators.Call(args, kwargs, tensors, lambda size: self.allocate(size, name, "workspace"), self.free,
+                            results, once))
+
+
+def _tensors(out) -> list[torch.Tensor]:
+    return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
+
+
+UNSHARED = (4, 2)
+"""Use counts, of tensor and storage, that a dispatch mode sees of an operand nobody else holds."""
+
+
+def accumulated(func, args):
+    """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
+
+    torch/csrc/autograd/input_buffer.cpp (``can_accumulate_inplace``) adds into a gradient that only the
+    engine holds, but never while a dispatch mode is on. The engine calls with no Python frame between.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "__torch_dispatch__"):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "_engine_run_backward":
+        return func, args
+    for target, other in (args[:2], args[1::-1]):
+        counts = target._use_count(), torch._C._storage_Use_Count(target.untyped_storage()._cdata)
+        if counts == UNSHARED:
+            return torch.ops.aten.add_.Tensor, (target, other)
+    return func, args
 
 
 def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str) -> Recording:
@@ -52,7 +90,7 @@ def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str) -> Rec
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
-    with attention.as_cuda_chooses(sdpa_backend):
+    with as_on_cuda(sdpa_backend):
         return record_micro_step(model, batch, tracer, places)
 
 

@@ -1,23 +1,211 @@
 """Bytes that only CUDA allocates, by kernel: the one table of such formulas.
 
-Every function takes the GPU and the dimensions that ``predictor.operators`` extracts from a call,
-as integers or arrays of integers, and gives bytes. Sources name the file and function that allocates
-(PyTorch 2.11 unless said otherwise).
+Every function takes the GPU and dimensions that ``predictor.operators`` extracts from a call, as
+integers or as arrays of integers, and gives bytes. Each names the file and function that allocates, in
+PyTorch 2.11; each was compared with PyTorch's own host code on the emulated H100.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+FP32, INT64 = 4, 8
+FEW_INDICES = 3072
+"""Up to so many tokens embedding backward sorts nothing (ATen/native/cuda/Embedding.cu)."""
+ROWS_PER_THREAD = 10
+"""NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
+CUB_ALIGNMENT, CUB_SLACK = 256, 511
+"""CUB aligns each temporary and asks for room to align the whole (cub/util_temporary_storage.cuh)."""
+
+
+def _ceil_div(a, b):
+    return -(-a // b)
+
+
+def _round_up(a, b):
+    return _ceil_div(a, b) * b
+
+
+def _last_power_of_two(n):
+    return 2 ** np.floor(np.log2(np.maximum(n, 1))).astype(np.int64)
+
+
+# cuBLAS -----------------------------------------------------------------------------------------------
 
 
 def cublas_workspace(gpu):
     """One per handle and stream, kept for good (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize)."""
-    return 32 * MIB if gpu.compute_capability == (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8
+    return 32 * MIB if gpu.compute_capability[0] in (9, 10) else 8 * MIB + 128 * KIB
+
+
+def cublaslt_workspace(gpu):
+    """The same for products with a fused bias (ATen/cuda/CublasHandlePool.cpp, getCUDABlasLtWorkspaceSize)."""
+    return 1 * MIB
+
+
+# Attention --------------------------------------------------------------------------------------------
+
+
+def cudnn_backward(gpu, batch, heads, sequence, width):
+    """fp32 dQ accumulator and softmax sums, in one piece (cudnn-frontend, scaled_dot_product_flash_attention.h)."""
+    return FP32 * batch * heads * sequence * (width + 1)
+
+
+def flash_softmax_sum(gpu, batch, heads, sequence, width):
+    """``softmax_d`` (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd): rows rounded to 128."""
+    return FP32 * batch * heads * _round_up(sequence, 128)
+
+
+def flash_dq_accumulator(gpu, batch, heads, sequence, width):
+    """``dq_accum`` of the same function: fp32, head size rounded to 32."""
+    return flash_softmax_sum(gpu, batch, heads, sequence, width) * _round_up(width, 32)
+
+
+def flash_split_sums(gpu, batch, heads, sequence, width):
+    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): nothing without splits."""
+    splits = _flash_splits(gpu, batch, heads, sequence, width)
+    return np.where(splits > 1, FP32 * splits * batch * heads * sequence, 0)
+
+
+def flash_split_outputs(gpu, batch, heads, sequence, width):
+    """``out_accum`` of the same function: fp32, head size rounded to 32."""
+    return flash_split_sums(gpu, batch, heads, sequence, width) * _round_up(width, 32)
+
+
+def _flash_splits(gpu, batch, heads, sequence, width):
+    """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
+    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    blocks = batch * heads * _ceil_div(sequence, 64)
+    key_blocks = _ceil_div(sequence, block)
+    slots = 2 * gpu.multiprocessors
+
+    def splits(count: int, keys: int) -> int:
+        if count >= 0.8 * slots:
+            return 1
+        candidates = [n for n in range(1, min(128, slots, keys) + 1)
+                      if n == 1 or _ceil_div(keys, n) != _ceil_div(keys, n - 1)]
+        efficiency = {n: (count * n / slots) / _ceil_div(count * n, slots) for n in candidates}
+        return next(n for n in candidates if efficiency[n] >= 0.85 * max(efficiency.values()))
+
+    return np.vectorize(splits, otypes=[np.int64])(blocks, key_blocks)
+
+
+def efficient_rows(gpu, batch, heads, sequence, width):
+    """Log-sum-exp of the forward: rows rounded to 32 (ATen/native/transformers/cuda/attention.cu)."""
+    return FP32 * batch * heads * _round_up(sequence, 32)
+
+
+def efficient_delta(gpu, batch, heads, sequence, width):
+    """``delta`` (ATen/native/transformers/cuda/attention_backward.cu)."""
+    return FP32 * batch * heads * sequence
+
+
+def efficient_backward(gpu, batch, heads, sequence, width):
+    """fp32 gradient accumulator by query block (mem_eff_attention/kernel_backward.h, workspace_size)."""
+    block = 64 if width <= 64 else 128
+    blocks = _ceil_div(sequence, block)
+    return batch * heads * blocks * (FP32 * block * _round_up(width, block) + 16)
+
+
+# Reductions -------------------------------------------------------------------------------------------
+
+
+def reduction_buffer(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
+    """Partial results of blocks that share an output (ATen/native/cuda/Reduce.cuh, global_memory_size)."""
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it)[0]
+
+
+def reduction_semaphores(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
+    """One counter a column of blocks (Reduce.cuh, semaphore_size)."""
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it)[1]
+
+
+def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
+    """Reduce.cuh, setReduceConfig, for contiguous input.
+
+    Args:
+        outputs: results.
+        inputs: elements summed into each.
+        along_rows: 1 when the reduced dimension is the fastest, 0 when the kept one is.
+        all_of_it: 1 when everything is reduced to one number.
+    """
+    vector = np.where(along_rows, 1, np.where(outputs % 4 == 0, 4, np.where(outputs % 2 == 0, 2, 1)))
+    first = np.where(along_rows, np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs), outputs // vector)
+    second = np.where(along_rows, outputs, inputs)
+    most = 512 // vector
+    first, second = (np.minimum(_last_power_of_two(d), most) for d in (first, second))
+    width = np.minimum(first, 32)
+    height = np.minimum(second, most // width)
+    width = np.minimum(first, most // height)
+    step_input = np.where(along_rows, width, 1)
+    step_output = np.where(along_rows, 1, width)
+    across_warps = _ceil_div(inputs, step_input) >= np.minimum(height * 16, 256)
+    step_input = np.where(across_warps, step_input * height, step_input)
+    step_output = np.where(across_warps, step_output, step_output * height)
+    values = _ceil_div(inputs, step_input)
+    grid = _ceil_div(outputs // vector, step_output)
+    target = gpu.multiprocessors * (_threads(gpu) // (width * height))
+    blocks = np.maximum(np.minimum(_ceil_div(target, grid), _ceil_div(values, 16)), _ceil_div(values, 256))
+    shared = across_warps & (values >= 256) & (grid <= target) & (blocks > 1)
+    size = accumulator_bytes * outputs * blocks * np.where(along_rows, 1, width * vector)
+    return np.where(shared, size, 0), np.where(shared, 4 * grid, 0)
+
+
+def _threads(gpu):
+    """Threads a multiprocessor holds (CUDA programming guide, compute capabilities)."""
+    return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
+
+
+# Masks and indices ------------------------------------------------------------------------------------
+
+
+def cub_scan(gpu, items):
+    """Exclusive scan of int64: one 16-byte descriptor a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
+    return _round_up((_ceil_div(items, 896) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK
+
+
+def cub_select(gpu, items):
+    """Selection by flag: one 8-byte descriptor a tile of 4224 (cub/device/dispatch/dispatch_select_if.cuh)."""
+    return _round_up((_ceil_div(items, 4224) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
+
+
+def cub_count(gpu):
+    """Partial sums that count a mask (cub/device/dispatch/dispatch_reduce.cuh)."""
+    return 20_992 + CUB_SLACK
+
+
+def embedding_indices(gpu, tokens):
+    """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
+    return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
+
+
+def embedding_sort(gpu, tokens):
+    """Radix sort of int64 pairs: two buffers, and a histogram a tile of 4096 (cub/device/dispatch/dispatch_radix_sort.cuh)."""
+    pairs = 2 * _round_up(INT64 * tokens, CUB_ALIGNMENT)
+    return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, 4096), 0)
+
+
+def embedding_segments(gpu, tokens, vocabulary):
+    """One int64 for each distinct token there can be (EmbeddingBackwardKernel.cu, partials_per_segment)."""
+    return np.where(tokens > FEW_INDICES, INT64 * np.minimum(tokens, vocabulary), 0)
+
+
+def embedding_partials(gpu, tokens, vocabulary, width):
+    """fp32 rows of partial segments (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
+    segments = tokens // ROWS_PER_THREAD + np.minimum(tokens, vocabulary)
+    return np.where(tokens > FEW_INDICES, FP32 * segments * width, 0)
 
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (cublas_workspace,)
+    for function in (
+        cublas_workspace, cublaslt_workspace,
+        cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
+        efficient_rows, efficient_delta, efficient_backward,
+        reduction_buffer, reduction_semaphores,
+        cub_scan, cub_select, cub_count,
+        embedding_indices, embedding_sort, embedding_segments, embedding_partials,
+    )
 }
+"""Name in a formula file -> function."""

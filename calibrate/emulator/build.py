@@ -117,8 +117,9 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix="building-", dir=root))
     try:
-        (directory / "stubs.c").write_text(symbols.stub_source(torch.directory / "lib"))
-        headers = [f"-I{path}" for path in _header_directories(torch)]
+        found = _header_directories(torch)
+        headers = [f"-I{path}" for path in found]
+        (directory / "stubs.c").write_text(symbols.stub_source(torch.directory / "lib", found))
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
         _compile(directory / LIBRARY, [*others, directory / "stubs.c"], headers)

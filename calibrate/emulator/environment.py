@@ -48,11 +48,14 @@ def environment(
     built = ensure_built()
     setting = _setting(kind, built, capacity_bytes or kind.capacity_bytes, context_bytes, _launches(events), devices)
     python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
+    # Last, so that nothing of ours hides a module of the job's.
+    python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *python_path]))
     return {
         SETTING: setting,
         "LD_PRELOAD": _prepend("LD_PRELOAD", *map(str, built.libraries)),
         "LD_LIBRARY_PATH": _prepend("LD_LIBRARY_PATH", str(built.directory)),
-        "PYTHONPATH": _prepend("PYTHONPATH", *python_path),
+        "PYTHONPATH": python_path,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
         "TRITON_LIBCUDA_PATH": str(built.directory),
         # Kernels "compiled" here are empty: they must not reach the cache of a real GPU.

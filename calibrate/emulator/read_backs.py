@@ -48,8 +48,12 @@ def _nonzero(twins: Any, args: tuple, kwargs: dict) -> Answer:
     return [_count(twins, args[0], args[0].shape)]
 
 
+def _known(twins: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    return None if tensor.is_floating_point() or tensor.is_complex() else twins.of(tensor)
+
+
 def _count(twins: Any, mask: torch.Tensor, shape: torch.Size) -> bytes:
-    known = None if mask.is_floating_point() or mask.is_complex() else twins.of(mask)
+    known = _known(twins, mask)
     return _count_bytes(0 if known is None else count_nonzero(known.expand(shape)), shape.numel())
 
 
@@ -65,8 +69,43 @@ def _masked_select(twins: Any, args: tuple, kwargs: dict) -> Answer:
 
 
 def _repeat_interleave(twins: Any, args: tuple, kwargs: dict) -> Answer:
-    repeats = twins.of(args[0])
-    return [] if repeats is None else [struct.pack("q", int(repeats.sum()))]
+    repeats = _known(twins, args[0])
+    total = 0 if repeats is None else int(repeats.sum())
+    return [struct.pack("q", total), b"\1"]  # the sum; then: none of them is negative
+
+
+def _unique(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    tensor = args[0]
+    values = _known(twins, tensor)
+    if values is None:
+        return []
+    if tensor.dtype is torch.bool:  # UniqueCub.cu counts the true ones instead of sorting
+        return [struct.pack("i", count_nonzero(values))]
+    return [struct.pack("q", values.unique().numel())]
+
+
+def _unique_consecutive(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    tensor, _, _, dim = _arguments(args, kwargs, "self", "return_inverse", "return_counts", "dim")
+    values = _known(twins, tensor)
+    if values is None:
+        return []
+    unique = values.unique_consecutive(dim=dim)
+    return [struct.pack("q", unique.numel()) if dim is None else struct.pack("i", unique.size(dim))]
+
+
+def _unique_dim(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    tensor, dim = _arguments(args, kwargs, "self", "dim")
+    values = _known(twins, tensor)
+    return [] if values is None else [struct.pack("i", values.unique(dim=dim).size(dim))]
+
+
+def _bincount(twins: Any, args: tuple, kwargs: dict) -> Answer:
+    """SummaryOps.cu: the smallest value (unless the type has no sign), then the largest."""
+    values = _known(twins, args[0])
+    if values is None or not values.numel():
+        return []
+    ends = [values.max()] if values.dtype is torch.uint8 else [values.min(), values.max()]
+    return [end.numpy().tobytes() for end in ends]
 
 
 #: Operator name to the function that knows its read-backs, in their order.
@@ -80,6 +119,10 @@ ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
     "_unsafe_index_put": _index,
     "masked_select": _masked_select,
     "repeat_interleave": _repeat_interleave,
+    "_unique2": _unique,
+    "unique_consecutive": _unique_consecutive,
+    "unique_dim": _unique_dim,
+    "bincount": _bincount,
 }
 
 

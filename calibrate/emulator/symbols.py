@@ -1,8 +1,9 @@
-"""The "return success" part: one small C function for each symbol that the
-installed PyTorch expects of the CUDA libraries and that csrc/ does not define.
+"""The "return success" part: one small C function for each that the installed
+PyTorch expects of the CUDA libraries and that csrc/ does not define.
 
-Written for whatever PyTorch is installed, from its undefined symbols. The
-definitions are weak: where csrc/ defines the same name, that one is taken.
+Written for whatever PyTorch is installed, from its undefined symbols and, for
+the driver and the runtime (which extensions and Triton call too), from their
+headers. The definitions are weak: where csrc/ defines a name, that one is taken.
 """
 
 import re
@@ -25,17 +26,23 @@ _NOT_SUPPORTED = {"cusparse": 10, "cusolver": 9, "cufft": 16, "cudnn": 3000, "cu
 
 #: Functions that answer through a pointer: success without an answer would
 #: leave garbage there, so they say "not supported" unless csrc/ answers.
-_ANSWERS = re.compile(r"Get|Find|[bB]ufferSize|Estimation|MaxActive")
+_ANSWERS = re.compile(r"Get|Find|[bB]ufferSize|Estimation|MaxActive|[Aa]lloc|Query")
 
 _HEADER = """\
-/* Written by symbols.py from the undefined symbols of the installed PyTorch. */
+/* Written by symbols.py for the installed PyTorch. */
 #include "emulator.h"
+#include <stdio.h>
 #define WEAK __attribute__((weak))
 #define SUCCEED(name) WEAK long name(void) { return 0; }
 #define LAUNCH(name) WEAK long name(void) { count_launch(); return 0; }
 #define CREATE(name) WEAK long name(void **made) { *made = new_handle(); return 0; }
-#define REFUSE(name, status) WEAK long name(void) { return status; }
+#define REFUSE(name, status) WEAK long name(void) { return refuse(#name, status); }
 #define TEXT(name) WEAK const char *name(void) { return "not supported by the emulated GPU"; }
+
+static long refuse(const char *name, long status) {
+  fprintf(stderr, "peakcast: %s is not supported by the emulated GPU\\n", name);
+  return status;
+}
 """
 
 
@@ -61,8 +68,17 @@ def stub(name: str) -> str:
     return f"LAUNCH({name})"
 
 
-def stub_source(torch_libraries: Path) -> str:
-    """C source with a stand-in for every CUDA symbol that PyTorch calls."""
+def declared_functions(header: Path, prefix: str) -> set[str]:
+    """Functions that a CUDA header declares, under all names it gives them (`cuMemAlloc_v2`)."""
+    text = header.read_text(errors="replace")
+    names = set(re.findall(rf"\bCUDA(?:API|RTAPI)\s+({prefix}[A-Z]\w*)\s*\(", text))
+    for plain, versioned in re.findall(rf"#define\s+({prefix}[A-Z]\w*)\s+({prefix}[A-Z]\w*_v\d)\b", text):
+        names |= {plain, versioned} if plain in names else set()
+    return names
+
+
+def stub_source(torch_libraries: Path, headers: list[Path]) -> str:
+    """C source with a stand-in for every CUDA function that a job may call."""
     names = {
         name
         for caller in CALLERS
@@ -70,4 +86,7 @@ def stub_source(torch_libraries: Path) -> str:
         for name in undefined_symbols(torch_libraries / caller)
         if _CUDA.match(name)
     }
+    for file, prefix in (("cuda.h", "cu"), ("cuda_runtime_api.h", "cuda")):
+        header = next(path / file for path in headers if (path / file).exists())
+        names |= declared_functions(header, prefix)
     return _HEADER + "\n".join(stub(name) for name in sorted(names)) + "\n"

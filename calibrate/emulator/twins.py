@@ -18,6 +18,8 @@ Twins are kept by storage, not by tensor: views, saved tensors and in-place
 updates need nothing of their own. The mode holds no CUDA tensor or storage.
 """
 
+import atexit
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +43,13 @@ _IGNORED = {
 }
 #: In-place operators that do not read what they overwrite.
 _OVERWRITE = {"copy_", "fill_", "zero_", "random_"}
+#: Collectives after which every rank's part is taken to be like this rank's.
+_GATHERS = {"c10d.allgather_", "c10d._allgather_base_"}
 _RANDOM = {"randint", "randint_like", "randperm", "random_", "random"}
+
+_PLAIN = torch.Tensor.__torch_dispatch__
+#: Subclasses that leave their operators to a mode, which comes after this one.
+_OF_MODES = {"FakeTensor", "FunctionalTensor"}
 
 
 class _Unknown(Exception):
@@ -110,9 +118,11 @@ class _Operator:
 
 def _describe(func: Any) -> _Operator:
     schema = getattr(func, "_schema", None)
-    if schema is None or func.namespace not in ("aten", "prims"):
-        return _Operator(str(func), followed=False, is_view=False, written=())
+    if schema is None:  # a higher-order operator: what it runs is dispatched by itself
+        return _Operator("", followed=False, is_view=False, written=())
     name = func.overloadpacket.__name__
+    if func.namespace not in ("aten", "prims"):
+        return _Operator(f"{func.namespace}.{name}", followed=False, is_view=False, written=())
     written = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
@@ -137,8 +147,8 @@ class IntegerTwins(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if types:  # a tensor subclass unpacks itself first and comes back with plain tensors
-            return NotImplemented
+        if any(kind.__torch_dispatch__ is not _PLAIN and kind.__name__ not in _OF_MODES for kind in types):
+            return NotImplemented  # a subclass unpacks itself and comes back with plain tensors
         kwargs = kwargs or {}
         operator = self._operators.get(func)
         if operator is None:
@@ -149,6 +159,8 @@ class IntegerTwins(TorchDispatchMode):
         else:
             with answering(answer, self.twins, args, kwargs):
                 result = func(*args, **kwargs)
+        if operator.name in _GATHERS:
+            self._follow_gather(operator, args)
         if not operator.followed or operator.is_view:
             return result
         if operator.written:
@@ -204,6 +216,17 @@ class IntegerTwins(TorchDispatchMode):
                 (self.twins.keep(target) if target.is_cuda else target).copy_(on_host[index])
         except Exception:  # as above: they stay unknown
             pass
+
+    def _follow_gather(self, operator: _Operator, args: tuple) -> None:
+        """outputs, inputs: of tensors gathered into lists, or of one into one."""
+        outputs, inputs = args[:2]
+        if operator.name.endswith("_base_"):
+            outputs, inputs = [outputs.view(-1, *inputs.shape).unbind() if inputs.numel() else []], [inputs]
+        for parts, source in zip(outputs, inputs):
+            twin = self.twins.of(source) if source.is_cuda and is_integer(source.dtype) else None
+            for part in parts if twin is not None else ():
+                known = self.twins.of(part)
+                (self.twins.keep(part) if known is None else known).copy_(twin.view(part.shape))
 
     def _scalar(self, operator: _Operator, args: tuple, result: Any) -> Any:
         if operator.name not in ("_local_scalar_dense", "equal"):
@@ -273,4 +296,7 @@ def install() -> IntegerTwins | None:
         torch._C._set_only_lift_cpu_tensors(True)
         _installed = IntegerTwins()
         _installed.__enter__()
+        # A thread of autograd may still have to let go of the mode when the script
+        # ends: with the interpreter gone it would abort the process.
+        atexit.register(time.sleep, 0.02)
     return _installed

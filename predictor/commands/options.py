@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping
-from predictor.prediction import Prediction
 from predictor.suggest import show
 from predictor.values import Flag, Invalid, Later
 from predictor.workload import KEYS, Workload, check_names
+
+if TYPE_CHECKING:
+    from predictor.prediction import Prediction
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}

@@ -84,28 +84,22 @@ def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Ca
     else:
         if not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a mark shows "?"
-        try:
-            report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise InputError(f"the terminal cannot be written to: {error.strerror}") from None
+        report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
 
 
 def console(stream: TextIO, width: int | None) -> Any:
     """A rich console that prints text as it is: no markup, no guesses at what to colour."""
     from rich.console import Console
 
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would exit by itself; main() decides that
+
+    return Plain(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
 def _emit(path: str | None, text: str) -> None:
     if path:
         write_file(path, text)
-        return
-    try:
+    else:
         sys.stdout.write(text)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise InputError(f"the output cannot be written: {error.strerror}") from None

@@ -14,12 +14,14 @@ from predictor.report.units import factor_text, gib, share, size_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+OTHER_COLUMNS = 46  # characters of the layer table that are not the layer's path
+
 
 def report(console: Console, prediction: Prediction, *, moments: int = 5, layers: int | None = 15) -> None:
     """The whole answer of ``peakcast explain``; ``layers`` None shows them all."""
     tables.head(console, prediction)
     _moments(console, prediction, moments)
-    console.print(tables.factor_table(prediction))
+    console.print(tables.factor_table(prediction, console.width))
     console.print()
     _layers(console, prediction, layers)
     console.print()
@@ -53,7 +55,9 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
     for number, candidate in enumerate(_highest(prediction)[:most], 1):
         when = "start-up" if candidate.step == 0 else f"step {candidate.step}"
         place = f"{candidate.operator} in {candidate.module}" if candidate.module else candidate.operator
-        console.print(f"{number:>3}. {size_text(candidate.requested_bytes)}  {candidate.moment.value}, {when}: {place}")
+        head = f"{number}. {size_text(candidate.requested_bytes)}  {candidate.moment.value}, {when}: {place}"
+        for line in tables.wrapped(console, head, indent=2):
+            console.print(line)
         terms = formula_text(candidate, prediction.workload).split(" + ")
         # a term is not broken over two lines
         text = "=\xa0" + " + ".join(term.replace(" ", "\xa0") for term in terms)
@@ -68,12 +72,14 @@ def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     rows = collapse(prediction.layers)
     total = prediction.peak_allocated.bytes
     shown = tables.table("layers at the peak", "n", "GiB", "%", "of which")
-    shown.columns[0].no_wrap = True
-    for index in (1, 2, 3):
-        shown.columns[index].justify = "right"
+    shown.columns[0].no_wrap = True  # folded here, so that only the last column gives way
+    room = max(23, console.width - OTHER_COLUMNS)
+    for column in shown.columns[1:4]:
+        column.justify, column.no_wrap = "right", True
     for row in rows[:most]:
-        shown.add_row(row.path or "(the model as a whole)", str(row.count), gib(row.bytes), share(row.bytes, total),
-                      factor_text(row.factors))
+        path = row.path or "(the model as a whole)"
+        folded = "\n".join(path[i: i + room] for i in range(0, len(path), room))
+        shown.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
     rest = rows[len(rows[:most]):]
     if rest:
         size = sum(row.bytes for row in rest)

@@ -45,7 +45,7 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
         cells = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
                  for factor in (_at(column, (low + high) / 2) for column in drawn)]
         if shown_capacity is not None and low < shown_capacity <= high:
-            cells = _capacity_line(cells, f" capacity {size_text(shown_capacity)}")
+            cells = _capacity_line(cells, f" capacity {size_text(shown_capacity)} ")
         for mark, colour in cells:
             text.append(mark, colour)
         text.append("\n")
@@ -68,10 +68,11 @@ def _at(column: Column, height: float) -> Factor | None:
 
 
 def _capacity_line(cells: list[tuple[str, str | None]], note: str) -> list[tuple[str, str | None]]:
-    """Dashes where nothing is drawn, with the capacity written over the last of them if there is room."""
+    """Dashes where nothing is drawn, with the capacity written over the first of them that have room."""
     line = [("-", "red") if mark == " " else (mark, colour) for mark, colour in cells]
-    if all(mark == "-" for mark, _ in line[-len(note):]):
-        line[-len(note):] = [(mark, "red") for mark in note]
+    start = "".join(mark for mark, _ in line).find("-" * len(note))
+    if start >= 0:
+        line[start: start + len(note)] = [(mark, "red") for mark in note]
     return line
 
 

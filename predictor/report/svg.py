@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import groupby
 
 from predictor.events import Factor, Moment
 from predictor.prediction import Prediction
@@ -76,12 +77,12 @@ def _areas(drawn: list[Column], scale: float) -> list[str]:
 
 
 def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
-    """Corners of a staircase, left out where the height stays the same."""
-    corners = []
-    for place, size in enumerate(sizes):
-        if place in (0, len(sizes) - 1) or size != sizes[place - 1] or size != sizes[place + 1]:
-            y = _y(size, scale)
-            corners += [f"{LEFT + place},{y}", f"{LEFT + place + 1},{y}"]
+    """Corners of a staircase, one stair for each run of equal sizes."""
+    corners, x = [], LEFT
+    for size, run in groupby(sizes):
+        y, start = _y(size, scale), x
+        x += sum(1 for _ in run)
+        corners += [f"{start},{y}", f"{x},{y}"]
     return " L".join(reversed(corners) if backwards else corners)
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MOST_MODULES = 6  # columns that 100 characters have room for
+FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # characters of the factor table's columns
 
 
 def report(console: Console, prediction: Prediction) -> None:
     """The whole answer of ``peakcast predict``."""
     head(console, prediction)
-    console.print(factor_table(prediction))
+    console.print(factor_table(prediction, console.width))
     console.print()
     console.print(moment_table(prediction))
     console.print()
@@ -57,10 +57,10 @@ def defaults(prediction: Prediction) -> list[str]:
             if prediction.workload.get(key) not in (None, [], (), {})]
 
 
-def factor_table(prediction: Prediction) -> Table:
+def factor_table(prediction: Prediction, width: int) -> Table:
     """What the peak is made of: a row a factor, a column a modality module."""
     total = prediction.peak_allocated.bytes
-    modules = merge_small(prediction.modules)
+    modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     rows = table("at the peak (GiB)", "all", "%", *(name.replace("_", "_\n") for name in modules), numbers=True)
     for factor in Factor:
         size = prediction.factors.get(factor, 0)
@@ -72,12 +72,12 @@ def factor_table(prediction: Prediction) -> Table:
     return rows
 
 
-def merge_small(modules: Mapping[str, Mapping[Factor, int]]) -> dict[str, Mapping[Factor, int]]:
-    """The modules by size; those that there is no room for become one column."""
+def merge_small(modules: Mapping[str, Mapping[Factor, int]], most: int) -> dict[str, Mapping[Factor, int]]:
+    """The modules by size; if there are more than ``most``, the smallest become one: "others"."""
     ordered = sorted(modules.items(), key=lambda item: -sum(item[1].values()))
-    kept, rest = ordered[:MOST_MODULES], ordered[MOST_MODULES:]
-    if rest:
-        kept, rest = ordered[: MOST_MODULES - 1], ordered[MOST_MODULES - 1:]
+    kept = ordered
+    if len(ordered) > most:
+        kept, rest = ordered[: most - 1], ordered[most - 1:]
         kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in Factor}))
     return dict(kept)
 

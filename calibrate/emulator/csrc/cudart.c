@@ -1,8 +1,6 @@
 /* Stand-in for libcudart: memory is booked, launches are counted. */
-#define _GNU_SOURCE
 #include "emulator.h"
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -120,7 +118,7 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
 }
 cudaError_t cudaFree(void *pointer) {
   synchronize(); /* as the real one does */
-  return !pointer || !device_free(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  return !pointer || !device_free(pointer) || !pinned_free(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 /* The real pool keeps freed memory up to a threshold; this one keeps none. */
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) {
@@ -178,6 +176,10 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
   return *pointer ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
+/* Managed memory is the host's until a kernel touches it, and none does. */
+cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags) {
+  return cudaHostAlloc(pointer, bytes, flags);
+}
 cudaError_t cudaFreeHost(void *pointer) {
   return !pointer || !pinned_free(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
@@ -225,6 +227,10 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream) {
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
   (void)stream;
   *priority = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  (void)stream;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -384,7 +390,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              unsigned int version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *status) {
   (void)version, (void)flags;
-  *function = dlsym(RTLD_DEFAULT, symbol);
+  *function = driver_function(symbol);
   if (status)
     *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

@@ -297,10 +297,20 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
   return CUDA_SUCCESS;
 }
 
+void *driver_function(const char *name) {
+  static const char *const versions[] = {"%s_v3", "%s_v2", "%s"};
+  char versioned[128];
+  void *function = NULL;
+  for (int i = 0; i < 3 && !function; i++) {
+    snprintf(versioned, sizeof versioned, versions[i], name);
+    function = dlsym(RTLD_DEFAULT, versioned);
+  }
+  return function;
+}
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult *status) {
   (void)version, (void)flags;
-  *function = dlsym(RTLD_DEFAULT, symbol);
+  *function = driver_function(symbol);
   if (status)
     *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

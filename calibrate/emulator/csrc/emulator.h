@@ -61,6 +61,9 @@ void count_launch(void);
 void synchronize(void);
 void *new_handle(void);
 
+/* A driver function by name, in its newest version (`cuMemAlloc` is cuMemAlloc_v2). */
+void *driver_function(const char *name);
+
 typedef struct {
   unsigned long launch, synchronization;
   int recorded;

@@ -1,0 +1,1 @@
+"""Everything that runs a job: real or emulated GPU, recording, attribution, fitting, regression reports."""

@@ -1,0 +1,114 @@
+"""Functions that take another path on CUDA than on meta tensors under a dispatch mode.
+
+While tracing they are replaced by ones that take CUDA's path: plain functions, because a function mode
+would not be active when a checkpoint recomputes.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def _needs_grad(*tensors) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _first(results) -> torch.Tensor:
+    """The first of several results; the others die last to first, as a C++ tuple does."""
+    rest = list(results)
+    del results
+    while len(rest) > 1:
+        rest.pop()
+    return rest[0]
+
+
+def _cudnn(query, key, value, mask, dropout, causal, scale):
+    """ATen/native/transformers/attention.cpp, case SDPBackend::cudnn_attention."""
+    return _first(aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale))
+
+
+def _flash(query, key, value, mask, dropout, causal, scale):
+    """The same file, case flash_attention: head sizes are padded to multiples of 8."""
+    width = query.shape[-1]
+    pad = -width % 8
+    if pad:
+        scale = 1 / math.sqrt(width) if scale is None else scale
+        query, key, value = (functional.pad(tensor, (0, pad)) for tensor in (query, key, value))
+    out = _first(aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale))
+    return out[..., :width] if pad else out
+
+
+def _efficient(query, key, value, mask, dropout, causal, scale):
+    """The same file, case efficient_attention: a mask's rows are padded to multiples of 8 (pad_bias)."""
+    if mask is not None and mask.shape[-1] % 8:
+        length = mask.shape[-1]
+        mask = functional.pad(mask, (0, -length % 8))[..., :length]
+    if mask is not None:
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return _first(aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale))
+
+
+KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
+
+
+def choose(backend: str, mask, grouped: bool) -> str:
+    """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    Flash attention takes no mask; memory-efficient attention no grouped heads.
+    """
+    if backend == "flash" and mask is not None:
+        backend = "efficient"
+    return "math" if backend == "efficient" and grouped else backend
+
+
+def scaled_dot_product_attention(backend: str, original):
+    """The fused operator that CUDA takes, instead of meta's math path."""
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1])
+        if query.device.type != "meta" or kernel == "math":
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask
+            zero, minus_infinity = (torch.empty((), dtype=query.dtype, device="meta") for _ in range(2))
+            attn_mask = torch.where(attn_mask, zero, minus_infinity)
+            del zero, minus_infinity
+        return KERNELS[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    return attention
+
+
+def linear(original):
+    """A bias is added in place, which ATen/native/Linear.cpp avoids under a dispatch mode."""
+
+    def with_bias(input, weight, bias=None):
+        if bias is None or input.dim() < 3 or input.is_contiguous():
+            return original(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)
+
+    return with_bias
+
+
+@contextmanager
+def as_on_cuda(backend: str):
+    """Replace the functions while the block runs."""
+    replaced = {
+        "scaled_dot_product_attention": scaled_dot_product_attention(
+            backend, functional.scaled_dot_product_attention),
+        "linear": linear(functional.linear),
+    }
+    originals = {name: getattr(functional, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(functional, name, function)
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(functional, name, function)
