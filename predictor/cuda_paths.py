@@ -19,19 +19,10 @@ def _needs_grad(*tensors) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _first(results) -> torch.Tensor:
-    """The first of several results; the others die last to first, as a C++ tuple does."""
-    rest = list(results)
-    del results
-    while len(rest) > 1:
-        rest.pop()
-    return rest[0]
-
-
 def _cudnn(query, key, value, mask, dropout, causal, scale):
     """ATen/native/transformers/attention.cpp, case SDPBackend::cudnn_attention."""
-    return _first(aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale))
+    return aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale)[0]
 
 
 def _flash(query, key, value, mask, dropout, causal, scale):
@@ -41,7 +32,7 @@ def _flash(query, key, value, mask, dropout, causal, scale):
     if pad:
         scale = 1 / math.sqrt(width) if scale is None else scale
         query, key, value = (functional.pad(tensor, (0, pad)) for tensor in (query, key, value))
-    out = _first(aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale))
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
     return out[..., :width] if pad else out
 
 
@@ -52,8 +43,8 @@ def _efficient(query, key, value, mask, dropout, causal, scale):
         mask = functional.pad(mask, (0, -length % 8))[..., :length]
     if mask is not None:
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return _first(aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale)[0]
 
 
 KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}

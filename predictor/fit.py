@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -63,22 +64,44 @@ def signature(recording: Recording) -> list:
 
 
 class _Solver:
-    """Integer coefficients of the monomials through values at the shapes, checked at every shape."""
+    """Coefficients of the monomials through values at the shapes, in exact arithmetic, checked at every shape."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.monomials = monomials(shapes)
-        self._shapes = shapes
-        self._design = np.array([[m(shape) for m in self.monomials] for shape in shapes], dtype=np.int64)
-        if np.linalg.matrix_rank(self._design.astype(float)) < len(self.monomials):
-            raise ValueError("these shapes cannot tell the monomials apart")
-        self._inverse = np.linalg.pinv(self._design.astype(float))
+        self._design = [[m(shape) for m in self.monomials] for shape in shapes]
+        self._chosen, self._inverse = _invert(self._design)
 
     def __call__(self, values: Sequence[int]) -> Polynomial:
-        coefficients = np.rint(self._inverse @ np.asarray(values, dtype=float)).astype(np.int64)
-        residual = self._design @ coefficients - np.asarray(values, dtype=np.int64)
-        if residual.any():
-            raise NotOneRegime(f"sizes {list(values)} are no polynomial of the shapes")
+        known = [values[row] for row in self._chosen]
+        coefficients = [sum(a * b for a, b in zip(row, known)) for row in self._inverse]
+        for row, value in zip(self._design, values):
+            if sum(a * b for a, b in zip(row, coefficients)) != value:
+                raise NotOneRegime(f"sizes {list(values)} are no polynomial of the shapes")
+        if any(c.denominator != 1 for c in coefficients):
+            raise NotOneRegime(f"sizes {list(values)} need fractions of bytes")
         return Polynomial(tuple((m.exponents, int(c)) for m, c in zip(self.monomials, coefficients) if c))
+
+
+def _invert(design: list[list[int]]) -> tuple[list[int], list[list[Fraction]]]:
+    """Rows that are independent, and the inverse of the square matrix they make (Gauss-Jordan)."""
+    width = len(design[0])
+    chosen: list[int] = []
+    rows: list[list[Fraction]] = []  # reduced rows, then the combination of chosen rows that makes them
+    for index, values in enumerate(design):
+        row = [Fraction(v) for v in values] + [Fraction(int(len(chosen) == k)) for k in range(width)]
+        for other in rows:
+            pivot = next(k for k in range(width) if other[k])
+            row = [a - row[pivot] * b for a, b in zip(row, other)]
+        pivot = next((k for k in range(width) if row[k]), None)
+        if pivot is None:
+            continue
+        row = [a / row[pivot] for a in row]
+        rows = [[a - other[pivot] * b for a, b in zip(other, row)] for other in rows] + [row]
+        chosen.append(index)
+        if len(chosen) == width:
+            ordered = sorted(rows, key=lambda r: next(k for k in range(width) if r[k]))
+            return chosen, [r[width:] for r in ordered]
+    raise ValueError("these shapes cannot tell the monomials apart")
 
 
 def _expression(solve: _Solver, versions: tuple) -> Polynomial | Workspace:

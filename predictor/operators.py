@@ -21,7 +21,8 @@ class Call:
     Attributes:
         allocate: takes a size, returns a handle.
         free: takes a handle.
-        results: results come to life now: the given ones, or all that have not yet.
+        results: results come to life now: the given ones, or all that have not yet; ``size`` says the
+            bytes of one where meta's are no polynomial of the shape.
         once: allocate for good, the first time that this handle of a library is used.
     """
 
@@ -166,6 +167,24 @@ def flash_backward(call: Call) -> None:
     call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
 
 
+def efficient_forward(call: Call) -> None:
+    """Sums of rows, rounded up (attention.cu, _efficient_attention_forward)."""
+    out, sums, *_ = call.out
+    call.results(out)
+    if sums.numel():
+        call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
+    call.results()
+
+
+def padded_mask(call: Call) -> None:
+    """A mask for memory-efficient attention (ATen/native/transformers/attention.cpp, pad_bias)."""
+    mask = call.args[0]
+    if mask.dtype.is_floating_point and mask.dim() == 4:
+        rows = mask.numel() // mask.shape[-1]
+        call.results(call.out[0], size=("padded_mask", (rows, mask.shape[-1], mask.element_size())))
+    call.results()
+
+
 def efficient_backward(call: Call) -> None:
     """Row sums and the gradient accumulator (attention_backward.cu)."""
     dimensions = attention_dimensions(call.args[1])
@@ -187,6 +206,8 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
     "aten::_scaled_dot_product_flash_attention": flash_forward,
     "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
+    "aten::constant_pad_nd": padded_mask,
+    "aten::_scaled_dot_product_efficient_attention": efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
 }
 """Operator -> how a call plays out on CUDA."""

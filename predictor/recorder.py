@@ -86,13 +86,13 @@ class Recorder(TorchDispatchMode):
         self.recording.events.append(-(row + 1))
         self.recording.moments.append(self.moment)
 
-    def watch(self, tensor: torch.Tensor, operator: str, role: str = "") -> None:
-        """Record a tensor's storage, once, and its death when it comes."""
+    def watch(self, tensor: torch.Tensor, operator: str, role: str = "", size=None) -> None:
+        """Record a tensor's storage, once, and its death when it comes; ``size`` in place of its bytes."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._rows or storage.device.type != self._device:
             return
-        row = self._rows[key] = self.allocate(storage.nbytes(), operator, role)
+        row = self._rows[key] = self.allocate(size or storage.nbytes(), operator, role)
         recording = self.recording
 
         def died() -> None:

@@ -25,7 +25,7 @@ class Key:
     """Everything that decides the list of events, except the shape within its regime.
 
     Attributes:
-        regime: ``(batch, images)``, each ``0``, ``1`` or ``many``.
+        regime: as ``predictor.regimes`` names it.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         sdpa_backend: what attention resolves to; empty for eager attention.
     """
@@ -39,7 +39,7 @@ class Key:
     checkpointing: str
     attn_implementation: str
     sdpa_backend: str
-    regime: tuple[str, str]
+    regime: tuple[str, str, str]
     torch: str
     transformers: str
     tracer: int = TRACER_VERSION

@@ -45,9 +45,9 @@ class Tracer(Recorder):
         """Record the call as it would go on CUDA."""
         tensors = _tensors(out)
 
-        def results(*first) -> None:
+        def results(*first, size=None) -> None:
             for tensor in first or tensors:
-                self.watch(tensor, name)
+                self.watch(tensor, name, size=size)
 
         def once(function: str) -> None:
             if (function, self.moment) not in self._made:  # autograd's device thread has handles of its own

@@ -96,6 +96,11 @@ def efficient_rows(gpu, batch, heads, sequence, width):
     return FP32 * batch * heads * _round_up(sequence, 32)
 
 
+def padded_mask(gpu, rows, length, itemsize):
+    """A float mask whose rows are padded to multiples of 8 (ATen/native/transformers/attention.cpp, pad_bias)."""
+    return rows * _round_up(length, 8) * itemsize
+
+
 def efficient_delta(gpu, batch, heads, sequence, width):
     """``delta`` (ATen/native/transformers/cuda/attention_backward.cu)."""
     return FP32 * batch * heads * sequence
@@ -202,7 +207,7 @@ FUNCTIONS = {
     for function in (
         cublas_workspace, cublaslt_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
-        efficient_rows, efficient_delta, efficient_backward,
+        efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
         cub_scan, cub_select, cub_count,
         embedding_indices, embedding_sort, embedding_segments, embedding_partials,

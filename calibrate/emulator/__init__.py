@@ -12,6 +12,6 @@ Known limits: no CUDA context, no NCCL buffers, no private workspaces of cuDNN;
 values of floating-point tensors read back as zero; see `twins` for integers.
 """
 
-from .environment import environment, is_emulated
+from .job_environment import environment, is_emulated
 
 __all__ = ["environment", "is_emulated"]

@@ -10,7 +10,7 @@ import sys
 from predictor.errors import InputError
 
 from .devices import GPUS
-from .environment import environment
+from .job_environment import environment
 
 
 def main(argv: list[str] | None = None) -> int:

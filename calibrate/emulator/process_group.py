@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from predictor.errors import InputError
 
-from .environment import is_emulated
+from .job_environment import is_emulated
 
 #: Bytes of ncclUniqueId (nccl.h): rank 0 of a group leaves one in the store.
 _UNIQUE_ID = bytes(128)

@@ -133,9 +133,10 @@ def answering(answer: Callable, twins: Any, args: tuple, kwargs: dict) -> Iterat
     if not items:
         yield
         return
+    text = b"".join(items)  # it and the sizes must outlive the operator
     sizes = (ctypes.c_size_t * (len(items) + 1))(*map(len, items), 0)
     emulator = ctypes.CDLL(None)
-    emulator.peakcast_answer(b"".join(items), sizes)
+    emulator.peakcast_answer(text, sizes)
     try:
         yield
     finally:

@@ -10,29 +10,23 @@ them.
 
 Known are: what is copied from the host, created by a constant, an `arange` or a
 random integer (drawn here from a generator of its own), and what follows from
-these by PyTorch's own operators. A value that depends on a floating-point
-tensor, or comes from a kernel that PyTorch does not dispatch (Triton), is
-unknown and reads back as zero.
-
-Twins are kept by storage, not by tensor: views, saved tensors and in-place
-updates need nothing of their own. The mode holds no CUDA tensor or storage.
+these by PyTorch's own operators. Floats are known only as they come from the
+host (a job's inputs: some models look for images that are all zeros), never
+computed. Whatever depends on other floats, or comes from a kernel that PyTorch
+does not dispatch (Triton), is unknown and reads back as zero.
 """
 
 import atexit
 import time
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .environment import is_emulated
+from .job_environment import is_emulated
 from .read_backs import ANSWERS, answering
-
-#: A twin larger than this is not kept (bytes), nor when all would exceed the sum.
-LARGEST_TWIN_BYTES = 2**29
-ALL_TWINS_BYTES = 2**30
+from .twin_store import INTEGERS, LARGEST_TWIN_BYTES, Twins, Unknown
 
 #: Only shapes of their floating-point arguments matter.
 _BY_SHAPE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "randint_like"}
@@ -52,58 +46,14 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 _OF_MODES = {"FakeTensor", "FunctionalTensor"}
 
 
-class _Unknown(Exception):
-    """The operator's result does not follow from known values."""
-
-
-def is_integer(dtype: torch.dtype) -> bool:
-    """Integers and booleans: the types whose values steer programs."""
-    return not (dtype.is_floating_point or dtype.is_complex)
-
-
-class Twins:
-    """Host bytes beside the storages of CUDA tensors, by storage identity."""
-
-    def __init__(self) -> None:
-        self._bytes: dict[int, tuple[torch.Tensor, weakref.ref]] = {}
-        self._total_bytes = 0
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A host tensor with the values of `tensor` (its own view of the twin), or None."""
-        storage = tensor.untyped_storage()
-        kept = self._bytes.get(storage._cdata)
-        if kept is None:
-            return None
-        if kept[0].numel() != storage.nbytes():  # the storage was resized
-            self.forget(tensor)
-            return None
-        return _view(kept[0], tensor)
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new twin, all zeros, for the storage of `tensor`: its view for that tensor."""
-        self.forget(tensor)
-        storage = tensor.untyped_storage()
-        size, key = storage.nbytes(), storage._cdata
-        if size > LARGEST_TWIN_BYTES or self._total_bytes + size > ALL_TWINS_BYTES:
-            raise _Unknown
-        host = torch.zeros(size, dtype=torch.uint8)
-        self._bytes[key] = (host, weakref.ref(storage, lambda _: self._drop(key)))
-        self._total_bytes += size
-        return _view(host, tensor)
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Values of this tensor's storage are no longer known."""
-        self._drop(tensor.untyped_storage()._cdata)
-
-    def _drop(self, key: int) -> None:
-        kept = self._bytes.pop(key, None)
-        if kept is not None:
-            self._total_bytes -= kept[0].numel()
-
-
-def _view(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    view = torch.empty(0, dtype=like.dtype)
-    return view.set_(host.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one whose values are kept: on the GPU, of a type that steers programs."""
+    return (
+        tensor.is_cuda
+        and tensor.dtype in INTEGERS
+        and tensor.layout is torch.strided
+        and type(tensor).__torch_dispatch__ is _PLAIN
+    )
 
 
 @dataclass(frozen=True)
@@ -172,19 +122,24 @@ class IntegerTwins(TorchDispatchMode):
         return result
 
     def _follow_write(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> None:
-        targets = [
+        written = [
             tensor
             for place in operator.written
             for tensor in _tensors(kwargs.get(place) if isinstance(place, str) else args[place])
-            if is_integer(tensor.dtype) and tensor.is_cuda or operator.name == "copy_" and _is_read_back(tensor, args[1])
         ]
+        targets = []
+        for tensor in written:
+            if is_followed(tensor) or operator.name == "copy_" and self._is_read_back(tensor, args[1]):
+                targets.append(tensor)
+            elif tensor.is_cuda:
+                self.twins.forget(tensor)
         if not targets:
             return
         try:
             for tensor in targets:
                 if tensor.is_cuda and self.twins.of(tensor) is None:
                     if operator.name not in _OVERWRITE and isinstance(operator.written[0], int):
-                        raise _Unknown
+                        raise Unknown
                     self.twins.keep(tensor)
             self._run_on_host(func, operator, args, kwargs)
         except Exception:  # unknown inputs, or no such operator on the host
@@ -197,13 +152,11 @@ class IntegerTwins(TorchDispatchMode):
         wanted = [
             index
             for index, tensor in enumerate(results)
-            if tensor.is_cuda
-            and is_integer(tensor.dtype)
-            and tensor.layout is torch.strided
+            if is_followed(tensor)
             and tensor.untyped_storage().nbytes() <= LARGEST_TWIN_BYTES
             and self.twins.of(tensor) is None
             or operator.name == "_to_copy"
-            and _is_read_back(tensor, args[0])
+            and (self._is_read_back(tensor, args[0]) or self._is_input(tensor, args[0]))
         ]
         if not wanted:
             return
@@ -211,9 +164,8 @@ class IntegerTwins(TorchDispatchMode):
             on_host = _tensors(self._run_on_host(func, operator, args, kwargs))
             for index in wanted:
                 target = results[index]
-                if on_host[index].shape != target.shape:
-                    raise _Unknown
-                (self.twins.keep(target) if target.is_cuda else target).copy_(on_host[index])
+                if on_host[index].shape == target.shape:  # else a result that was not asked for
+                    (self.twins.keep(target) if target.is_cuda else target).copy_(on_host[index])
         except Exception:  # as above: they stay unknown
             pass
 
@@ -223,17 +175,28 @@ class IntegerTwins(TorchDispatchMode):
         if operator.name.endswith("_base_"):
             outputs, inputs = [outputs.view(-1, *inputs.shape).unbind() if inputs.numel() else []], [inputs]
         for parts, source in zip(outputs, inputs):
-            twin = self.twins.of(source) if source.is_cuda and is_integer(source.dtype) else None
+            twin = self.twins.of(source) if is_followed(source) else None
             for part in parts if twin is not None else ():
                 known = self.twins.of(part)
                 (self.twins.keep(part) if known is None else known).copy_(twin.view(part.shape))
+
+    def _is_read_back(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        return target.is_cpu and source.is_cuda and self.twins.of(source) is not None
+
+    def _is_input(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """Floats from the host, or those with another type; weights are no input."""
+        if not target.is_cuda or target.dtype in INTEGERS or target.layout is not torch.strided:
+            return False
+        if source.is_cuda:
+            return self.twins.of(source) is not None
+        return source.is_cpu and not source.requires_grad and not isinstance(source, torch.nn.Parameter)
 
     def _scalar(self, operator: _Operator, args: tuple, result: Any) -> Any:
         if operator.name not in ("_local_scalar_dense", "equal"):
             return result
         try:
             known = [self._host(tensor, by_shape=False) for tensor in args]
-        except _Unknown:
+        except Unknown:
             return result
         return known[0].item() if operator.name == "_local_scalar_dense" else torch.equal(*known)
 
@@ -260,12 +223,12 @@ class IntegerTwins(TorchDispatchMode):
                 return value
             if by_shape:
                 return torch.empty(1, dtype=value.dtype).expand(value.shape)
-            twin = self.twins.of(value) if value.is_cuda and is_integer(value.dtype) else None
+            twin = self.twins.of(value) if value.is_cuda else None
             if twin is None:
-                raise _Unknown
+                raise Unknown
             return twin
         if isinstance(value, (list, tuple)):
-            return type(value)(self._host(item, by_shape) for item in value)
+            return [self._host(item, by_shape) for item in value]
         if isinstance(value, torch.device):
             return torch.device("cpu")
         return None if isinstance(value, torch.Generator) else value
@@ -277,10 +240,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
     return []
-
-
-def _is_read_back(target: torch.Tensor, source: torch.Tensor) -> bool:
-    return target.is_cpu and source.is_cuda and is_integer(source.dtype)
 
 
 _installed: IntegerTwins | None = None

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.picture and not arguments.picture.endswith(".svg"):
         raise InputError("--picture writes SVG: name a file that ends in .svg")
     workload = options.workload(arguments)
-    from predictor.predict import predict
+    from predictor.pipeline import predict
 
     prediction = predict(workload, timeline=True)
     if arguments.picture:

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Predicts and reports; the exit code says whether it fits."""
     output.check_path(arguments.output, arguments.force)
     workload = options.workload(arguments)
-    from predictor.predict import predict  # numpy takes a while; a mistake should be told at once
+    from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
 
     prediction = predict(workload)
 

@@ -97,7 +97,7 @@ def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor import deepspeed_config, gpus
     from predictor.engine import zero2
     from predictor.engine.setup import Setup
-    from predictor.predict import evaluate
+    from predictor.pipeline import evaluate
     from predictor.sizes import Shape
     from predictor.workload import Workload
 

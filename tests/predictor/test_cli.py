@@ -20,7 +20,7 @@ def asked(monkeypatch):
         workloads.append(workload)
         return samples.prediction(workload)
 
-    monkeypatch.setattr("predictor.predict.predict", predict)
+    monkeypatch.setattr("predictor.pipeline.predict", predict)
     return workloads
 
 
@@ -71,7 +71,7 @@ def test_the_exit_code_says_whether_it_fits(asked, command, gpu, code):
 
 
 def test_an_uncertain_verdict_is_no_success(monkeypatch):
-    monkeypatch.setattr("predictor.predict.predict",
+    monkeypatch.setattr("predictor.pipeline.predict",
                         lambda workload: samples.prediction(samples.workload(gpu="h100"), verdict="uncertain"))
     assert main(["predict", *ENOUGH]) == 1
 
@@ -123,7 +123,7 @@ def test_a_mistake_that_prediction_finds_is_one_line_too(capsys, monkeypatch):
     def predict(workload):
         raise InputError("first\nsecond")
 
-    monkeypatch.setattr("predictor.predict.predict", predict)
+    monkeypatch.setattr("predictor.pipeline.predict", predict)
     assert error_of(capsys, "predict", *ENOUGH) == "first second"
 
 
@@ -150,6 +150,6 @@ def test_an_interrupt_is_quiet(monkeypatch, capsys):
     def predict(workload):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("predictor.predict.predict", predict)
+    monkeypatch.setattr("predictor.pipeline.predict", predict)
     assert main(["predict", *ENOUGH]) == 130
     assert capsys.readouterr() == ("", "")

@@ -16,7 +16,7 @@ ENOUGH = ["llava-1.5-7b", "--sequence-length", "1024"]
 
 @pytest.fixture(autouse=True)
 def prediction(monkeypatch):
-    monkeypatch.setattr("predictor.predict.predict", lambda workload, timeline=False: samples.prediction(workload))
+    monkeypatch.setattr("predictor.pipeline.predict", lambda workload, timeline=False: samples.prediction(workload))
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def never(monkeypatch):
     def predict(workload, timeline=False):
         raise AssertionError("nothing may be computed before the output is known to be writable")
 
-    monkeypatch.setattr("predictor.predict.predict", predict)
+    monkeypatch.setattr("predictor.pipeline.predict", predict)
 
 
 def error_of(capsys, *argv: str) -> str:
@@ -100,9 +100,9 @@ def test_the_picture_is_written_beside_the_report(tmp_path, capsys):
 
 SHOW = """
 import sys
-import predictor.predict
+import predictor.pipeline
 from tests.predictor import samples
-predictor.predict.predict = lambda workload, timeline=False: samples.prediction(workload)
+predictor.pipeline.predict = lambda workload, timeline=False: samples.prediction(workload)
 from predictor.cli import main
 sys.exit(main([*sys.argv[1:], "m", "--sequence-length", "9"]))
 """

@@ -13,6 +13,7 @@ from .devices import Gpu, find_gpu
 #: Read by csrc/device.c; present in no process that was not started for it.
 SETTING = "PEAKCAST_EMULATED_GPU"
 
+_MOST_DEVICES = 64  # csrc/emulator.h
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 #: Holds the entry point through which `import torch` starts the integer tracker.
 _AUTOLOAD = Path(__file__).resolve().parent / "autoload"
@@ -45,8 +46,14 @@ def environment(
             "this machine has an NVIDIA driver; an emulated GPU would hide it: "
             "say --shadow-real-gpu (shadow_real_gpu=True) if that is meant"
         )
+    capacity_bytes = kind.capacity_bytes if capacity_bytes is None else capacity_bytes
+    if not 0 <= context_bytes < capacity_bytes:
+        raise InputError(f"context_bytes {context_bytes} must be at least 0 and below the capacity, {capacity_bytes} bytes")
+    if not 1 <= devices <= _MOST_DEVICES:
+        raise InputError(f"devices {devices} must be between 1 and {_MOST_DEVICES}")
+    event_launches = _launches(events)
     built = ensure_built()
-    setting = _setting(kind, built, capacity_bytes or kind.capacity_bytes, context_bytes, _launches(events), devices)
+    setting = _setting(kind, built, capacity_bytes, context_bytes, event_launches, devices)
     python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
     # Last, so that nothing of ours hides a module of the job's.
     python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *python_path]))

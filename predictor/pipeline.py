@@ -73,7 +73,7 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu) -> Formula:
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         image_size=workload.image_size, padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
-        regime=regimes.regime_of(shape), torch=workload.versions["torch"],
+        regime=_regime(workload, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"])
 
     def trace() -> Formula:
@@ -97,6 +97,11 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
+
+
+def _regime(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
+    pads_masks = workload.padding != "none" and _backend(workload, gpu) in ("flash", "efficient")
+    return regimes.regime_of(shape, pads_masks=pads_masks)
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
@@ -181,7 +186,7 @@ def _sum(modules: dict) -> dict[Factor, int]:
 
 
 def _candidates(run: Run, formula: Formula, shape: Shape, gpu: Gpu) -> tuple[Candidate, ...]:
-    lower = regimes.lowest(regimes.regime_of(shape), formula.facts.tokens_per_image)
+    lower = regimes.lowest(tuple(formula.provenance["key"]["regime"]), formula.facts.tokens_per_image)
     form = timeline.closed_form(run.events, at_least=lower)
     totals = form.sizes.at(shape, gpu)
     result = []

@@ -1,0 +1,50 @@
+"""One process as one rank of many: the process groups of a job whose other ranks do not exist."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from predictor.errors import InputError
+
+LAUNCHED = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun in every process that it starts: then the other ranks do exist."""
+
+
+def join(rank: int, world_size: int, *, backend: str) -> None:
+    """Make this process rank ``rank`` of ``world_size``.
+
+    Under torchrun the group is a real one. Otherwise the process is alone: ``fake`` is the group of
+    PyTorch's own tests, whose collectives do nothing at once; ``nccl`` is PyTorch's real group over
+    the emulated GPU's NCCL, which wrappers need that look at the work a collective returns.
+
+    Raises:
+        InputError: ``nccl``, alone, on a real GPU.
+    """
+    import torch.distributed as dist
+
+    if LAUNCHED in os.environ:
+        dist.init_process_group("nccl")
+        return
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    if backend == "nccl":
+        from calibrate.emulator import is_emulated
+        from calibrate.emulator.process_group import init_process_group
+
+        if not is_emulated():
+            raise InputError("this engine is measured alone only on the emulated GPU: add --device emulated, "
+                             "or start the command with torchrun")
+        init_process_group(rank=rank, world_size=world_size)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    agree()
+
+
+def agree() -> None:
+    """Satisfy DeepSpeed's checks that all ranks hold the same integers: they take rank 0's from a broadcast
+    that nobody answers. Does nothing in a process without DeepSpeed (0.19.8: runtime/zero/utils.py)."""
+    module = sys.modules.get("deepspeed.runtime.zero.utils")
+    if module is not None:
+        module.get_lst_from_rank0 = lambda values: list(values)

@@ -1,0 +1,83 @@
+"""The CUDA device of this process: what it is, and how much of it is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+from calibrate.emulator import is_emulated
+from calibrate.record import Device, MeasuredOn
+from predictor.errors import InputError
+
+PACKAGES = ("transformers", "deepspeed")
+
+
+def require() -> None:
+    """Stop with one line if PyTorch finds no device here.
+
+    Raises:
+        InputError: a build of PyTorch without CUDA, or no device.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise InputError(f"PyTorch {torch.__version__} is a CPU-only build: install a CUDA build")
+    if not torch.cuda.is_available():
+        raise InputError("PyTorch finds no CUDA device here: check the driver, or add --device emulated")
+
+
+def describe(event_completion: str | None) -> Device:
+    """The current device."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Device(
+        name=properties.name, capacity_bytes=properties.total_memory,
+        compute_capability=(properties.major, properties.minor), multiprocessors=properties.multi_processor_count,
+        driver=_nvml(lambda nvml, _: nvml.nvmlSystemGetDriverVersion()),
+        event_completion=event_completion if is_emulated() else None)
+
+
+def measured_on() -> MeasuredOn:
+    """Asked of the process itself, so that an emulated measurement can never pass for a real one."""
+    return MeasuredOn.EMULATED if is_emulated() else MeasuredOn.DEVICE
+
+
+def software() -> dict[str, str | None]:
+    """Versions of what decides a measurement; None for what is not installed."""
+    import torch
+
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def used_bytes() -> int:
+    """Used memory of the device, whoever uses it (``cudaMemGetInfo``)."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def nvml_used_bytes() -> int | None:
+    """Used memory of the device as NVML reports it; None where NVML does not answer."""
+    return _nvml(lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def _nvml(question):
+    try:
+        import pynvml
+        import torch
+
+        handle = torch.cuda._get_pynvml_handler(torch.cuda.current_device())
+        answer = question(pynvml, handle)
+        return answer.decode() if isinstance(answer, bytes) else answer
+    except Exception:  # no package, no library, no permission: the record says None
+        return None

@@ -1,0 +1,124 @@
+"""What trains the model in a measured job: one function an engine, all in :data:`ENGINES`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from calibrate import alone
+from predictor import deepspeed_config
+from predictor.facts import ModelFacts
+from predictor.values import thaw
+from predictor.workload import Workload
+
+LEARNING_RATE = 1e-5
+WEIGHT_DECAY = 0.01
+OPTIMIZER_FLAGS = {
+    "adamw_torch_fused": {"fused": True},
+    "adamw_torch": {},
+    "adamw_torch_forloop": {"foreach": False},
+}
+"""``optim`` -> arguments of ``torch.optim.AdamW``; with none of them CUDA tensors take foreach."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model on the device and how it is trained, as rank ``rank``."""
+
+    workload: Workload
+    rank: int
+    model: Any
+    facts: ModelFacts
+
+
+Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any]]
+"""Forward (arguments as the model's, an output with ``loss``), backward of a loss, optimizer step."""
+
+
+def plain(job: Job) -> Loop:
+    """PyTorch on one GPU; gradients are clipped, the step is taken, gradients become None."""
+    return _around(job, job.model)
+
+
+def ddp(job: Job) -> Loop:
+    """DistributedDataParallel, with PyTorch's defaults."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
+    return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()]))
+
+
+def deepspeed(job: Job) -> Loop:
+    """DeepSpeed with the workload's config; the optimizer is PyTorch's AdamW, as ``optim`` says."""
+    import deepspeed
+
+    alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
+    return engine, engine.backward, engine.step
+
+
+ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "deepspeed": deepspeed}
+"""``engine`` of a workload -> what builds it around a model that lies on the device."""
+
+
+def optimizer(job: Job) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters, in the groups that ``param_groups`` says."""
+    decayed = {parameter.name: parameter.decay for parameter in job.facts.parameters}
+    named = [(name, p) for name, p in job.model.named_parameters() if p.requires_grad]
+    if job.workload.param_groups == "single":
+        groups = [{"params": [p for _, p in named]}]
+    else:
+        groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
+                  for wanted, weight in ((True, WEIGHT_DECAY), (False, 0.0))]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE,
+                             **OPTIMIZER_FLAGS[job.workload.optim])
+
+
+def deepspeed_document(job: Job) -> dict:
+    """The config to hand to DeepSpeed: the user's, with "auto" and the sizes filled in as Hugging Face does.
+
+    Sections that would replace the optimizer or schedule it are left out.
+    """
+    workload = job.workload
+    zero = deepspeed_config.read(workload, job.facts.hidden_size)
+    document = thaw(workload.deepspeed) if workload.deepspeed is not None else {}
+    for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "fp16"):
+        document.pop(key, None)
+    section = document.get("zero_optimization", {})
+    section = section if isinstance(section, dict) else {}  # true: the form of the first releases
+    section = {key: value for key, value in section.items() if value != "auto"}
+    return document | {
+        "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
+        "gradient_accumulation_steps": workload.gradient_accumulation_steps,
+        "gradient_clipping": zero.gradient_clipping,
+        "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size},
+    }
+
+
+def _around(job: Job, model: Any) -> Loop:
+    """The plain loop around a model, wrapped or not."""
+    adamw = optimizer(job)
+    workload = job.workload
+    parameters = [p for group in adamw.param_groups for p in group["params"]]
+    micro_steps = 0
+
+    def step() -> None:
+        nonlocal micro_steps
+        micro_steps += 1
+        if micro_steps % workload.gradient_accumulation_steps:
+            return
+        if workload.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+
+    return model, torch.Tensor.backward, step

@@ -1,0 +1,129 @@
+"""What runs inside the process of a measured job: ``python -m calibrate.job``, started by ``calibrate.measure``.
+
+Takes its :class:`Order` as JSON on stdin and leaves its answer, whole or not at all, in a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from calibrate.record import MeasuredJob, OutOfMemory, to_plain
+from predictor.errors import InputError
+from predictor.workload import Workload
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to measure.
+
+    Attributes:
+        answer: path of the file to write: ``{"job": …}`` or ``{"input_error": …}``.
+        snapshot: path for the memory history, or None.
+        limit_bytes: what PyTorch may take of a real GPU, or None for all of it.
+        event_completion: how the emulated GPU completes events; None on a real one.
+    """
+
+    workload: dict[str, Any]
+    rank: int
+    answer: str
+    snapshot: str | None
+    limit_bytes: int | None
+    event_completion: str | None
+
+
+def main() -> None:
+    """Measure and leave the answer. Ends without the interpreter's last rites: libraries hang in theirs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answer
+    order = Order(**json.load(sys.stdin))
+    try:
+        answer = {"job": to_plain(run(order))}
+    except InputError as error:
+        answer = {"input_error": str(error)}
+    part = order.answer + ".part"
+    with open(part, "w", encoding="utf-8") as stream:
+        json.dump(answer, stream)
+    os.replace(part, order.answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run(order: Order) -> MeasuredJob:
+    """Train three steps on this process's device and record what its allocator counted."""
+    from calibrate import device
+
+    started, clock = _now(), time.monotonic()
+    device.require()
+    import torch
+
+    from calibrate import reference_loop
+    from calibrate.peaks import Counters, MomentLog
+    from calibrate.process_group import kind
+
+    workload = Workload.from_mapping(order.workload)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) if kind(workload) == "nccl" else 0)
+    _limit(torch, order.limit_bytes)
+    log, refusals = MomentLog(Counters(torch.cuda.current_device())), []
+    torch._C._cuda_attach_out_of_memory_observer(lambda _device, tried, _total, _free: refusals.append(tried))
+    used: list[int] = []
+
+    def enter(moment, step) -> None:
+        used.append(device.used_bytes())
+        log.enter(moment, step)
+        if history:
+            history.enter(moment, step)
+
+    failure = None
+    with _history(order.snapshot) as history:
+        try:
+            reference_loop.run(workload, order.rank, enter)
+        except RuntimeError as error:  # OutOfMemoryError is one; so is what libraries raise
+            if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
+                raise
+            step, moment = log.at
+            failure = OutOfMemory(" ".join(str(error).split()), moment, step, refusals[-1] if refusals else None)
+        moments = log.close()
+        used.append(device.used_bytes())
+        if history:
+            history.save()
+    return MeasuredJob(
+        measured_on=device.measured_on(), device=device.describe(order.event_completion), software=device.software(),
+        process_group=kind(workload), moments=moments, out_of_memory=failure,
+        memory_stats=log.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
+        started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
+
+
+def _limit(torch, limit_bytes: int | None) -> None:
+    if limit_bytes is None:
+        return
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    if limit_bytes > total:
+        raise InputError(f"capacity_bytes {limit_bytes} is more than this GPU has ({total}): give less, or leave it out")
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+
+
+def _history(path: str | None):
+    if path is None:
+        return nullcontext()
+    from calibrate.history import History
+
+    return History(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What the predictor says of a job that is to be measured: its rank, and requested bytes by moment and step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from calibrate.record import Peak, Predicted, PredictedMoment, RankChoice
+from predictor import gpus, pipeline
+from predictor.errors import InputError
+from predictor.events import MOMENTS
+from predictor.sizes import Shape
+from predictor.workload import Workload
+
+
+def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
+    """The workload's rank; for "worst" the one whose predicted peak is highest.
+
+    Raises:
+        InputError: "worst" of several, and the predictor cannot answer.
+    """
+    if workload.rank != "worst":
+        return workload.rank, RankChoice.WORKLOAD
+    if workload.data_parallel_size == 1:
+        return 0, RankChoice.WORKLOAD
+    try:
+        return _composed(workload).rank, RankChoice.PREDICTION
+    except InputError as error:
+        raise InputError(f"which rank is the worst cannot be predicted ({error}): "
+                         f"give --rank 0 … {workload.data_parallel_size - 1}") from None
+
+
+def predicted(workload: Workload, rank: int) -> Predicted:
+    """Requested bytes of one rank.
+
+    Raises:
+        InputError: as :func:`predictor.pipeline.predict`.
+    """
+    run = _composed(workload.replace(rank=rank))
+    events, live = run.events, run.live
+    begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
+    rows = []
+    for step in range(int(events.step.max()) + 1):
+        for number, moment in enumerate(MOMENTS):
+            mask = (events.step == step) & (events.moment == number)
+            if mask.any():
+                rows.append(PredictedMoment(step, moment, int(begun[mask].max())))
+    top = events[int(np.argmax(live))].tag
+    return Predicted(Peak(run.peak, top.moment, top.step), tuple(rows))
+
+
+def _composed(workload: Workload) -> pipeline.Run:
+    workload = workload.fill(images_per_sample=1)
+    gpu = gpus.find(workload.gpu or pipeline.DEFAULT_GPU)
+    batch = workload.per_device_train_batch_size
+    shape = Shape(batch, workload.sequence_length, batch * workload.images_per_sample)
+    formula = pipeline.find_formula(workload, shape, gpu)
+    pipeline.check_shape(workload, formula)
+    return pipeline.worst_run(formula, workload, shape, gpu)

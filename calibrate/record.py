@@ -1,0 +1,224 @@
+"""What one measured job says: plain frozen data, and its JSON. Other files read records, jobs write them."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from calibrate.peaks import MomentPeaks
+from predictor.errors import InputError
+from predictor.events import Moment
+from predictor.files import read_mapping
+from predictor.suggest import nearest, show
+
+SCHEMA_VERSION = 1
+
+
+class MeasuredOn(str, Enum):
+    """Whether a real GPU did it."""
+
+    DEVICE = "device"
+    EMULATED = "emulated"
+
+
+class RankChoice(str, Enum):
+    """Who said which rank to measure."""
+
+    WORKLOAD = "workload"
+    PREDICTION = "prediction"  # the workload says "worst": the rank whose predicted requested peak is highest
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU as PyTorch sees it. ``driver`` is NVML's version text, None where NVML does not answer.
+
+    ``event_completion`` says when events of an emulated GPU complete (see ``calibrate.emulator``).
+    """
+
+    name: str
+    capacity_bytes: int
+    compute_capability: tuple[int, ...]
+    multiprocessors: int
+    driver: str | None
+    event_completion: str | None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest value of one counter and the moment that reached it first."""
+
+    bytes: int
+    moment: Moment
+    step: int
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """PyTorch's error: what it says, when, and what it had tried to get from the device.
+
+    ``tried_to_allocate_bytes`` is a whole segment (the allocator rounds small requests up to 2 or
+    20 MiB); None if something other than the caching allocator ran out.
+    """
+
+    message: str
+    moment: Moment
+    step: int
+    tried_to_allocate_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MeasuredJob:
+    """What the job process found. Peaks and statistics are of the whole job, resets or not.
+
+    Attributes:
+        moments: a row for each moment of each step that was reached.
+        memory_stats: ``torch.cuda.memory_stats`` at the end.
+        device_used_bytes: largest total minus free of ``cudaMemGetInfo`` at any boundary, whoever used it.
+        nvml_used_bytes: used memory of the device at the end as NVML reports it; None without NVML.
+        process_group: ``none``, ``fake``, ``nccl`` …: what stood for the other ranks.
+    """
+
+    measured_on: MeasuredOn
+    device: Device
+    software: Mapping[str, str | None]
+    process_group: str
+    moments: tuple[MomentPeaks, ...]
+    out_of_memory: OutOfMemory | None
+    memory_stats: Mapping[str, int]
+    device_used_bytes: int
+    nvml_used_bytes: int | None
+    started_at: str
+    finished_at: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the predictor says of the same rank; ``moments`` has requested bytes only."""
+
+    peak_requested: Peak
+    moments: tuple[PredictedMoment, ...]
+
+
+@dataclass(frozen=True)
+class PredictedMoment:
+    """Largest requested bytes of a moment of a step, what was there when it began included."""
+
+    step: int
+    moment: Moment
+    requested_bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement with everything that is needed to repeat it.
+
+    Attributes:
+        workload: every key with its value, as :meth:`predictor.workload.Workload.resolved` gives it.
+        rank: which rank of ``data_parallel_size`` the process was.
+        command: the words of the command line.
+        snapshot: path of the memory history, if one was asked for.
+        not_predicted: why ``predicted`` is None.
+    """
+
+    schema_version: int
+    peakcast_version: str
+    workload: Mapping[str, Any]
+    rank: int
+    rank_chosen_by: RankChoice
+    job: MeasuredJob
+    command: tuple[str, ...]
+    snapshot: str | None
+    predicted: Predicted | None
+    not_predicted: str | None
+
+    def peak(self, counter: str) -> Peak:
+        """Largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``."""
+        row = max(self.job.moments, key=lambda row: getattr(row, counter))  # max keeps the first of equals
+        return Peak(getattr(row, counter), row.moment, row.step)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON's types; the overall peaks are repeated at the top for readers."""
+        document = to_plain(self)
+        for counter in ("requested", "allocated", "reserved"):
+            peak = self.peak(f"{counter}_bytes")
+            document[f"peak_{counter}_bytes"] = peak.bytes
+            document[f"peak_{counter}_at"] = {"moment": peak.moment.value, "step": peak.step}
+        return document
+
+
+def read(path: str | os.PathLike[str]) -> Record:
+    """A record from its file.
+
+    Raises:
+        InputError: not a record, of another schema version, or with a key missing, unknown or of the
+            wrong type.
+    """
+    name = show(os.fspath(path), 200)[1:-1]
+    document = read_mapping(path, "the measurement")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"{name}: schema_version is {show(document.get('schema_version'))}, not {SCHEMA_VERSION}: "
+                         "this is no measurement of this release of peakcast")
+    for counter in ("requested", "allocated", "reserved"):
+        for part in ("bytes", "at"):
+            document.pop(f"peak_{counter}_{part}", None)
+    return from_plain(Record, document, name)
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, enums and tuples as JSON's types; a field's name is its key."""
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def from_plain(kind: Any, value: Any, where: str) -> Any:
+    """The opposite of :func:`to_plain` for a type annotation; ``where`` is put in front of messages."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return from_plain(next(option for option in arguments if option is not type(None)), value, where)
+    if is_dataclass(kind):
+        return _dataclass(kind, _of(dict, value, where), where)
+    if origin is tuple:
+        items = _of(list, value, where)
+        return tuple(from_plain(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(items))
+    if origin is not None:  # Mapping
+        mapping = _of(dict, value, where)
+        return {key: from_plain(arguments[1], item, f"{where}.{key}") for key, item in mapping.items()}
+    if issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise InputError(f"{where}: must be one of {', '.join(m.value for m in kind)}, not {show(value)}") from None
+    return float(_of((int, float), value, where)) if kind is float else _of(kind, value, where)
+
+
+def _dataclass(kind: Any, document: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    for key in document:
+        if key not in hints:
+            raise InputError(f"{where}: unknown key {show(key)}{nearest(key, hints)}")
+    for key in hints:
+        if key not in document:
+            raise InputError(f"{where}: the key {show(key)} is missing")
+    return kind(**{key: from_plain(hint, document[key], f"{where}: {key}") for key, hint in hints.items()})
+
+
+def _of(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        name = {dict: "a mapping", list: "a list", int: "a whole number", str: "text"}.get(kind, "a number")
+        raise InputError(f"{where}: must be {name}, not {show(value)}")
+    return value

@@ -1,0 +1,126 @@
+"""Formulas against direct traces, byte for byte, and the files that hold them."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from predictor import fit, formula, gpus, parser, regimes, workspaces
+from predictor.errors import InputError
+from predictor.models import ModelConfig
+from predictor.sizes import Shape
+from predictor.store import Key
+from predictor.trace import trace
+from predictor.tracing import trace_formula
+from tests.predictor.small import small_config
+
+H100 = gpus.find("h100-80gb")
+TOKENS = 4
+"""Tokens of an image in the small model."""
+
+
+def key(**changes) -> Key:
+    settings = dict(fingerprint="", recipe="finetune", trainable=(), frozen=(), image_size=None, padding="none",
+                    checkpointing="on", attn_implementation="sdpa", sdpa_backend="cudnn", regime=("many", "many", "whole"),
+                    torch="2.11.0", transformers="5.17.0")
+    return Key(**(settings | changes))
+
+
+@lru_cache(maxsize=None)
+def made(k: Key) -> formula.Formula:
+    return trace_formula(ModelConfig("small", small_config()), k)
+
+
+def traced(k: Key, shape: Shape):
+    model = parser.build(ModelConfig("small", small_config()), attn_implementation=k.attn_implementation, recipe=k.recipe)
+    if k.checkpointing != "off":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": k.checkpointing == "reentrant"})
+    return trace(model, parser.describe(model), shape, padding=k.padding, sdpa_backend=k.sdpa_backend)
+
+
+def draw(rng: random.Random, regime: tuple[str, str, str], pads: bool) -> Shape:
+    """A random shape of a regime that no fit has seen: any batch, any sequence, odd ones included."""
+    while True:
+        batch = 1 if regime[0] == "1" else rng.randint(2, 40)
+        per_sample = 1 if regime[1] == "1" else rng.randint(2 if batch == 1 else 1, 5)
+        shape = Shape(batch, TOKENS * per_sample + rng.randint(1, 700), batch * per_sample)
+        if regimes.regime_of(shape, pads_masks=pads) == regime:
+            return shape
+
+
+CASES = [
+    key(),
+    key(checkpointing="off"),
+    key(checkpointing="reentrant"),
+    key(recipe="pretrain"),
+    key(recipe="pretrain", checkpointing="off"),
+    key(recipe="full"),
+    key(recipe="full", checkpointing="off"),
+    key(regime=("1", "1", "whole")),
+    key(regime=("1", "1", "whole"), recipe="full", checkpointing="off"),
+    key(regime=("1", "many", "whole")),
+    key(sdpa_backend="flash"),
+    key(sdpa_backend="flash", checkpointing="off"),
+    key(sdpa_backend="efficient"),
+    key(sdpa_backend="math"),
+    key(attn_implementation="eager", sdpa_backend=""),
+    key(padding="right"),
+    key(padding="right", sdpa_backend="flash", regime=("many", "many", "padded")),
+    key(padding="right", sdpa_backend="flash", regime=("many", "many", "whole")),
+]
+
+
+@pytest.mark.parametrize("k", CASES, ids=lambda k: f"{k.recipe}-{k.checkpointing}-{k.sdpa_backend or 'eager'}-{k.padding}-{'/'.join(k.regime)}")
+def test_formula_equals_the_trace_at_every_event_of_unseen_shapes(k):
+    micro = made(k).micro
+    rng = random.Random(str(k))
+    for _ in range(3):
+        shape = draw(rng, k.regime, k.padding == "right" and k.sdpa_backend in ("flash", "efficient"))
+        recording = traced(k, shape)
+        sizes = micro.events.sizes.at(shape, H100)[micro.events.buffers.size]
+        true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](H100, *b.size[1]))
+                for b in recording.buffers]
+        assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events, shape
+        assert sizes.tolist() == true, shape
+
+
+def test_a_formula_file_gives_back_the_same_formula(tmp_path):
+    before = made(key())
+    (tmp_path / "f.npz").write_bytes(formula.to_bytes(before))
+    after = formula.load(tmp_path / "f.npz")
+    assert after.facts == before.facts and after.provenance["key"]["recipe"] == "finetune"
+    assert after.micro.events.sizes.terms == before.micro.events.sizes.terms
+    for name in ("kind", "buffer", "moment"):
+        assert np.array_equal(getattr(after.micro.events, name), getattr(before.micro.events, name))
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: b"PK" + data[50:]])
+def test_a_damaged_formula_file_is_one_clear_line(tmp_path, damage):
+    path = tmp_path / "f.npz"
+    path.write_bytes(damage(formula.to_bytes(made(key()))))
+    with pytest.raises(InputError, match="not a formula file") as caught:
+        formula.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_recordings_of_two_regimes_are_refused():
+    k = key()
+    shapes = [Shape(1, 40, 1), Shape(2, 40, 2)]
+    with pytest.raises(fit.NotOneRegime):
+        fit.fit([traced(k, shape) for shape in shapes], shapes, [])
+
+
+def test_every_regime_s_shapes_lie_in_it_and_above_its_lower_bound():
+    for batch in ("1", "many"):
+        for images in ("1", "many"):
+            for rows in ("padded", "whole"):
+                regime = (batch, images, rows)
+                if regime[:2] == ("many", "1"):
+                    continue  # two samples have two images
+                lower = regimes.lowest(regime, TOKENS)
+                for shape in regimes.traced_shapes(regime, TOKENS):
+                    assert regimes.regime_of(shape, pads_masks=rows == "padded") == regime
+                    assert all(a >= b for a, b in zip(shape, lower))
