@@ -11,6 +11,11 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 """Set by torchrun in every process that it starts: then the other ranks do exist."""
 
 
+def local_device() -> int:
+    """The GPU of this process."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if LAUNCHED in os.environ else 0
+
+
 def join(rank: int, world_size: int, *, backend: str) -> None:
     """Make this process rank ``rank`` of ``world_size``.
 
@@ -40,6 +45,15 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     agree()
+
+
+def joined() -> str:
+    """What stands for the other ranks: ``none``, ``fake``, ``nccl`` with none behind it, or ``launched``."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return "none"
+    return "launched" if LAUNCHED in os.environ else dist.get_backend()
 
 
 def agree() -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 def run(order: Order) -> MeasuredJob:
     """Train three steps on this process's device and record what its allocator counted."""
-    from calibrate import device
+    from calibrate import alone, device
 
     started, clock = _now(), time.monotonic()
     device.require()
@@ -69,12 +69,12 @@ def run(order: Order) -> MeasuredJob:
 
     from calibrate import reference_loop
     from calibrate.peaks import Counters, MomentLog
-    from calibrate.process_group import kind
 
     workload = Workload.from_mapping(order.workload)
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) if kind(workload) == "nccl" else 0)
+    torch.cuda.set_device(alone.local_device())
     _limit(torch, order.limit_bytes)
-    log, refusals = MomentLog(Counters(torch.cuda.current_device())), []
+    counters = Counters(torch.cuda.current_device())
+    log, refusals = MomentLog(counters), []
     torch._C._cuda_attach_out_of_memory_observer(lambda _device, tried, _total, _free: refusals.append(tried))
     used: list[int] = []
 
@@ -87,7 +87,7 @@ def run(order: Order) -> MeasuredJob:
     failure = None
     with _history(order.snapshot) as history:
         try:
-            reference_loop.run(workload, order.rank, enter)
+            reference_loop.run(workload, order.rank, enter, built=history.follow if history else None)
         except RuntimeError as error:  # OutOfMemoryError is one; so is what libraries raise
             if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
                 raise
@@ -99,8 +99,8 @@ def run(order: Order) -> MeasuredJob:
             history.save()
     return MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(order.event_completion), software=device.software(),
-        process_group=kind(workload), moments=moments, out_of_memory=failure,
-        memory_stats=log.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
+        process_group=alone.joined(), moments=moments, out_of_memory=failure,
+        memory_stats=counters.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
         started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
 
 

@@ -49,7 +49,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
 
 
 def _composed(workload: Workload) -> pipeline.Run:
-    workload = workload.fill(images_per_sample=1)
+    workload = workload.replace(images_per_sample=workload.images_per_sample or 1)
     gpu = gpus.find(workload.gpu or pipeline.DEFAULT_GPU)
     batch = workload.per_device_train_batch_size
     shape = Shape(batch, workload.sequence_length, batch * workload.images_per_sample)

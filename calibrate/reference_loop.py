@@ -7,6 +7,7 @@ forward on; the output object dies before backward; gradients are set to None af
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,12 +23,15 @@ WEIGHT_SCALE = 0.02
 """Standard deviation of the weights: any finite values do, as only sizes are measured."""
 
 
-def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None]) -> None:
+def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
+        built: Callable[[Any], None] | None = None) -> None:
     """Train three steps; ``enter(moment, step)`` is called at each boundary (start-up is step 0).
 
     Args:
         workload: its ``rank`` is not looked at.
         rank: which of ``data_parallel_size`` ranks this process is.
+        enter: told of each boundary.
+        built: told of the model before anything is on the device.
 
     Raises:
         torch.OutOfMemoryError: as PyTorch raises it.
@@ -36,6 +40,8 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None]) -> 
     facts = parser.describe(model)
     batch = host_batch(model, facts, workload)
     choose_attention(workload.sdpa_backend)
+    if built:
+        built(model)
     enter(Moment.INIT, 0)
     to_device(model)
     forward, backward, step = ENGINES[workload.engine](Job(workload, rank, model, facts))

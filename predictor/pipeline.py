@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,15 +122,20 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
 
 
-def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:
-    """The composed run of the asked rank, or of the one with the highest requested peak (the lowest of equals)."""
-    setup = setup_of(workload, formula)
+def composer(formula: Formula, setup: Setup) -> Callable[[int], EventList]:
+    """The engine's events of a whole run, as a function of the rank."""
     if setup.zero is None:
-        return evaluate(torch_loop.compose(formula.micro, setup), 0, shape, gpu)
+        return lambda rank: torch_loop.compose(formula.micro, setup)
     shared = zero2.plan(formula.micro, setup)
+    return lambda rank: zero2.compose(formula.micro, setup, shared, rank)
+
+
+def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:
+    """The run of the asked rank, or of the one with the highest requested peak (the lowest of equals)."""
+    setup = setup_of(workload, formula)
+    compose = composer(formula, setup)
     ranks = range(setup.data_parallel_size) if workload.rank == "worst" else [workload.rank]
-    runs = (evaluate(zero2.compose(formula.micro, setup, shared, rank), rank, shape, gpu) for rank in ranks)
-    return max(runs, key=lambda run: run.peak)
+    return max((evaluate(compose(rank), rank, shape, gpu) for rank in ranks), key=lambda run: run.peak)
 
 
 def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:

@@ -7,6 +7,7 @@ reference would change what is being recorded.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -114,9 +115,38 @@ class Recorder(TorchDispatchMode):
             self.recording.buffers[row].role = "gradient"
             self.recording.gradients.append((len(self.recording.events), name, row))
 
+    def as_without_mode(self, func, args):
+        """The operator that would have been called, had no dispatch mode been on."""
+        if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
+            return accumulated(func, args)
+        return func, args
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        func, args = self.as_without_mode(func, args)
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf, func._schema.name)
         return out
+
+
+UNSHARED = (4, 2)
+"""Use counts, of tensor and storage, that a dispatch mode sees of an operand nobody else holds."""
+
+
+def accumulated(func, args):
+    """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
+
+    torch/csrc/autograd/input_buffer.cpp (``can_accumulate_inplace``) adds into a gradient that only the
+    engine holds, but never while a dispatch mode is on. The engine calls with no Python frame between.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "__torch_dispatch__"):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "_engine_run_backward":
+        return func, args
+    for target, other in (args[:2], args[1::-1]):
+        counts = target._use_count(), torch._C._storage_Use_Count(target.untyped_storage()._cdata)
+        if counts == UNSHARED:
+            return torch.ops.aten.add_.Tensor, (target, other)
+    return func, args

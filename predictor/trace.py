@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 
 import torch
 
@@ -34,8 +33,7 @@ class Tracer(Recorder):
             if answer is not UNKNOWN:
                 self._play(name, args, kwargs, answer)
                 return answer
-        if name == "aten::add" and self.moment is Moment.BACKWARD:
-            func, args = accumulated(func, args)
+        func, args = self.as_without_mode(func, args)
         out = func(*args, **kwargs)
         self.twins.follow(func, args, kwargs, _tensors(out))
         self._play(name, args, kwargs, out)
@@ -61,28 +59,6 @@ class Tracer(Recorder):
 
 def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
-
-
-UNSHARED = (4, 2)
-"""Use counts, of tensor and storage, that a dispatch mode sees of an operand nobody else holds."""
-
-
-def accumulated(func, args):
-    """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
-
-    torch/csrc/autograd/input_buffer.cpp (``can_accumulate_inplace``) adds into a gradient that only the
-    engine holds, but never while a dispatch mode is on. The engine calls with no Python frame between.
-    """
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "__torch_dispatch__"):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "_engine_run_backward":
-        return func, args
-    for target, other in (args[:2], args[1::-1]):
-        counts = target._use_count(), torch._C._storage_Use_Count(target.untyped_storage()._cdata)
-        if counts == UNSHARED:
-            return torch.ops.aten.add_.Tensor, (target, other)
-    return func, args
 
 
 def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str) -> Recording:

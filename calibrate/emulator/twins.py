@@ -13,7 +13,8 @@ random integer (drawn here from a generator of its own), and what follows from
 these by PyTorch's own operators. Floats are known only as they come from the
 host (a job's inputs: some models look for images that are all zeros), never
 computed. Whatever depends on other floats, or comes from a kernel that PyTorch
-does not dispatch (Triton), is unknown and reads back as zero.
+does not dispatch (Triton), is unknown and reads back as zero. One exception: the
+`topk` of unknown scores takes random places, so that experts are chosen evenly.
 """
 
 import atexit
@@ -40,6 +41,10 @@ _OVERWRITE = {"copy_", "fill_", "zero_", "random_"}
 #: Collectives after which every rank's part is taken to be like this rank's.
 _GATHERS = {"c10d.allgather_", "c10d._allgather_base_"}
 _RANDOM = {"randint", "randint_like", "randperm", "random_", "random"}
+#: The k best of unknown scores are k at random: experts of a router are chosen evenly.
+_OF_UNKNOWN_SCORES = {"topk"}
+#: More scores than this are not drawn.
+_MOST_SCORES = 2**24
 
 _PLAIN = torch.Tensor.__torch_dispatch__
 #: Subclasses that leave their operators to a mode, which comes after this one.
@@ -90,6 +95,7 @@ class IntegerTwins(TorchDispatchMode):
         self.twins = Twins()
         self._operators: dict[Any, _Operator] = {}
         self._random_state = torch.Generator().manual_seed(0).get_state()
+        self._scores = torch.Generator().manual_seed(0)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -202,6 +208,9 @@ class IntegerTwins(TorchDispatchMode):
 
     def _run_on_host(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> Any:
         by_shape = operator.name in _BY_SHAPE
+        if operator.name in _OF_UNKNOWN_SCORES and args[0].is_floating_point() and args[0].numel() <= _MOST_SCORES:
+            known = self.twins.of(args[0])
+            args = (torch.rand(args[0].shape, generator=self._scores) if known is None else known, *args[1:])
         args = tuple(self._host(value, by_shape) for value in args)
         kwargs = {name: self._host(value, by_shape) for name, value in kwargs.items()}
         if kwargs.get("pin_memory"):

@@ -1,0 +1,1 @@
+"""The subcommands of ``peakcast`` that run jobs: one module each."""

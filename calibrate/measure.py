@@ -1,0 +1,135 @@
+"""Measures a workload: the reference loop in a process of its own, on a real or an emulated GPU.
+
+    record = measure(Workload(model="llava-1.5-7b", sequence_length=1024, zero_stage=2, data_parallel_size=8))
+    record.peak("requested_bytes")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from calibrate import predicted
+from calibrate.alone import LAUNCHED
+from calibrate.emulator import environment
+from calibrate.emulator.job_environment import has_real_driver
+from calibrate.job import Order
+from calibrate.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record, from_plain
+from predictor import gpus
+from predictor.errors import InputError
+from predictor.pipeline import DEFAULT_GPU
+from predictor.suggest import show
+from predictor.version import VERSION
+from predictor.workload import Workload
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def default_device() -> MeasuredOn:
+    """A real GPU where there is one."""
+    return MeasuredOn.DEVICE if has_real_driver() else MeasuredOn.EMULATED
+
+
+def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: str | None = None,
+            events: str = "immediate", verbose: bool = False, command: Sequence[str] = ()) -> Record:
+    """Run one workload for three steps and record what PyTorch's allocator counted.
+
+    Args:
+        workload: what is trained and how. ``rank`` "worst" means the predictor's worst rank. On an
+            emulated device ``gpu`` says which (h100-80gb if not given); on a real one ``capacity_bytes``
+            limits what PyTorch may take.
+        device: None for :func:`default_device`.
+        snapshot: also write the memory history there.
+        events: when events complete on the emulated GPU (see :func:`calibrate.emulator.environment`).
+        verbose: let the job's own output through, on stderr.
+        command: the words of the command line, for the record.
+
+    Raises:
+        InputError: a workload that cannot be run here, or a job that ended otherwise than by running
+            out of GPU memory.
+    """
+    device = device or default_device()
+    workload = workload.replace(images_per_sample=workload.images_per_sample or 1)
+    changes: dict[str, str] = {}
+    if device is MeasuredOn.EMULATED:
+        workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
+        changes = environment(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events, shadow_real_gpu=True,
+                              devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if LAUNCHED in os.environ else 1)
+    rank, chosen_by = predicted.choose_rank(workload)
+    order = Order(
+        workload=workload.resolved(), rank=int(os.environ["RANK"]) if LAUNCHED in os.environ else rank, answer="",
+        snapshot=snapshot, limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
+        event_completion=events if device is MeasuredOn.EMULATED else None)
+    job = _run(order, changes, verbose)
+    if job.measured_on is not device:
+        raise InputError(f"asked for {device.value}, but the job ran on {job.measured_on.value}: is "
+                         "LD_PRELOAD or CUDA_VISIBLE_DEVICES set?")
+    record = Record(
+        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=order.rank,
+        rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None, not_predicted=None)
+    try:
+        return replace(record, predicted=predicted.predicted(_on_its_gpu(workload, job), order.rank))
+    except InputError as error:
+        return replace(record, not_predicted=str(error))
+
+
+def _on_its_gpu(workload: Workload, job: MeasuredJob) -> Workload:
+    """The workload with the GPU it ran on, so that its kernels are predicted; as it was if that is unknown."""
+    try:
+        return workload.replace(gpu=workload.gpu or gpus.find(job.device.name).name)
+    except InputError:
+        return workload
+
+
+def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
+    """Start the job, wait for it, and read its answer; what it leaves lies in a directory that goes away."""
+    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _beside(order.snapshot) as part:
+        answer, log = Path(directory) / "answer.json", Path(directory) / "log.txt"
+        with open(log, "w", encoding="utf-8", errors="replace") as output:
+            job = subprocess.Popen(
+                [sys.executable, "-m", "calibrate.job"], env={**os.environ, **changes, "PYTHONPATH": path},
+                stdin=subprocess.PIPE, stdout=sys.stderr if verbose else output,
+                stderr=None if verbose else subprocess.STDOUT, text=True)
+            try:
+                job.communicate(json.dumps(asdict(replace(order, answer=str(answer), snapshot=part))))
+            finally:
+                job.kill()
+                job.wait()
+        measured = _read(answer, log, job.returncode)
+        if part is not None:
+            os.replace(part, order.snapshot)
+        return measured
+
+
+@contextmanager
+def _beside(path: str | None) -> Iterator[str | None]:
+    """A name in the same directory, to write to before renaming; gone afterwards."""
+    if path is None:
+        yield None
+        return
+    part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.part")
+    try:
+        yield part
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _read(answer: Path, log: Path, code: int) -> MeasuredJob:
+    if not answer.exists():
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = f": {show(lines[-1], 300)[1:-1]}" if lines and code > 0 else ""
+        raise InputError(f"the measured job {how}{last} (nothing was written; --verbose shows its output)")
+    document = json.loads(answer.read_text(encoding="utf-8"))
+    if "input_error" in document:
+        raise InputError(document["input_error"])
+    return from_plain(MeasuredJob, document["job"], "the job's answer")

@@ -1,0 +1,106 @@
+"""A measurement as text for a terminal, the prediction beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrate.record import MeasuredOn, Record
+from predictor.report.table import table, wrapped
+from predictor.report.units import gib, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COUNTERS = {
+    "requested": "what the job asked for",
+    "allocated": "in whole blocks (torch.cuda.max_memory_allocated)",
+    "reserved": "segments taken from the device (torch.cuda.max_memory_reserved)",
+}
+
+
+def report(console: Console, record: Record) -> None:
+    """The whole answer of ``peakcast measure``."""
+    style = "bold red" if record.job.out_of_memory else "bold"
+    for line in wrapped(console, headline(record), indent=0):
+        console.print(line, style=style)
+    for line in wrapped(console, title(record), indent=0):
+        console.print(line, style="dim")
+    console.print()
+    peaks = table("peak", "GiB", "in", "")
+    peaks.columns[1].justify = "right"
+    for name, meaning in COUNTERS.items():
+        peak = record.peak(f"{name}_bytes")
+        peaks.add_row(name, gib(peak.bytes), f"{peak.moment.value} of step {peak.step}", meaning)
+    peaks.add_row("device", gib(record.job.device_used_bytes), "", "used of the device, whoever used it (cudaMemGetInfo)")
+    console.print(peaks)
+    console.print()
+    console.print(moments(record))
+    console.print()
+    for line in notes(record):
+        for part in wrapped(console, line, indent=0):
+            console.print(part)
+
+
+def headline(record: Record) -> str:
+    """What happened, in one line."""
+    failure, peak = record.job.out_of_memory, record.peak("allocated_bytes")
+    capacity = size_text(record.job.device.capacity_bytes)
+    if failure is None:
+        return f"Peak {size_text(peak.bytes)} allocated of {capacity}: three steps ran."
+    tried = f" while asking for {size_text(failure.tried_to_allocate_bytes)}" if failure.tried_to_allocate_bytes else ""
+    return f"Out of memory in {failure.moment.value} of step {failure.step}{tried}; the device has {capacity}."
+
+
+def title(record: Record) -> str:
+    """What ran where, in one line."""
+    workload, device = record.workload, record.job.device
+    engine = f"ZeRO-{workload['zero_stage']}" if workload["engine"] == "deepspeed" else workload["engine"]
+    where = f"emulated {device.name}" if record.job.measured_on is MeasuredOn.EMULATED else device.name
+    return " · ".join([
+        str(workload["model"]), str(workload["recipe"]),
+        f"batch {workload['per_device_train_batch_size']:,} x {workload['sequence_length']:,} tokens",
+        f"{engine}, rank {record.rank} of {workload['data_parallel_size']}", where])
+
+
+def moments(record: Record):
+    """A row for each moment of each step, measured and predicted."""
+    said = {(row.step, row.moment): row.requested_bytes for row in record.predicted.moments} if record.predicted else {}
+    heads = ("moment (GiB)", "step", "reserved", "allocated", "requested", *(("predicted", "off by %") if said else ()))
+    rows = table(*heads, numbers=True)
+    top = record.peak("requested_bytes")
+    for row in record.job.moments:
+        cells = [row.moment.value, str(row.step), gib(row.reserved_bytes), gib(row.allocated_bytes),
+                 gib(row.requested_bytes)]
+        if said:
+            guess = said.get((row.step, row.moment))
+            cells += ["", ""] if guess is None else [gib(guess), difference(guess, row.requested_bytes)]
+        rows.add_row(*cells, style="bold" if (row.step, row.moment) == (top.step, top.moment) else None)
+    return rows
+
+
+def difference(predicted: int, measured: int) -> str:
+    """``+0.03``: predicted less measured, in percent of measured."""
+    return f"{100 * (predicted - measured) / measured:+.2f}" if measured else ""
+
+
+def notes(record: Record) -> list[str]:
+    """How the numbers came to be."""
+    lines = []
+    if record.predicted and not record.job.out_of_memory:
+        said, found = record.predicted.peak_requested, record.peak("requested_bytes")
+        same = "the same moment" if (said.moment, said.step) == (found.moment, found.step) else \
+            f"{said.moment.value} of step {said.step}"
+        lines.append(f"Predicted peak: {size_text(said.bytes)} requested in {same}, "
+                     f"{difference(said.bytes, found.bytes)} % off.")
+    if record.not_predicted:
+        lines.append(f"Not predicted: {record.not_predicted}")
+    if record.job.measured_on is MeasuredOn.EMULATED:
+        lines.append("Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers.")
+    retries = record.job.memory_stats.get("num_alloc_retries", 0)
+    if retries:
+        lines.append(f"The allocator gave cached segments back {retries} time(s) to get memory: this is slow.")
+    if record.job.out_of_memory:
+        lines.append(record.job.out_of_memory.message)
+    if record.snapshot:
+        lines.append(f"Memory history: {record.snapshot}")
+    return lines
