@@ -21,6 +21,7 @@ from predictor.suggest import nearest, show
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
+    "measure": "calibrate.commands.measure",
 }
 
 BAD_INPUT = 2

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor import deepspeed_config, gpus, models, regimes, store, timeline
-from predictor.engine import torch_loop, zero2
+from predictor.engine import torch_loop
 from predictor.engine.setup import Setup
+from predictor.engine.zero2 import Zero2
 from predictor.errors import InputError
 from predictor.events import FACTORS, MOMENTS, EventList, Factor, Moment
 from predictor.facts import modality
@@ -126,8 +127,7 @@ def composer(formula: Formula, setup: Setup) -> Callable[[int], EventList]:
     """The engine's events of a whole run, as a function of the rank."""
     if setup.zero is None:
         return lambda rank: torch_loop.compose(formula.micro, setup)
-    shared = zero2.plan(formula.micro, setup)
-    return lambda rank: zero2.compose(formula.micro, setup, shared, rank)
+    return Zero2(formula.micro, setup).rank
 
 
 def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:

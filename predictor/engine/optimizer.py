@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predictor.engine.compose import Section
+from predictor.engine.compose import Tape
 from predictor.events import Factor
 
 SCALAR_BYTES = 4
@@ -40,24 +40,24 @@ VARIANTS = {
 """``optim`` -> implementation."""
 
 
-def make_states(section: Section, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
+def make_states(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
     """Lazy states of the first step: per tensor a counter and two moments, all of a group first."""
     for module, size_bytes in sizes:
         if variant.steps_on_device:
-            section.allocate(SCALAR_BYTES, Factor.OPTIMIZER_STATES, "adamw::step", module=module)
+            tape.allocate(SCALAR_BYTES, Factor.OPTIMIZER_STATES, "adamw::step", module=module)
         for name in ("adamw::exp_avg", "adamw::exp_avg_sq"):
-            section.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
+            tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
 
 
-def update(section: Section, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
+def update(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
     """Temporaries of one update over the tensors of a group."""
     for batch in [sizes] if variant.at_once else [[size] for size in sizes]:
         live: list[int] = []
         for _ in range(variant.temporaries):
-            made = [section.allocate(size_bytes, Factor.TEMPORARIES, "adamw::update", module=module)
+            made = [tape.allocate(size_bytes, Factor.TEMPORARIES, "adamw::update", module=module)
                     for module, size_bytes in batch]
             for buffer in live:
-                section.free(buffer)
+                tape.free(buffer)
             live = made
         for buffer in live:
-            section.free(buffer)
+            tape.free(buffer)

@@ -8,6 +8,10 @@ from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
 
 
+STEPS = 3
+"""Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes`` None where none was named."""

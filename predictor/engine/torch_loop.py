@@ -6,57 +6,59 @@ torch/optim/adam.py.
 
 from __future__ import annotations
 
+import numpy as np
+
 from predictor.engine import optimizer
-from predictor.engine.compose import Section, assemble
-from predictor.engine.setup import Setup
+from predictor.engine.compose import Stretch, Tape, assemble, weave
+from predictor.engine.setup import STEPS, Setup
 from predictor.events import EventList, Factor, Moment
 from predictor.formula import MicroStep
-
-STEPS = 3
 
 
 def compose(micro: MicroStep, setup: Setup) -> EventList:
     """Start-up and three steps, the later two alike."""
-    first, steady = _step(micro, setup, first=True), _step(micro, setup, first=False)
-    return assemble(micro, [(_start_up(micro, setup), 0), (first, 1)] + [(steady, s) for s in range(2, STEPS + 1)])
-
-
-def _start_up(micro: MicroStep, setup: Setup) -> Section:
-    section = Section(micro)
+    start = Tape()
     for tensor in setup.facts.parameters:
-        section.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.name.rpartition(".")[0])
-    return section
+        start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.name.rpartition(".")[0])
+    first, steady = _step(micro, setup, first=True), _step(micro, setup, first=False)
+    return assemble(micro, [(Stretch(start.columns()[:3], 0, start.attributes), 0), (first, 1)]
+                    + [(steady, step) for step in range(2, STEPS + 1)])
 
 
-def _step(micro: MicroStep, setup: Setup, *, first: bool) -> Section:
-    section = Section(micro, setup.gradient_accumulation_steps)
-    rows = range(len(micro.ready))
-    for index in range(setup.gradient_accumulation_steps):
-        section.enter(Moment.FORWARD)
-        for row in rows if index else ():  # added into the first micro-step's gradient, then dropped
-            section.at(row)
-            section.free(section.gradient(index, row))
-        section.run_micro_step(index, with_persistent=first and index == 0)
-    section.enter(Moment.OPTIMIZER_STEP)
+def _step(micro: MicroStep, setup: Setup, *, first: bool) -> Stretch:
+    count, each = setup.gradient_accumulation_steps, len(micro.events.buffers)
+    columns = [_micro_step(micro, index, first=first) for index in range(count)]
+    tape = Tape(first=count * each, moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
-    reached = set(int(p) for p in micro.ready[:, 1])
+    reached = [int(p) for p in micro.ready[:, 1]]
     if setup.max_grad_norm:
-        _clip(section, [tensors[p].itemsize for p in micro.ready[:, 1]])
+        _clip(tape, [tensors[p].itemsize for p in reached])
     variant = optimizer.VARIANTS[setup.optim]
     for group in setup.groups():
-        sizes = [(tensors[i].name, tensors[i].bytes) for i in group if i in reached]
+        sizes = [(tensors[i].name, tensors[i].bytes) for i in group if i in set(reached)]
         if first:
-            optimizer.make_states(section, variant, sizes)
-        optimizer.update(section, variant, sizes)
-    for row in rows:
-        section.free(section.gradient(0, row))
-    section.flush()
-    return section
+            optimizer.make_states(tape, variant, sizes)
+        optimizer.update(tape, variant, sizes)
+    for buffer in micro.ready[:, 2].tolist():
+        tape.free(buffer)
+    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, tape.attributes)
 
 
-def _clip(section: Section, itemsizes: list[int]) -> None:
+def _micro_step(micro: MicroStep, index: int, *, first: bool) -> np.ndarray:
+    """From the second on, a gradient is added into the first one's and dropped."""
+    tape = Tape(moment=Moment.BACKWARD)
+    for position, _, buffer in micro.ready.tolist() if index else ():
+        tape.position = position
+        tape.free(buffer)
+    columns, _ = weave(micro, tape)
+    if index or not first:
+        columns = columns[:, ~np.isin(columns[1], micro.persistent)]
+    return columns + np.array([[0], [index * len(micro.events.buffers)], [0]], dtype=np.int32)
+
+
+def _clip(tape: Tape, itemsizes: list[int]) -> None:
     """``clip_grad_norm_``: one scalar norm a gradient, stacked."""
-    norms = [section.allocate(size, Factor.TEMPORARIES, "clip_grad_norm") for size in itemsizes]
-    stacked = section.allocate(sum(itemsizes), Factor.TEMPORARIES, "clip_grad_norm")
+    norms = [tape.allocate(size, Factor.TEMPORARIES, "clip_grad_norm") for size in itemsizes]
+    stacked = tape.allocate(sum(itemsizes), Factor.TEMPORARIES, "clip_grad_norm")
     for buffer in [*norms, stacked]:
-        section.free(buffer)
+        tape.free(buffer)

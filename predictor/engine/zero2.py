@@ -6,12 +6,12 @@ releases are in :data:`SWITCHES`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import numpy as np
 
-from predictor.engine import optimizer, reduction
-from predictor.engine.compose import MAIN_STREAM, Section, assemble
-from predictor.engine.partition import Group, partition
-from predictor.engine.setup import Setup
+from predictor.engine import optimizer, zero2_backward
+from predictor.engine.compose import Stretch, Tape, assemble
+from predictor.engine.partition import Group, Slice, partition
+from predictor.engine.setup import STEPS, Setup
 from predictor.errors import InputError
 from predictor.events import EventList, Factor, Moment
 from predictor.formula import MicroStep
@@ -23,243 +23,147 @@ SWITCHES = {
 }
 """Behaviour -> the first release that has it."""
 
-REDUCTION_STREAM = 1
 FP32, BF16, FP64 = 4, 2, 8
-STEPS = 3
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """What all ranks share: layout of the groups and the reductions of one backward pass."""
+class Zero2:
+    """A run under ZeRO-2: what the ranks share is worked out once, :meth:`rank` composes one of them."""
 
-    groups: tuple[Group, ...]
-    flushes: tuple[reduction.Flush, ...]
-    parameters: tuple[int, ...]
-    numels: tuple[int, ...]
-
-
-def plan(micro: MicroStep, setup: Setup) -> Plan:
-    """Lay out partitions and reductions."""
-    zero = setup.zero
-    if zero.grad_accum_dtype != "bf16":
-        raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: leave it out or set bf16")
-    if zero.parameter_alignment:
-        raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
-    tensors = setup.facts.parameters
-    groups = tuple(partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
-                             round_robin=zero.round_robin_gradients) for group in setup.groups())
-    parameters = tuple(int(p) for p in micro.ready[:, 1])
-    numels = tuple(tensors[p].numel for p in parameters)
-    return Plan(groups, tuple(reduction.flushes(parameters, numels, groups, zero)), parameters, numels)
-
-
-def compose(micro: MicroStep, setup: Setup, shared: Plan, rank: int) -> EventList:
-    """The run of one rank: start-up and three steps, the later two alike."""
-    run = _Rank(micro, setup, shared, rank)
-    start, first, steady = run.start_up(), run.step(first=True), run.step(first=False)
-    return assemble(micro, [(start, 0), (first, 1)] + [(steady, step) for step in range(2, STEPS + 1)])
-
-
-class _Rank:
-    """One rank's part; each method writes one section."""
-
-    def __init__(self, micro: MicroStep, setup: Setup, shared: Plan, rank: int) -> None:
-        self.micro, self.setup, self.plan, self.rank = micro, setup, shared, rank
-        self.zero = setup.zero
+    def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        zero = setup.zero
+        if zero.grad_accum_dtype != "bf16":
+            raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: "
+                             "leave it out or set bf16")
+        if zero.parameter_alignment:
+            raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
+        self.micro, self.setup, self.zero = micro, setup, zero
         self.adamw = optimizer.VARIANTS[setup.optim]
-        self.owned = [group.owned(rank) for group in shared.groups]
-        self.group_of = {piece.parameter: number for number, pieces in enumerate(self.owned) for piece in pieces}
-        self.last_group = max(self.group_of.values(), default=-1)
-        numel = {p: n for group in shared.groups for p, n in zip(group.parameters, group.numels)}
-        self.numel = numel
-        self.partition_bytes = BF16 * sum(numel[p] for p in self.group_of)
-        self.side = REDUCTION_STREAM if self.zero.overlap_comm else MAIN_STREAM
+        tensors = setup.facts.parameters
+        self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
+                                 round_robin=zero.round_robin_gradients) for group in setup.groups()]
+        self.backward = zero2_backward.template(micro, setup, self.groups,
+                                                buckets_at_first_hook=self.has("buckets_at_first_hook"))
+        self.start = self._start_up()
 
     def has(self, behaviour: str) -> bool:
+        """Whether this release of DeepSpeed does it."""
         return self.zero.version >= SWITCHES[behaviour]
 
-    # start-up ---------------------------------------------------------------------------------
+    def rank(self, rank: int) -> EventList:
+        """Start-up and three steps, the later two alike."""
+        owned = [group.owned(rank) for group in self.groups]
+        first, steady = self._step(rank, owned, first=True), self._step(rank, owned, first=False)
+        return assemble(self.micro, [(self.start, 0), (first, 1)] + [(steady, s) for s in range(2, STEPS + 1)])
 
-    def start_up(self) -> Section:
+    # start-up, the same on every rank ---------------------------------------------------------
+
+    def _start_up(self) -> Stretch:
         """``_configure_distributed_model``, then ``__init__`` of the optimizer."""
-        section = Section(self.micro)
+        tape = Tape()
         tensors = self.setup.facts.parameters
-        buffers = [section.allocate(t.bytes, Factor.PARAMETERS, "to", module=t.name.rpartition(".")[0])
-                   for t in tensors]
+        buffers = [tape.allocate(t.bytes, Factor.PARAMETERS, "to", module=t.name.rpartition(".")[0]) for t in tensors]
         live = sum(t.bytes for t in tensors)
-        for group in self.plan.groups:
-            live += self._flatten(section, group, buffers, live)
-        gradients = [section.allocate(FP32 * g.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
-                     for g in self.plan.groups]
+        for group in self.groups:
+            live += self._flatten(tape, group, buffers, live)
+        gradients = [tape.allocate(FP32 * g.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
+                     for g in self.groups]
         for buffer in gradients:
-            section.free(buffer)
-        return section
+            tape.free(buffer)
+        return Stretch(tape.columns()[:3], 0, tape.attributes)
 
-    def _flatten(self, section: Section, group: Group, buffers: list[int], live: int) -> int:
+    def _flatten(self, tape: Tape, group: Group, buffers: list[int], live: int) -> int:
         """One group's flat buffer and master weights; returns the growth of what stays."""
         flat_bytes = BF16 * group.flat_numel
         capacity = self.setup.capacity_bytes
         pad = group.flat_numel - sum(group.numels)
-        copied = len(group.parameters) > 1 or pad > 0
+        copied = len(group.parameters) > 1 or pad > 0  # a single tensor is viewed
         on_gpu = self.has("flatten_on_gpu") and (capacity is None or capacity - live >= flat_bytes)
         if on_gpu and copied:
-            padding = section.allocate(BF16 * pad, Factor.PARAMETERS, "zero::pad") if pad else None
-            section.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
+            padding = tape.allocate(BF16 * pad, Factor.PARAMETERS, "zero::pad") if pad else None
+            tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
             if padding is not None:
-                section.free(padding)
-        if not on_gpu or copied:
+                tape.free(padding)
+        if copied or not on_gpu:
             for parameter in group.parameters:
-                section.free(buffers[parameter])
+                tape.free(buffers[parameter])
         if not on_gpu:
-            section.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
-        clone = section.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
-        section.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
-        section.free(clone)
+            tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
+        clone = tape.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
+        tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
+        tape.free(clone)
         return BF16 * pad + FP32 * group.partition_numel
 
-    # one step ---------------------------------------------------------------------------------
+    # one step of one rank ---------------------------------------------------------------------
 
-    def step(self, *, first: bool) -> Section:
+    def _step(self, rank: int, owned: list[list[Slice]], *, first: bool) -> Stretch:
         """Micro-steps with reductions, then ``step()``."""
-        micro_steps = self.setup.gradient_accumulation_steps
-        section = Section(self.micro, micro_steps)
-        kept: dict[int, int] = {}
-        for index in range(micro_steps):
-            section.enter(Moment.FORWARD)
-            gradients = self._backward(section, index, first=first and index == 0)
-            if kept:
-                for buffer in gradients:  # added into the first micro-step's
-                    section.free(buffer)
-            else:
-                kept = gradients
-        self._optimizer_step(section, kept, first=first)
-        return section
+        count = self.setup.gradient_accumulation_steps
+        group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
+        numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
+        columns, attributes = [], []
+        held: list[dict[int, int]] = []
+        for index in range(count):
+            part = self.backward.play(index, count, group_of, numel_of, persistent=first and index == 0)
+            columns.append(part.columns)
+            attributes += part.attributes
+            held.append(part.held)
+            if index:  # added into the first micro-step's gradients
+                columns.append(np.array([(-1, buffer, 2) for buffer in part.held], dtype=np.int32).reshape(-1, 3).T)
+        tape = Tape(first=count * len(self.micro.events.buffers) + len(attributes), moment=Moment.BACKWARD)
+        self._optimizer_step(tape, owned, held[0], first=first)
+        return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, attributes + tape.attributes)
 
-    def _backward(self, section: Section, index: int, *, first: bool) -> dict[int, int]:
-        """One micro-step and its reductions.
+    def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
+        """``step()``: pads of short partitions, overflow check, norm, then group by group.
 
-        Returns the buffers that hold the partition's gradients, each with the group whose update is
-        the last to need it.
+        ``held`` maps the buffers of the partition's gradients to the group whose update is the last
+        to need each.
         """
-        zero = self.zero
-        buckets: list[int] = []
-
-        def make_buckets() -> None:
-            if zero.contiguous_gradients:
-                for _ in range(2 if zero.overlap_comm else 1):
-                    buckets.append(section.allocate(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION,
-                                                    "zero::ipg_bucket"))
-
-        held: dict[int, int] = {}
-        late: list[int] = []
-        by_row = {flush.before: flush for flush in self.plan.flushes}
-        if self.has("buckets_at_first_hook") and len(self.plan.numels):
-            section.at(0)
-        make_buckets()
-        for row, numel in enumerate(self.plan.numels):
-            flush = by_row.get(row)
-            copied = zero.contiguous_gradients and numel <= zero.reduce_bucket_size
-            if flush is None and not copied:
-                continue
-            section.at(row)
-            if flush is not None:
-                self._reduce(section, index, flush, held, late)
-            if copied:
-                section.free(section.gradient(index, row))
-        section.run_micro_step(index, with_persistent=first)
-        section.enter(Moment.BACKWARD)
-        if None in by_row:
-            self._reduce(section, index, by_row[None], held, late)
-        for buffer in late:
-            section.free(buffer)
-        held |= self._without_gradient(section)
-        for buffer in buckets:
-            section.free(buffer)
-        return held
-
-    def _reduce(self, section: Section, index: int, flush: reduction.Flush, held: dict[int, int],
-                late: list[int]) -> None:
-        """``reduce_ipg_grads``: the collective's copies, then owned gradients move to the partition buffer."""
-        zero = self.zero
-        if zero.overlap_comm and not zero.contiguous_gradients:
-            while late:  # of the reduction before this one
-                section.free(late.pop())
-        for copies in flush.copies:
-            buffers = [section.allocate(size, Factor.COMMUNICATION, "zero::allreduce_bucket", stream=self.side)
-                       for size in copies]
-            for buffer in buffers:
-                section.free(buffer)
-        for row in flush.rows:
-            gradient = section.gradient(index, row)
-            group = self.group_of.get(self.plan.parameters[row])
-            if zero.contiguous_gradients:
-                if group is not None and not held:
-                    buffer = section.allocate(self.partition_bytes, Factor.GRADIENTS, "zero::grads_in_partition",
-                                              stream=self.side)
-                    held[buffer] = self.last_group  # one buffer for all groups
-                if flush.extra_large:
-                    section.free(gradient)
-            elif group is not None:
-                held[gradient] = group
-            elif zero.overlap_comm:
-                late.append(gradient)
-            else:
-                section.free(gradient)
-
-    def _without_gradient(self, section: Section) -> dict[int, int]:
-        """Owned parameters that got no gradient are given zeros (``get_all_grad_tensors``)."""
-        missing = self.group_of.keys() - set(self.plan.parameters)
-        return {section.allocate(BF16 * self.numel[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors"):
-                self.group_of[parameter] for parameter in sorted(missing)}
-
-    def _optimizer_step(self, section: Section, gradients: dict[int, int], *, first: bool) -> None:
-        """``step()``: pads of short partitions, overflow check, norm, then group by group."""
-        pads = [self._pad(section, group, pieces) for group, pieces in zip(self.plan.groups, self.owned)]
-        section.enter(Moment.OPTIMIZER_STEP)
-        self._overflow_check(section)
+        pads = [self._pad(tape, group, pieces) for group, pieces in zip(self.groups, owned)]
+        tape.moment = Moment.OPTIMIZER_STEP
+        self._overflow_check(tape, owned)
         if self.zero.compute_grad_norm:
-            for pieces in self.owned:
-                self._norm(section, pieces)
-        for number, (group, pieces) in enumerate(zip(self.plan.groups, self.owned)):
-            tensors = len(pieces) + (pads[number] is not None)
+            for pieces in owned:
+                self._norm(tape, pieces)
+        for number, (group, pieces) in enumerate(zip(self.groups, owned)):
             flat = None
-            if tensors > 1:
-                flat = section.allocate(BF16 * group.partition_numel, Factor.GRADIENTS, "zero::flatten")
+            if len(pieces) + (pads[number] is not None) > 1:  # one tensor is viewed
+                flat = tape.allocate(BF16 * group.partition_numel, Factor.GRADIENTS, "zero::flatten")
             size = FP32 * group.partition_numel
-            gradient = section.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
+            gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
             if flat is not None:
-                section.free(flat)
-            for buffer, needed_by in gradients.items():
+                tape.free(flat)
+            for buffer, needed_by in held.items():
                 if needed_by == number:
-                    section.free(buffer)
+                    tape.free(buffer)
             if pads[number] is not None:
-                section.free(pads[number])
+                tape.free(pads[number])
             if first:
-                optimizer.make_states(section, self.adamw, [("", size)])
-            optimizer.update(section, self.adamw, [("", size)])
-            section.free(gradient)
-        section.flush()
+                optimizer.make_states(tape, self.adamw, [("", size)])
+            optimizer.update(tape, self.adamw, [("", size)])
+            tape.free(gradient)
 
-    def _pad(self, section: Section, group: Group, pieces: list) -> int | None:
+    def _pad(self, tape: Tape, group: Group, pieces: list[Slice]) -> int | None:
+        """Zeros where a partition is not full (``get_flat_partition``)."""
         missing = group.partition_numel - sum(piece.numel for piece in pieces)
-        return section.allocate(BF16 * missing, Factor.GRADIENTS, "zero::pad") if missing else None
+        return tape.allocate(BF16 * missing, Factor.GRADIENTS, "zero::pad") if missing else None
 
-    def _overflow_check(self, section: Section) -> None:
+    def _overflow_check(self, tape: Tape, owned: list[list[Slice]]) -> None:
         """``has_overflow_partitioned_grads_serial``: before 0.19.6 an fp32 copy and masks, 11 bytes an element."""
         if not self.zero.check_grad_overflow or self.has("overflow_check_by_extrema"):
             return  # since then scalars only
-        for piece in (piece for pieces in self.owned for piece in pieces):
-            buffers = [section.allocate(width * piece.numel, Factor.TEMPORARIES, "zero::has_inf_or_nan")
+        for piece in (piece for pieces in owned for piece in pieces):
+            buffers = [tape.allocate(width * piece.numel, Factor.TEMPORARIES, "zero::has_inf_or_nan")
                        for width in (FP32, 1, 1, 1, FP32)]
             for buffer in buffers:
-                section.free(buffer)
+                tape.free(buffer)
 
-    def _norm(self, section: Section, pieces: list) -> None:
+    def _norm(self, tape: Tape, pieces: list[Slice]) -> None:
         """``get_grad_norm_direct``: one fp64 copy at a time, and a scalar each until the group is done."""
         scalars = []
         for piece in pieces:
-            copy = section.allocate(FP64 * piece.numel, Factor.TEMPORARIES, "zero::get_grad_norm")
-            scalars.append(section.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
-            section.free(copy)
+            copy = tape.allocate(FP64 * piece.numel, Factor.TEMPORARIES, "zero::get_grad_norm")
+            scalars.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
+            tape.free(copy)
         for scalar in reversed(scalars):
-            section.free(scalar)
+            tape.free(scalar)

@@ -95,8 +95,8 @@ def run(case: Case) -> dict:
 
 def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor import deepspeed_config, gpus
-    from predictor.engine import zero2
     from predictor.engine.setup import Setup
+    from predictor.engine.zero2 import Zero2
     from predictor.pipeline import evaluate
     from predictor.sizes import Shape
     from predictor.workload import Workload
@@ -106,7 +106,7 @@ def _predicted(case: Case, micro, facts) -> list[dict]:
     setup = Setup(facts=facts, optim=case.optim, param_groups=case.param_groups, max_grad_norm=1.0,
                   gradient_accumulation_steps=case.accumulation, data_parallel_size=case.world,
                   zero=deepspeed_config.read(workload, facts.hidden_size), capacity_bytes=None)
-    events = zero2.compose(micro, setup, zero2.plan(micro, setup), case.rank)
+    events = Zero2(micro, setup).rank(case.rank)
     run = evaluate(events, case.rank, Shape(2, 16, 2), gpus.find("h100-80gb"))
     return marks(run.live.tolist(), events.step.tolist(), events.moment.tolist())
 

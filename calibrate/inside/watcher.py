@@ -1,0 +1,203 @@
+"""Watches one process of a dry run: its peaks, where they were, and every refusal of memory.
+
+PyTorch's memory history is kept from one optimizer step to the next. If a step made a new peak, the
+history is played back to find the allocation that made it; then it is dropped, so that a long run
+stays small. The report file is rewritten, whole, whenever it has changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from calibrate.inside import places
+from calibrate.peaks import COUNTERS, Counters
+
+DEVICE = 0
+"""A dry run shows its process one GPU."""
+
+
+@dataclass
+class Where:
+    """One point of the run: ``frames`` innermost first; ``step`` counts finished optimizer steps."""
+
+    phase: str
+    step: int
+    requested_bytes: int
+    frames: list[places.Frame]
+    line: places.Frame | None
+
+
+@dataclass
+class Report:
+    """What one process leaves (JSON), in bytes. ``peaks`` by the names of :data:`calibrate.peaks.COUNTERS`."""
+
+    pid: int
+    argv: list[str]
+    device: str = ""
+    capacity_bytes: int = 0
+    peaks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    peak: Where | None = None
+    out_of_memory: list[dict[str, Any]] = field(default_factory=list)
+    memory_stats: dict[str, int] = field(default_factory=dict)
+    optimizer_steps: int = 0
+    stopped: bool = False
+    exception: str | None = None
+    finished: bool = False
+
+
+def start(directory: str, optimizer_steps: int | None) -> None:
+    """Begin as soon as the process first uses its GPU."""
+    watcher = Watcher(directory, optimizer_steps)
+    torch.cuda._lazy_call(watcher.begin)
+
+
+class Watcher:
+    """See the module; one a process."""
+
+    def __init__(self, directory: str, optimizer_steps: int | None) -> None:
+        self._path = os.path.join(directory, f"{os.getpid()}.json")
+        self._limit = optimizer_steps
+        self._pid = os.getpid()
+        self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
+        self._marks: list[tuple[int, str, int, places.Frame | None]] = [(0, "before the first backward", 0, None)]
+        self._live = self._depth = 0
+        self._in_step = self._backward_since_step = False
+
+    # what PyTorch calls -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """CUDA has just been initialised in this process."""
+        self._counters = Counters(DEVICE)
+        properties = torch.cuda.get_device_properties(DEVICE)
+        self._report.device, self._report.capacity_bytes = properties.name, properties.total_memory
+        torch._C._cuda_attach_out_of_memory_observer(self._refused)
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self._wrap_backward()
+        self._wrap_excepthook()
+        self._record()
+        atexit.register(self._finish)
+
+    def _wrap_backward(self) -> None:
+        original = torch.autograd.graph._engine_run_backward
+
+        def run(*arguments, **options):
+            if self._depth == 0:  # a checkpoint's backward inside another stays inside it
+                self._begin_backward()
+            self._depth += 1
+            try:
+                return original(*arguments, **options)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._mark("after backward")
+
+        for module in (torch.autograd, torch.autograd.graph):
+            module._engine_run_backward = run
+
+    def _wrap_excepthook(self) -> None:
+        original = sys.excepthook
+
+        def hook(kind, value, traceback):
+            text = " ".join(str(value).split())
+            self._report.exception = f"{kind.__name__}: {text}" if text else kind.__name__
+            original(kind, value, traceback)
+
+        sys.excepthook = hook
+
+    def _begin_backward(self) -> None:
+        if self._backward_since_step and self._limit is not None and self._report.optimizer_steps >= self._limit:
+            pass
+        if self._limit is not None and self._report.optimizer_steps >= self._limit:
+            self._report.stopped = True
+            raise SystemExit(0)
+        self._backward_since_step = True
+        self._mark("backward")
+
+    def _before_step(self, *_) -> None:
+        self._mark("optimizer step")
+
+    def _after_step(self, *_) -> None:
+        if self._backward_since_step:  # DeepSpeed calls its optimizer once a parameter group
+            self._backward_since_step = False
+            self._report.optimizer_steps += 1
+            self._look_back()
+        self._mark("after the optimizer step")
+
+    def _refused(self, _device: int, tried: int, _total: int, _free: int) -> None:
+        main = places.main_thread_stack()
+        phase, step = self._marks[-1][1:3]
+        live = torch.cuda.memory_stats(DEVICE)["requested_bytes.all.current"]
+        where = Where(phase, step, live, places.useful(main), places.users_line(main))
+        self._report.out_of_memory.append({"tried_to_allocate_bytes": tried, "where": asdict(where)})
+        self._write()
+
+    # keeping and reading the history ----------------------------------------------------------
+
+    def _mark(self, phase: str) -> None:
+        self._marks.append((time.time_ns() // 1000, phase, self._report.optimizer_steps, places.calling_line()))
+
+    def _record(self) -> None:
+        self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
+        del self._marks[:-1]
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", clear_history=True)
+
+    def _look_back(self) -> None:
+        """If there was a new peak since the last look, find where; begin a new stretch of history."""
+        stats = self._counters.statistics()
+        self._report.memory_stats = stats
+        self._report.peaks = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
+        best = self._report.peak.requested_bytes if self._report.peak else -1
+        if self._report.peaks["requested_bytes"] > best:
+            trace = torch.cuda.memory._snapshot()["device_traces"][DEVICE]
+            index, live = highest(trace, self._live)
+            if index is not None and live > best:
+                self._report.peak = self._where(trace[index], live)
+        self._record()
+        self._write()
+
+    def _where(self, entry: dict, live: int) -> Where:
+        at = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark[0]) - 1
+        _, phase, step, line = self._marks[max(at, 0)]
+        frames = places.recorded(entry["frames"])
+        # autograd's own threads have no Python below them: the line that called backward is the user's
+        return Where(phase, step, live, places.useful(frames), places.users_line(frames) or line)
+
+    # the report -------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        if os.getpid() != self._pid:  # a fork that inherited the exit handler
+            return
+        self._look_back()
+        self._report.finished = True
+        self._write()
+
+    def _write(self) -> None:
+        part = self._path + ".part"
+        with open(part, "w", encoding="utf-8") as stream:
+            json.dump(asdict(self._report), stream)
+        os.replace(part, self._path)
+
+
+def highest(trace: list[dict], live: int) -> tuple[int | None, int]:
+    """The allocation after which most requested bytes are alive, and how many; ``live`` before the first entry."""
+    at, top = None, -1
+    for index, entry in enumerate(trace):
+        if entry["action"] == "alloc":
+            live += entry["size"]
+            if live > top:
+                at, top = index, live
+        elif entry["action"] == "free_completed":
+            live -= entry["size"]
+    return at, top

@@ -1,0 +1,156 @@
+"""ZeRO-2's part in one micro-step: buckets, reductions, and the partition's gradients.
+
+Ranks differ only in which gradients they keep. So the micro-step is woven once with every event that some
+rank has, and playing it for a rank leaves out those that are not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.engine import reduction
+from predictor.engine.compose import MAIN_STREAM, Tape, weave
+from predictor.engine.partition import Group
+from predictor.engine.setup import Setup
+from predictor.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.formula import MicroStep
+
+REDUCTION_STREAM = 1
+BF16 = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One micro-step of one rank. ``held``: buffers of its gradients -> the last group that needs each."""
+
+    columns: np.ndarray
+    attributes: list
+    held: dict[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A micro-step with the events of all ranks.
+
+    Attributes:
+        columns: ``int32[3, events]``; engine buffers follow the traced ones.
+        attributes: of the engine's buffers; the first is the partition buffer, without its size.
+        parameters: parameter of each row of ``ready``.
+        flush_of: for each row of ``ready``, the reduction that it is part of.
+        partition_events: for each reduction, where the partition buffer is allocated by a rank whose
+            first gradient is in it; empty without contiguous gradients.
+        release_events: for each row of ``ready``, where ranks that do not own the gradient free it;
+            empty with contiguous gradients.
+    """
+
+    micro: MicroStep
+    columns: np.ndarray
+    attributes: list
+    parameters: list[int]
+    flush_of: list[int]
+    partition_events: np.ndarray
+    release_events: np.ndarray
+
+    def play(self, index: int, count: int, group_of: Mapping[int, int], numel_of: Mapping[int, int], *,
+             persistent: bool) -> Part:
+        """Micro-step ``index`` of ``count`` on a rank.
+
+        Args:
+            group_of: for each parameter that the rank owns a part of, its optimizer group.
+            numel_of: elements of every trainable parameter.
+            persistent: whether buffers that stay for good are made now.
+        """
+        each, first = len(self.micro.events.buffers), count * len(self.micro.events.buffers)
+        first += index * self._engine_buffers(group_of)
+        keep = np.ones(self.columns.shape[1], dtype=bool)
+        if not persistent:
+            keep &= ~np.isin(self.columns[1], self.micro.persistent)
+        attributes, held = list(self.attributes), {}
+        mine = [row for row, parameter in enumerate(self.parameters) if parameter in group_of]
+        if len(self.partition_events):
+            keep[self.partition_events] = False
+            if mine:
+                keep[self.partition_events[self.flush_of[mine[0]]]] = True
+                size = BF16 * sum(numel_of[parameter] for parameter in group_of)
+                attributes[0] = (size, *attributes[0][1:])
+                held[first] = max(group_of.values())  # one buffer for all groups
+        else:
+            keep[self.release_events[mine]] = False
+            held |= {int(self.micro.ready[row, 2]) + index * each: group_of[self.parameters[row]] for row in mine}
+        kind, buffer, moment = self.columns[:, keep]
+        buffer = np.where(buffer < each, buffer + index * each, buffer - each + first)
+        columns = [np.stack([kind, buffer, moment])]
+        missing = sorted(group_of.keys() - set(self.parameters))
+        for parameter in missing:  # zeros for parameters without a gradient: get_all_grad_tensors
+            zeros = first + len(attributes)
+            attributes.append((BF16 * numel_of[parameter], MAIN_STREAM, FACTORS.index(Factor.GRADIENTS), "",
+                               "zero::get_all_grad_tensors"))
+            columns.append(np.array([[1], [zeros], [MOMENTS.index(Moment.BACKWARD)]], dtype=np.int32))
+            held[zeros] = group_of[parameter]
+        return Part(np.concatenate(columns, axis=1), attributes, held)
+
+    def _engine_buffers(self, group_of: Mapping[int, int]) -> int:
+        return len(self.attributes) + len(group_of.keys() - set(self.parameters))
+
+
+def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], *, buckets_at_first_hook: bool) -> Template:
+    """Weave buckets and reductions into the traced micro-step."""
+    zero, ready = setup.zero, micro.ready.tolist()
+    parameters = [parameter for _, parameter, _ in ready]
+    numels = [setup.facts.parameters[parameter].numel for parameter in parameters]
+    flushes = reduction.flushes(parameters, numels, groups, zero)
+    side = REDUCTION_STREAM if zero.overlap_comm else MAIN_STREAM
+    tape = Tape(first=len(micro.events.buffers), moment=Moment.BACKWARD)
+    partition = tape.declare(0, Factor.GRADIENTS, "zero::grads_in_partition", stream=side)
+    partition_rows: list[int] = []
+    release_rows: dict[int, int] = {}
+    late: list[int] = []
+
+    def release(row: int) -> None:
+        release_rows[row] = len(tape.rows)
+        tape.free(ready[row][2])
+
+    def reduce(flush: reduction.Flush) -> None:
+        """``reduce_ipg_grads``: the collective's copies, then gradients move or go."""
+        while late:  # with overlap, of the reduction before this one
+            release(late.pop())
+        for copies in flush.copies:
+            buffers = [tape.allocate(size, Factor.COMMUNICATION, "zero::allreduce_bucket", stream=side)
+                       for size in copies]
+            for buffer in buffers:
+                tape.free(buffer)
+        if zero.contiguous_gradients:
+            partition_rows.append(len(tape.rows))
+            tape.again(partition)
+            if flush.extra_large:
+                tape.free(ready[flush.rows[0]][2])
+        elif zero.overlap_comm:
+            late.extend(flush.rows)
+        else:
+            for row in flush.rows:
+                release(row)
+
+    tape.position = ready[0][0] if buckets_at_first_hook and ready else 0
+    buckets = [tape.allocate(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+               for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and ready else []
+    by_row = {flush.before: flush for flush in flushes}
+    for row, (position, _, gradient) in enumerate(ready):
+        tape.position = position
+        if row in by_row:
+            reduce(by_row[row])
+        if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
+            tape.free(gradient)  # copied into the bucket
+    tape.position = len(micro.events)
+    if None in by_row:
+        reduce(by_row[None])
+    while late:
+        release(late.pop())
+    for buffer in buckets:
+        tape.free(buffer)
+    columns, places = weave(micro, tape)
+    flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
+    return Template(micro, columns, tape.attributes, parameters, flush_of, places[partition_rows],
+                    places[[release_rows[row] for row in sorted(release_rows)]])
