@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,11 +113,16 @@ class SizeTable:
 
     def at(self, shape: Shape, gpu: Gpu) -> np.ndarray:
         """Bytes of every row at one shape, ``int64[rows]``."""
-        values = np.array([int(term(shape, gpu)) for term in self.terms], dtype=np.int64)
-        return self.coefficients @ values
+        return self.coefficients @ _values(self.terms, shape, gpu)
 
     def term_values(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
         """Value of each term at many points, ``float64[terms, points]`` (exact below 2**53)."""
         shape = (batch, sequence, images)
         return np.stack([np.broadcast_to(np.asarray(term(shape, gpu), dtype=np.float64), batch.shape)
                          for term in self.terms])
+
+
+@lru_cache(maxsize=256)
+def _values(terms: tuple[Term, ...], shape: Shape, gpu: Gpu) -> np.ndarray:
+    """Value of each term at a shape: the same for every rank."""
+    return np.array([int(term(shape, gpu)) for term in terms], dtype=np.int64)

@@ -27,9 +27,18 @@ DEVICE = 0
 
 @dataclass
 class Where:
-    """One point of the run: ``frames`` innermost first; ``step`` counts finished optimizer steps."""
+    """One point of the run.
 
-    phase: str
+    Attributes:
+        moment: ``init`` (before the first backward, outside any forward), ``forward``, ``backward``,
+            ``optimizer_step`` or ``other``.
+        step: of the optimizer, from 1; 0 in ``init``.
+        requested_bytes: alive then.
+        frames: of the Python stack, innermost first.
+        line: the innermost of the user's code.
+    """
+
+    moment: str
     step: int
     requested_bytes: int
     frames: list[places.Frame]
@@ -68,9 +77,9 @@ class Watcher:
         self._limit = optimizer_steps
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
-        self._marks: list[tuple[int, str, int, places.Frame | None]] = [(0, "before the first backward", 0, None)]
+        self._marks: list[tuple[int, str, int, places.Frame | None]] = [(0, "init", 0, None)]
         self._live = self._depth = 0
-        self._in_step = self._backward_since_step = False
+        self._backward_since_step = False
 
     # what PyTorch calls -----------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class Watcher:
             finally:
                 self._depth -= 1
                 if self._depth == 0:
-                    self._mark("after backward")
+                    self._mark("other")
 
         for module in (torch.autograd, torch.autograd.graph):
             module._engine_run_backward = run
@@ -117,8 +126,6 @@ class Watcher:
         sys.excepthook = hook
 
     def _begin_backward(self) -> None:
-        if self._backward_since_step and self._limit is not None and self._report.optimizer_steps >= self._limit:
-            pass
         if self._limit is not None and self._report.optimizer_steps >= self._limit:
             self._report.stopped = True
             raise SystemExit(0)
@@ -126,27 +133,25 @@ class Watcher:
         self._mark("backward")
 
     def _before_step(self, *_) -> None:
-        self._mark("optimizer step")
+        self._mark("optimizer_step")
 
     def _after_step(self, *_) -> None:
         if self._backward_since_step:  # DeepSpeed calls its optimizer once a parameter group
             self._backward_since_step = False
             self._report.optimizer_steps += 1
             self._look_back()
-        self._mark("after the optimizer step")
+        self._mark("other")
 
     def _refused(self, _device: int, tried: int, _total: int, _free: int) -> None:
-        main = places.main_thread_stack()
-        phase, step = self._marks[-1][1:3]
         live = torch.cuda.memory_stats(DEVICE)["requested_bytes.all.current"]
-        where = Where(phase, step, live, places.useful(main), places.users_line(main))
+        where = self._where(self._marks[-1], places.main_thread_stack(), live)
         self._report.out_of_memory.append({"tried_to_allocate_bytes": tried, "where": asdict(where)})
         self._write()
 
     # keeping and reading the history ----------------------------------------------------------
 
-    def _mark(self, phase: str) -> None:
-        self._marks.append((time.time_ns() // 1000, phase, self._report.optimizer_steps, places.calling_line()))
+    def _mark(self, moment: str) -> None:
+        self._marks.append((time.time_ns() // 1000, moment, self._report.optimizer_steps + 1, places.calling_line()))
 
     def _record(self) -> None:
         self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
@@ -163,16 +168,21 @@ class Watcher:
             trace = torch.cuda.memory._snapshot()["device_traces"][DEVICE]
             index, live = highest(trace, self._live)
             if index is not None and live > best:
-                self._report.peak = self._where(trace[index], live)
+                self._report.peak = self._where(self._mark_of(trace[index]), places.recorded(trace[index]["frames"]), live)
         self._record()
         self._write()
 
-    def _where(self, entry: dict, live: int) -> Where:
-        at = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark[0]) - 1
-        _, phase, step, line = self._marks[max(at, 0)]
-        frames = places.recorded(entry["frames"])
+    def _mark_of(self, entry: dict) -> tuple:
+        after = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark[0])
+        return self._marks[max(after - 1, 0)]
+
+    @staticmethod
+    def _where(mark: tuple, frames: list[places.Frame], live: int) -> Where:
+        _, moment, step, line = mark
+        if moment in ("init", "other") and any(name == "forward" for _, _, name in frames):
+            moment, step = "forward", max(step, 1)
         # autograd's own threads have no Python below them: the line that called backward is the user's
-        return Where(phase, step, live, places.useful(frames), places.users_line(frames) or line)
+        return Where(moment, step, live, places.useful(frames), places.users_line(frames) or line)
 
     # the report -------------------------------------------------------------------------------
 

@@ -74,49 +74,46 @@ def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:
     return columns, places
 
 
+class Vocabulary:
+    """Sizes and names of engine buffers as rows of the tables that the trace began; shared by all ranks."""
+
+    def __init__(self, micro: MicroStep) -> None:
+        self._events = micro.events
+        self._names = {name: index for index, name in enumerate(micro.events.names)}
+        self._constants: dict[int, int] = {}
+
+    def size(self, size_bytes: int) -> int:
+        """Row of a byte count in the size table."""
+        return len(self._events.sizes) + self._constants.setdefault(size_bytes, len(self._constants))
+
+    def buffers(self, attributes: Sequence[tuple[int, int, int, str, str]]) -> Buffers:
+        """One row a buffer of a tape."""
+        names = self._names
+        rows = np.array([(self.size(size), stream, factor, names.setdefault(module, len(names)),
+                          names.setdefault(operator, len(names)))
+                         for size, stream, factor, module, operator in attributes], dtype=np.int32).reshape(-1, 5)
+        size, stream, factor, module, operator = rows.T
+        return Buffers(size, stream.astype(np.int8), factor.astype(np.int8), module, operator)
+
+    def assemble(self, stretches: Iterable[tuple[Stretch, int]]) -> EventList:
+        """One event list from stretches and the step number each one is; a stretch may repeat."""
+        columns, steps, parts, offset = [], [], [], 0
+        for stretch, step in stretches:
+            columns.append(stretch.columns + np.array([[0], [offset], [0]], dtype=np.int32))
+            steps.append(np.full(stretch.columns.shape[1], step, dtype=np.int8))
+            parts += [self._events.buffers] * stretch.micro_steps + [stretch.buffers]
+            offset += len(self._events.buffers) * stretch.micro_steps + len(stretch.buffers)
+        kind, buffer, moment = np.concatenate(columns, axis=1)
+        return EventList(
+            kind=kind.astype(np.int8), buffer=buffer, moment=moment.astype(np.int8), step=np.concatenate(steps),
+            buffers=Buffers.concatenate(parts), sizes=self._events.sizes.with_constants(list(self._constants)),
+            names=tuple(self._names))
+
+
 @dataclass(frozen=True, eq=False)
 class Stretch:
     """Part of a run whose buffers are its own: events, and how many micro-steps' buffers come before the engine's."""
 
     columns: np.ndarray
     micro_steps: int
-    attributes: Sequence[tuple[int, int, int, str, str]]
-
-
-def assemble(micro: MicroStep, stretches: Iterable[tuple[Stretch, int]]) -> EventList:
-    """One event list from stretches and the step number each one is; a stretch may repeat."""
-    events = micro.events
-    vocabulary = _Vocabulary(events)
-    columns, steps, parts, offset = [], [], [], 0
-    prepared: dict[int, Buffers] = {}
-    for stretch, step in stretches:
-        if id(stretch) not in prepared:
-            own = vocabulary.buffers(stretch.attributes)
-            prepared[id(stretch)] = Buffers.concatenate([events.buffers] * stretch.micro_steps + [own])
-        columns.append(stretch.columns + np.array([[0], [offset], [0]], dtype=np.int32))
-        steps.append(np.full(stretch.columns.shape[1], step, dtype=np.int8))
-        parts.append(prepared[id(stretch)])
-        offset += len(parts[-1])
-    kind, buffer, moment = np.concatenate(columns, axis=1)
-    return EventList(
-        kind=kind.astype(np.int8), buffer=buffer, moment=moment.astype(np.int8), step=np.concatenate(steps),
-        buffers=Buffers.concatenate(parts), sizes=events.sizes.with_constants(list(vocabulary.constants)),
-        names=tuple(vocabulary.names))
-
-
-class _Vocabulary:
-    """Turns sizes and names of engine buffers into rows of the tables that the trace began."""
-
-    def __init__(self, events: EventList) -> None:
-        self.names = {name: index for index, name in enumerate(events.names)}
-        self.constants: dict[int, int] = {}
-        self._first_constant = len(events.sizes)
-
-    def buffers(self, attributes: Sequence[tuple[int, int, int, str, str]]) -> Buffers:
-        """One row a buffer."""
-        names, constants = self.names, self.constants
-        rows = np.array([(self._first_constant + constants.setdefault(size, len(constants)), stream, factor,
-                          names.setdefault(module, len(names)), names.setdefault(operator, len(names)))
-                         for size, stream, factor, module, operator in attributes], dtype=np.int32).reshape(-1, 5)
-        size, stream, factor, module, operator = rows.T
-        return Buffers(size, stream.astype(np.int8), factor.astype(np.int8), module, operator)
+    buffers: Buffers

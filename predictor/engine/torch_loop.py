@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.engine import optimizer
-from predictor.engine.compose import Stretch, Tape, assemble, weave
+from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.setup import STEPS, Setup
 from predictor.events import EventList, Factor, Moment
 from predictor.formula import MicroStep
@@ -17,15 +17,15 @@ from predictor.formula import MicroStep
 
 def compose(micro: MicroStep, setup: Setup) -> EventList:
     """Start-up and three steps, the later two alike."""
-    start = Tape()
+    vocabulary, start = Vocabulary(micro), Tape()
     for tensor in setup.facts.parameters:
         start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.name.rpartition(".")[0])
-    first, steady = _step(micro, setup, first=True), _step(micro, setup, first=False)
-    return assemble(micro, [(Stretch(start.columns()[:3], 0, start.attributes), 0), (first, 1)]
-                    + [(steady, step) for step in range(2, STEPS + 1)])
+    first, steady = (_step(micro, setup, vocabulary, first=first) for first in (True, False))
+    return vocabulary.assemble([(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), 0), (first, 1)]
+                               + [(steady, step) for step in range(2, STEPS + 1)])
 
 
-def _step(micro: MicroStep, setup: Setup, *, first: bool) -> Stretch:
+def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, *, first: bool) -> Stretch:
     count, each = setup.gradient_accumulation_steps, len(micro.events.buffers)
     columns = [_micro_step(micro, index, first=first) for index in range(count)]
     tape = Tape(first=count * each, moment=Moment.OPTIMIZER_STEP)
@@ -41,7 +41,8 @@ def _step(micro: MicroStep, setup: Setup, *, first: bool) -> Stretch:
         optimizer.update(tape, variant, sizes)
     for buffer in micro.ready[:, 2].tolist():
         tape.free(buffer)
-    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, tape.attributes)
+    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
+                   vocabulary.buffers(tape.attributes))
 
 
 def _micro_step(micro: MicroStep, index: int, *, first: bool) -> np.ndarray:

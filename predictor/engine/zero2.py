@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.engine import optimizer, zero2_backward
-from predictor.engine.compose import Stretch, Tape, assemble
+from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import STEPS, Setup
 from predictor.errors import InputError
-from predictor.events import EventList, Factor, Moment
+from predictor.events import Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 
 SWITCHES = {
@@ -37,11 +37,12 @@ class Zero2:
         if zero.parameter_alignment:
             raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
         self.micro, self.setup, self.zero = micro, setup, zero
+        self.vocabulary = Vocabulary(micro)
         self.adamw = optimizer.VARIANTS[setup.optim]
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
-        self.backward = zero2_backward.template(micro, setup, self.groups,
+        self.backward = zero2_backward.template(micro, setup, self.groups, self.vocabulary,
                                                 buckets_at_first_hook=self.has("buckets_at_first_hook"))
         self.start = self._start_up()
 
@@ -53,7 +54,7 @@ class Zero2:
         """Start-up and three steps, the later two alike."""
         owned = [group.owned(rank) for group in self.groups]
         first, steady = self._step(rank, owned, first=True), self._step(rank, owned, first=False)
-        return assemble(self.micro, [(self.start, 0), (first, 1)] + [(steady, s) for s in range(2, STEPS + 1)])
+        return self.vocabulary.assemble([(self.start, 0), (first, 1)] + [(steady, s) for s in range(2, STEPS + 1)])
 
     # start-up, the same on every rank ---------------------------------------------------------
 
@@ -69,7 +70,7 @@ class Zero2:
                      for g in self.groups]
         for buffer in gradients:
             tape.free(buffer)
-        return Stretch(tape.columns()[:3], 0, tape.attributes)
+        return Stretch(tape.columns()[:3], 0, self.vocabulary.buffers(tape.attributes))
 
     def _flatten(self, tape: Tape, group: Group, buffers: list[int], live: int) -> int:
         """One group's flat buffer and master weights; returns the growth of what stays."""
@@ -100,18 +101,22 @@ class Zero2:
         count = self.setup.gradient_accumulation_steps
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
         numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        columns, attributes = [], []
+        columns: list[np.ndarray] = []
+        buffers: list[Buffers] = []
         held: list[dict[int, int]] = []
+        next_buffer = count * len(self.micro.events.buffers)
         for index in range(count):
-            part = self.backward.play(index, count, group_of, numel_of, persistent=first and index == 0)
+            part = self.backward.play(index, next_buffer, group_of, numel_of, persistent=first and index == 0)
             columns.append(part.columns)
-            attributes += part.attributes
+            buffers.append(part.buffers)
             held.append(part.held)
+            next_buffer += len(part.buffers)
             if index:  # added into the first micro-step's gradients
                 columns.append(np.array([(-1, buffer, 2) for buffer in part.held], dtype=np.int32).reshape(-1, 3).T)
-        tape = Tape(first=count * len(self.micro.events.buffers) + len(attributes), moment=Moment.BACKWARD)
+        tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
         self._optimizer_step(tape, owned, held[0], first=first)
-        return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, attributes + tape.attributes)
+        return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
+                       Buffers.concatenate([*buffers, self.vocabulary.buffers(tape.attributes)]))
 
     def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group.

@@ -7,15 +7,15 @@ rank has, and playing it for a rank leaves out those that are not its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from predictor.engine import reduction
-from predictor.engine.compose import MAIN_STREAM, Tape, weave
+from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import Setup
-from predictor.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.events import Buffers, Factor, Moment
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
@@ -27,7 +27,7 @@ class Part:
     """One micro-step of one rank. ``held``: buffers of its gradients -> the last group that needs each."""
 
     columns: np.ndarray
-    attributes: list
+    buffers: Buffers
     held: dict[int, int]
 
 
@@ -37,7 +37,8 @@ class Template:
 
     Attributes:
         columns: ``int32[3, events]``; engine buffers follow the traced ones.
-        attributes: of the engine's buffers; the first is the partition buffer, without its size.
+        passing: events of buffers that do not stay for good.
+        buffers: the engine's; the first is the partition buffer, without its size.
         parameters: parameter of each row of ``ready``.
         flush_of: for each row of ``ready``, the reduction that it is part of.
         partition_events: for each reduction, where the partition buffer is allocated by a rank whose
@@ -47,56 +48,51 @@ class Template:
     """
 
     micro: MicroStep
+    vocabulary: Vocabulary
     columns: np.ndarray
-    attributes: list
+    passing: np.ndarray
+    buffers: Buffers
     parameters: list[int]
     flush_of: list[int]
     partition_events: np.ndarray
     release_events: np.ndarray
 
-    def play(self, index: int, count: int, group_of: Mapping[int, int], numel_of: Mapping[int, int], *,
+    def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int], *,
              persistent: bool) -> Part:
-        """Micro-step ``index`` of ``count`` on a rank.
+        """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
 
         Args:
             group_of: for each parameter that the rank owns a part of, its optimizer group.
             numel_of: elements of every trainable parameter.
             persistent: whether buffers that stay for good are made now.
         """
-        each, first = len(self.micro.events.buffers), count * len(self.micro.events.buffers)
-        first += index * self._engine_buffers(group_of)
-        keep = np.ones(self.columns.shape[1], dtype=bool)
-        if not persistent:
-            keep &= ~np.isin(self.columns[1], self.micro.persistent)
-        attributes, held = list(self.attributes), {}
+        each = len(self.micro.events.buffers)
+        keep = np.ones_like(self.passing) if persistent else self.passing.copy()
+        buffers, held = self.buffers, {}
         mine = [row for row, parameter in enumerate(self.parameters) if parameter in group_of]
         if len(self.partition_events):
             keep[self.partition_events] = False
             if mine:
                 keep[self.partition_events[self.flush_of[mine[0]]]] = True
-                size = BF16 * sum(numel_of[parameter] for parameter in group_of)
-                attributes[0] = (size, *attributes[0][1:])
+                size = buffers.size.copy()
+                size[0] = self.vocabulary.size(BF16 * sum(numel_of[parameter] for parameter in group_of))
+                buffers = replace(buffers, size=size)
                 held[first] = max(group_of.values())  # one buffer for all groups
         else:
             keep[self.release_events[mine]] = False
             held |= {int(self.micro.ready[row, 2]) + index * each: group_of[self.parameters[row]] for row in mine}
         kind, buffer, moment = self.columns[:, keep]
         buffer = np.where(buffer < each, buffer + index * each, buffer - each + first)
-        columns = [np.stack([kind, buffer, moment])]
-        missing = sorted(group_of.keys() - set(self.parameters))
-        for parameter in missing:  # zeros for parameters without a gradient: get_all_grad_tensors
-            zeros = first + len(attributes)
-            attributes.append((BF16 * numel_of[parameter], MAIN_STREAM, FACTORS.index(Factor.GRADIENTS), "",
-                               "zero::get_all_grad_tensors"))
-            columns.append(np.array([[1], [zeros], [MOMENTS.index(Moment.BACKWARD)]], dtype=np.int32))
+        tape = Tape(first=first + len(buffers), moment=Moment.BACKWARD)
+        for parameter in sorted(group_of.keys() - set(self.parameters)):  # get_all_grad_tensors
+            zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
-        return Part(np.concatenate(columns, axis=1), attributes, held)
-
-    def _engine_buffers(self, group_of: Mapping[int, int]) -> int:
-        return len(self.attributes) + len(group_of.keys() - set(self.parameters))
+        return Part(np.concatenate([np.stack([kind, buffer, moment]), tape.columns()[:3]], axis=1),
+                    Buffers.concatenate([buffers, self.vocabulary.buffers(tape.attributes)]), held)
 
 
-def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], *, buckets_at_first_hook: bool) -> Template:
+def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
+             buckets_at_first_hook: bool) -> Template:
     """Weave buckets and reductions into the traced micro-step."""
     zero, ready = setup.zero, micro.ready.tolist()
     parameters = [parameter for _, parameter, _ in ready]
@@ -152,5 +148,6 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], *, buckets
         tape.free(buffer)
     columns, places = weave(micro, tape)
     flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
-    return Template(micro, columns, tape.attributes, parameters, flush_of, places[partition_rows],
+    passing = ~np.isin(columns[1], micro.persistent)
+    return Template(micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes), parameters, flush_of, places[partition_rows],
                     places[[release_rows[row] for row in sorted(release_rows)]])

@@ -1,0 +1,82 @@
+"""Run your own training script, unchanged, on an emulated GPU: its peaks, and the code that made them."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+
+from predictor.commands import output
+from predictor.errors import InputError
+from predictor.values import Invalid, Size, Whole
+
+EXAMPLES = """examples:
+  peakcast dryrun -- python train.py --batch-size 8
+  peakcast dryrun --gpu a100-40gb --optimizer-steps 3 -- python train.py
+  peakcast dryrun --world-size 8 --rank 7 --optimizer-steps 3 -- python train.py --deepspeed zero2.json
+
+The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
+the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.
+
+exit codes: 0 the script ran, 1 it ran out of GPU memory, 2 it failed otherwise, or bad input
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the GPU, the ranks, the output and the command."""
+    parser.usage = "peakcast dryrun [options] -- COMMAND [ARGUMENT ...]"
+    group = parser.add_argument_group("where to run")
+    group.add_argument("--gpu", default="h100-80gb", metavar="GPU", help="such as a100-40gb, l40s; default: h100-80gb")
+    group.add_argument("--capacity-bytes", "--capacity", metavar="SIZE", help="memory of the GPU, such as 40GiB; "
+                                                                              "overrides the GPU's own")
+    group.add_argument("--world-size", default="1", metavar="N", help="ranks that torch.distributed reports; default: 1")
+    group.add_argument("--rank", default="0", metavar="R", help="which of them this process is; default: 0")
+    group.add_argument("--events", default="immediate", metavar="WHEN",
+                       help="when events complete: immediate, launches:N or synchronization; default: immediate")
+    group.add_argument("--optimizer-steps", metavar="N", help="end the script after N optimizer steps")
+    output.add_output(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command and reports; the exit code says whether it ran out of memory."""
+    output.check_path(arguments.output, arguments.force)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise InputError("a command is missing: peakcast dryrun [options] -- python train.py")
+    settings = {
+        "world_size": _value("--world-size", Whole(1, 65_536), arguments.world_size),
+        "rank": _value("--rank", Whole(0, 65_535), arguments.rank),
+        "capacity_bytes": _value("--capacity-bytes", Size(), arguments.capacity_bytes),
+        "optimizer_steps": _value("--optimizer-steps", Whole(1, 1 << 20), arguments.optimizer_steps),
+    }
+    from calibrate.dryrun import dryrun
+    from calibrate.record import to_plain
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
+    quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone
+    result = dryrun(command, gpu=arguments.gpu, events=arguments.events, output=sys.stderr.fileno() if quiet else None,
+                    **settings)
+
+    def report(console) -> None:
+        from calibrate.report.dryrun import report
+
+        report(console, result)
+
+    output.write(arguments, lambda: to_plain(result), report)
+    if result.out_of_memory:
+        return 1
+    if result.exit_code:
+        from calibrate.report.dryrun import ending
+
+        raise InputError(f"{ending(result)}: its own message is above")
+    return 0
+
+
+def _value(option: str, kind, text: str | None):
+    if text is None:
+        return None
+    try:
+        return kind.from_text(text)
+    except Invalid as error:
+        raise InputError(f"{option} {error}") from None

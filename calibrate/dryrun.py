@@ -1,0 +1,169 @@
+"""Runs the user's own script on an emulated GPU and says what it needed.
+
+    result = dryrun(["python", "train.py"], gpu="h100-80gb", world_size=8, rank=7)
+    result.peaks["requested_bytes"]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from calibrate.emulator import environment
+from calibrate.inside import SETTING
+from calibrate.inside.world import variables
+from calibrate.record import from_plain
+from predictor.errors import InputError
+from predictor.suggest import show
+
+AUTOLOAD = Path(__file__).resolve().parent / "inside" / "autoload"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``calibrate.inside`` is told.
+
+    Attributes:
+        directory: where each process leaves its report.
+        optimizer_steps: stop at the first backward after so many; None: when the script ends.
+    """
+
+    directory: str
+    rank: int
+    world_size: int
+    optimizer_steps: int | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A place in source code."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Where:
+    """A point of the run: see ``calibrate.inside.watcher.Where``; ``line`` is in the user's code."""
+
+    moment: str
+    step: int
+    requested_bytes: int
+    frames: tuple[Line, ...]
+    line: Line | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The device had no room for ``tried_to_allocate_bytes`` (a whole segment of the allocator)."""
+
+    tried_to_allocate_bytes: int
+    where: Where
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What one process of the script needed, and how the script ended.
+
+    Attributes:
+        gpu: what it ran on; always emulated.
+        peaks: bytes, by ``requested_bytes``, ``allocated_bytes``, ``reserved_bytes``.
+        peak: where the requested bytes were highest.
+        out_of_memory: every time PyTorch could not get memory, whether the script caught it or not.
+        optimizer_steps: how many were finished.
+        stopped: whether the dry run ended the script after the steps it was asked for.
+        exit_code: the script's own; negative: the signal that killed it.
+        exception: the last line of the traceback that ended the script.
+        processes: how many processes of the script used the GPU; this is the one with the highest peak.
+    """
+
+    gpu: str
+    capacity_bytes: int
+    rank: int
+    world_size: int
+    peaks: Mapping[str, int]
+    peak: Where | None
+    out_of_memory: tuple[Refusal, ...]
+    memory_stats: Mapping[str, int]
+    optimizer_steps: int
+    stopped: bool
+    exit_code: int
+    exception: str | None
+    processes: int
+    command: tuple[str, ...]
+
+
+def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: int | None = None, world_size: int = 1,
+           rank: int = 0, events: str = "immediate", optimizer_steps: int | None = None,
+           output: int | None = None) -> DryRun:
+    """Run a command whose Python processes see an emulated GPU.
+
+    Args:
+        gpu: which GPU; ``capacity_bytes`` replaces its memory.
+        world_size: how many ranks ``torch.distributed`` reports; this process is ``rank``.
+        events: when events complete (see :func:`calibrate.emulator.environment`).
+        optimizer_steps: end the script after so many; three are enough for the peak of a loop.
+        output: file descriptor for the command's standard output; None: ours.
+
+    Raises:
+        InputError: no such command or GPU, or no process of the command used the GPU.
+    """
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size}")
+    if not command or shutil.which(command[0]) is None:
+        raise InputError(f"command not found: {show(command[0]) if command else 'give one after --'}")
+    changes = environment(gpu=gpu, capacity_bytes=capacity_bytes, events=events, shadow_real_gpu=True)
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
+        settings = Settings(directory, rank, world_size, optimizer_steps)
+        changes |= {SETTING: json.dumps(asdict(settings)),
+                    "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
+        if world_size > 1:
+            changes |= variables(rank, world_size)
+        code = _run(command, {**os.environ, **changes}, output)
+        return _result(Path(directory), settings, command, code)
+
+
+def _run(command: Sequence[str], variables: dict[str, str], output: int | None) -> int:
+    sys.stdout.flush()
+    try:
+        job = subprocess.Popen(command, env=variables, stdout=output)
+    except OSError as error:
+        raise InputError(f"{show(command[0])} cannot be started: {error.strerror}") from None
+    try:
+        return job.wait()
+    finally:
+        job.terminate()  # if we were interrupted; it has ended otherwise
+        job.wait()
+
+
+def _result(directory: Path, settings: Settings, command: Sequence[str], code: int) -> DryRun:
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")]
+    if not reports:
+        raise InputError(f"no Python process of the command used PyTorch on the GPU (exit code {code}): nothing to report")
+    report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
+    where = lambda value: from_plain(Where, _with_lines(value), "report")  # noqa: E731
+    return DryRun(
+        gpu=report["device"], capacity_bytes=report["capacity_bytes"], rank=settings.rank, world_size=settings.world_size,
+        peaks=report["peaks"], peak=where(report["peak"]) if report["peak"] else None,
+        out_of_memory=tuple(Refusal(item["tried_to_allocate_bytes"], where(item["where"]))
+                            for item in report["out_of_memory"]),
+        memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
+        exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
+
+
+def _with_lines(where: dict) -> dict:
+    def line(frame):
+        return dict(zip(("file", "number", "function"), frame)) if frame else None
+
+    return where | {"frames": [line(frame) for frame in where["frames"]], "line": line(where["line"])}

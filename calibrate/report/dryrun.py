@@ -1,0 +1,70 @@
+"""A dry run as text for a terminal."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from calibrate.dryrun import DryRun, Where
+from calibrate.report.measurement import COUNTERS
+from predictor.report.table import table, wrapped
+from predictor.report.units import gib, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def report(console: Console, result: DryRun) -> None:
+    """The whole answer of ``peakcast dryrun``."""
+    for line in wrapped(console, headline(result), indent=0):
+        console.print(line, style="bold red" if result.out_of_memory else "bold")
+    rank = f", rank {result.rank} of {result.world_size}" if result.world_size > 1 else ""
+    steps = f"{result.optimizer_steps} optimizer step{'' if result.optimizer_steps == 1 else 's'}"
+    console.print(f"emulated {result.gpu}{rank} · {steps}{', then stopped' if result.stopped else ''}", style="dim")
+    console.print()
+    rows = table("peak", "GiB", "")
+    rows.columns[1].justify = "right"
+    for name, meaning in COUNTERS.items():
+        rows.add_row(name, gib(result.peaks[f"{name}_bytes"]), meaning)
+    console.print(rows)
+    console.print()
+    for refusal in result.out_of_memory:
+        place(console, f"Out of memory while asking for {size_text(refusal.tried_to_allocate_bytes)}, with "
+                       f"{size_text(refusal.where.requested_bytes)} in use,", refusal.where)
+    if result.peak:
+        place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak)
+    notes = ["Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers."]
+    if result.processes > 1:
+        notes.append(f"{result.processes} processes used a GPU each; this is the one with the highest peak.")
+    for note in notes:
+        for line in wrapped(console, note, indent=0):
+            console.print(line)
+
+
+def headline(result: DryRun) -> str:
+    """How it ended, in one line."""
+    capacity = size_text(result.capacity_bytes)
+    if result.out_of_memory:
+        caught = "" if result.exit_code else f" {len(result.out_of_memory)} time(s), and the script went on"
+        return f"Out of GPU memory{caught}: the device has {capacity}."
+    peak = f"peak {size_text(result.peaks['allocated_bytes'])} allocated of {capacity}"
+    if result.exit_code:
+        return f"{ending(result)}; until then, {peak}."
+    return f"{peak[0].upper()}{peak[1:]}."
+
+
+def ending(result: DryRun) -> str:
+    """How the script failed."""
+    if result.exit_code < 0:
+        return f"The script was killed by {signal.Signals(-result.exit_code).name}"
+    why = f" ({result.exception})" if result.exception else ""
+    return f"The script ended with exit code {result.exit_code}{why}"
+
+
+def place(console: Console, what: str, where: Where) -> None:
+    """A point of the run with the lines of code that led there."""
+    step = f" of step {where.step}" if where.step else ""
+    console.print(f"{what} in {where.moment}{step}{f', at {where.line}' if where.line else ''}")
+    for frame in where.frames:
+        console.print(f"    {frame}", style="dim")
+    console.print()
