@@ -1,7 +1,7 @@
 """Runs the user's own script on an emulated GPU and says what it needed.
 
     result = dryrun(["python", "train.py"], gpu="h100-80gb", world_size=8, rank=7)
-    result.peaks["requested_bytes"]
+    result.peak_requested_bytes
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 from calibrate.emulator import environment
 from calibrate.inside import SETTING
 from calibrate.inside.world import variables
-from calibrate.record import from_plain
+from calibrate.record import SCHEMA_VERSION, MeasuredOn, from_plain
 from predictor.errors import InputError
 from predictor.suggest import show
+from predictor.version import VERSION
 
 AUTOLOAD = Path(__file__).resolve().parent / "inside" / "autoload"
 
@@ -32,12 +33,13 @@ class Settings:
 
     Attributes:
         directory: where each process leaves its report.
+        world_size: None: ``torch.distributed`` is left as it is.
         optimizer_steps: stop at the first backward after so many; None: when the script ends.
     """
 
     directory: str
     rank: int
-    world_size: int
+    world_size: int | None
     optimizer_steps: int | None
 
 
@@ -77,8 +79,7 @@ class DryRun:
     """What one process of the script needed, and how the script ended.
 
     Attributes:
-        gpu: what it ran on; always emulated.
-        peaks: bytes, by ``requested_bytes``, ``allocated_bytes``, ``reserved_bytes``.
+        gpu: what it ran on, which was never there: ``measured_on`` is always ``emulated``.
         peak: where the requested bytes were highest.
         out_of_memory: every time PyTorch could not get memory, whether the script caught it or not.
         optimizer_steps: how many were finished.
@@ -88,11 +89,17 @@ class DryRun:
         processes: how many processes of the script used the GPU; this is the one with the highest peak.
     """
 
+    schema_version: int
+    peakcast_version: str
+    measured_on: MeasuredOn
     gpu: str
     capacity_bytes: int
+    software: Mapping[str, str | None]
     rank: int
     world_size: int
-    peaks: Mapping[str, int]
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
     peak: Where | None
     out_of_memory: tuple[Refusal, ...]
     memory_stats: Mapping[str, int]
@@ -104,14 +111,15 @@ class DryRun:
     command: tuple[str, ...]
 
 
-def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: int | None = None, world_size: int = 1,
+def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: int | None = None, world_size: int | None = None,
            rank: int = 0, events: str = "immediate", optimizer_steps: int | None = None,
            output: int | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
         gpu: which GPU; ``capacity_bytes`` replaces its memory.
-        world_size: how many ranks ``torch.distributed`` reports; this process is ``rank``.
+        world_size: how many ranks ``torch.distributed`` reports; this process is ``rank``. None: whatever
+            the command itself starts.
         events: when events complete (see :func:`calibrate.emulator.environment`).
         optimizer_steps: end the script after so many; three are enough for the peak of a loop.
         output: file descriptor for the command's standard output; None: ours.
@@ -119,8 +127,8 @@ def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: in
     Raises:
         InputError: no such command or GPU, or no process of the command used the GPU.
     """
-    if not 0 <= rank < world_size:
-        raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size}")
+    if not 0 <= rank < (world_size or 1):
+        raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
     if not command or shutil.which(command[0]) is None:
         raise InputError(f"command not found: {show(command[0]) if command else 'give one after --'}")
     changes = environment(gpu=gpu, capacity_bytes=capacity_bytes, events=events, shadow_real_gpu=True)
@@ -128,7 +136,7 @@ def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: in
         settings = Settings(directory, rank, world_size, optimizer_steps)
         changes |= {SETTING: json.dumps(asdict(settings)),
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
-        if world_size > 1:
+        if world_size is not None:
             changes |= variables(rank, world_size)
         code = _run(command, {**os.environ, **changes}, output)
         return _result(Path(directory), settings, command, code)
@@ -154,8 +162,9 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
     where = lambda value: from_plain(Where, _with_lines(value), "report")  # noqa: E731
     return DryRun(
-        gpu=report["device"], capacity_bytes=report["capacity_bytes"], rank=settings.rank, world_size=settings.world_size,
-        peaks=report["peaks"], peak=where(report["peak"]) if report["peak"] else None,
+        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED, software=report["software"],
+        gpu=report["device"], capacity_bytes=report["capacity_bytes"], rank=settings.rank, world_size=settings.world_size or 1,
+        **{f"peak_{name}": size for name, size in report["peaks"].items()}, peak=where(report["peak"]) if report["peak"] else None,
         out_of_memory=tuple(Refusal(item["tried_to_allocate_bytes"], where(item["where"]))
                             for item in report["out_of_memory"]),
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],

@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
     "measure": "calibrate.commands.measure",
+    "dryrun": "calibrate.commands.dryrun",
 }
 
 BAD_INPUT = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -123,11 +124,12 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
 
 
+@lru_cache(maxsize=8)
 def composer(formula: Formula, setup: Setup) -> Callable[[int], EventList]:
-    """The engine's events of a whole run, as a function of the rank."""
+    """The engine's events of a whole run, as a function of the rank; independent of the shape."""
     if setup.zero is None:
-        return lambda rank: torch_loop.compose(formula.micro, setup)
-    return Zero2(formula.micro, setup).rank
+        return lru_cache(maxsize=1)(lambda rank: torch_loop.compose(formula.micro, setup))
+    return lru_cache(maxsize=16)(Zero2(formula.micro, setup).rank)
 
 
 def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:

@@ -91,7 +91,10 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
             kept.append(row)
             front = np.concatenate([front, shifted[row : row + 1]])
     kept_rows = np.array(sorted(kept, key=lambda row: index[row]))
-    return ClosedForm(SizeTable(table.terms, sums[kept_rows]), index[kept_rows])
+    used = sums[kept_rows].any(axis=0)
+    used[0] = True  # the constant stays first
+    terms = tuple(term for term, needed in zip(table.terms, used) if needed)
+    return ClosedForm(SizeTable(terms, sums[np.ix_(kept_rows, used)]), index[kept_rows])
 
 
 def _shift(table: SizeTable, lower: Shape) -> np.ndarray:

@@ -29,8 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpu", default="h100-80gb", metavar="GPU", help="such as a100-40gb, l40s; default: h100-80gb")
     group.add_argument("--capacity-bytes", "--capacity", metavar="SIZE", help="memory of the GPU, such as 40GiB; "
                                                                               "overrides the GPU's own")
-    group.add_argument("--world-size", default="1", metavar="N", help="ranks that torch.distributed reports; default: 1")
-    group.add_argument("--rank", default="0", metavar="R", help="which of them this process is; default: 0")
+    group.add_argument("--world-size", metavar="N",
+                       help="ranks that torch.distributed reports, of which this process is --rank and the only one; "
+                            "default: what the command itself starts")
+    group.add_argument("--rank", default="0", metavar="R", help="default: 0")
     group.add_argument("--events", default="immediate", metavar="WHEN",
                        help="when events complete: immediate, launches:N or synchronization; default: immediate")
     group.add_argument("--optimizer-steps", metavar="N", help="end the script after N optimizer steps")
@@ -42,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command and reports; the exit code says whether it ran out of memory."""
     output.check_path(arguments.output, arguments.force)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    command = _as_given(command)
     if not command:
         raise InputError("a command is missing: peakcast dryrun [options] -- python train.py")
     settings = {
@@ -71,6 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         raise InputError(f"{ending(result)}: its own message is above")
     return 0
+
+
+def _as_given(command: list[str]) -> list[str]:
+    """The user's own words: on the way here underscores of options became hyphens."""
+    words = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    same = [word.replace("_", "-") for word in words] == [word.replace("_", "-") for word in command]
+    return words if same else command
 
 
 def _value(option: str, kind, text: str | None):

@@ -26,6 +26,6 @@ def start() -> None:
     settings = json.loads(os.environ[SETTING])
     from calibrate.inside import watcher, world
 
-    if settings["world_size"] > 1:
+    if settings["world_size"] is not None:
         world.pretend(settings["rank"], settings["world_size"])
     watcher.start(settings["directory"], settings["optimizer_steps"])

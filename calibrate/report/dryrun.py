@@ -25,7 +25,7 @@ def report(console: Console, result: DryRun) -> None:
     rows = table("peak", "GiB", "")
     rows.columns[1].justify = "right"
     for name, meaning in COUNTERS.items():
-        rows.add_row(name, gib(result.peaks[f"{name}_bytes"]), meaning)
+        rows.add_row(name, gib(getattr(result, f"peak_{name}_bytes")), meaning)
     console.print(rows)
     console.print()
     for refusal in result.out_of_memory:
@@ -47,7 +47,7 @@ def headline(result: DryRun) -> str:
     if result.out_of_memory:
         caught = "" if result.exit_code else f" {len(result.out_of_memory)} time(s), and the script went on"
         return f"Out of GPU memory{caught}: the device has {capacity}."
-    peak = f"peak {size_text(result.peaks['allocated_bytes'])} allocated of {capacity}"
+    peak = f"peak {size_text(result.peak_allocated_bytes)} allocated of {capacity}"
     if result.exit_code:
         return f"{ending(result)}; until then, {peak}."
     return f"{peak[0].upper()}{peak[1:]}."

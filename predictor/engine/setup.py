@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
@@ -12,11 +12,11 @@ STEPS = 3
 """Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes`` None where none was named."""
 
-    facts: ModelFacts
+    facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
     optim: str
     param_groups: str
     max_grad_norm: float
