@@ -11,9 +11,14 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 """Set by torchrun in every process that it starts: then the other ranks do exist."""
 
 
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return LAUNCHED in os.environ
+
+
 def local_device() -> int:
     """The GPU of this process."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if LAUNCHED in os.environ else 0
+    return int(os.environ.get("LOCAL_RANK", "0")) if launched() else 0
 
 
 def join(rank: int, world_size: int, *, backend: str) -> None:
@@ -28,12 +33,15 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
     """
     import torch.distributed as dist
 
-    if LAUNCHED in os.environ:
+    from calibrate.emulator import is_emulated
+
+    if launched():
         dist.init_process_group("nccl")
+        if is_emulated():  # the ranks are there, but nothing moves between them
+            agree()
         return
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     if backend == "nccl":
-        from calibrate.emulator import is_emulated
         from calibrate.emulator.process_group import init_process_group
 
         if not is_emulated():
@@ -53,7 +61,7 @@ def joined() -> str:
 
     if not dist.is_initialized():
         return "none"
-    return "launched" if LAUNCHED in os.environ else dist.get_backend()
+    return "launched" if launched() else dist.get_backend()
 
 
 def agree() -> None:
@@ -61,4 +69,5 @@ def agree() -> None:
     that nobody answers. Does nothing in a process without DeepSpeed (0.19.8: runtime/zero/utils.py)."""
     module = sys.modules.get("deepspeed.runtime.zero.utils")
     if module is not None:
-        module.get_lst_from_rank0 = lambda values: list(values)
+        module.get_lst_from_rank0 = list
+        module.assert_lst_len_same_as_other_ranks = lambda _: None

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from calibrate import predicted
-from calibrate.alone import LAUNCHED
+from calibrate import alone, predicted
 from calibrate.emulator import environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import Order
@@ -62,11 +61,10 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         changes = environment(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events, shadow_real_gpu=True,
-                              devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if LAUNCHED in os.environ else 1)
+                              devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1)
     rank, chosen_by = predicted.choose_rank(workload)
     order = Order(
-        workload=workload.resolved(), rank=int(os.environ["RANK"]) if LAUNCHED in os.environ else rank, answer="",
-        snapshot=snapshot, limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
+        workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot, limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
         event_completion=events if device is MeasuredOn.EMULATED else None)
     job = _run(order, changes, verbose)
     if job.measured_on is not device:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
+from calibrate import alone
 from calibrate.record import Peak, Predicted, PredictedMoment, RankChoice
 from predictor import gpus, pipeline
 from predictor.errors import InputError
@@ -13,11 +16,18 @@ from predictor.workload import Workload
 
 
 def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
-    """The workload's rank; for "worst" the one whose predicted peak is highest.
+    """The rank that torchrun gave this process, or the workload's; for "worst" the one whose predicted peak
+    is highest.
 
     Raises:
-        InputError: "worst" of several, and the predictor cannot answer.
+        InputError: "worst" of several, and the predictor cannot answer; or torchrun started another
+            number of ranks than the workload has.
     """
+    if alone.launched():
+        if int(os.environ["WORLD_SIZE"]) != workload.data_parallel_size:
+            raise InputError(f"torchrun started {os.environ['WORLD_SIZE']} ranks, and data_parallel_size is "
+                             f"{workload.data_parallel_size}: make them agree")
+        return int(os.environ["RANK"]), RankChoice.LAUNCHER
     if workload.rank != "worst":
         return workload.rank, RankChoice.WORKLOAD
     if workload.data_parallel_size == 1:

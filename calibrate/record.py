@@ -31,6 +31,7 @@ class RankChoice(str, Enum):
 
     WORKLOAD = "workload"
     PREDICTION = "prediction"  # the workload says "worst": the rank whose predicted requested peak is highest
+    LAUNCHER = "launcher"  # torchrun started every rank, and each writes its own record
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class MeasuredJob:
         memory_stats: ``torch.cuda.memory_stats`` at the end.
         device_used_bytes: largest total minus free of ``cudaMemGetInfo`` at any boundary, whoever used it.
         nvml_used_bytes: used memory of the device at the end as NVML reports it; None without NVML.
-        process_group: ``none``, ``fake``, ``nccl`` …: what stood for the other ranks.
+        process_group: what stood for the other ranks: ``none``, PyTorch's ``fake`` group, ``nccl`` with
+            nobody behind it, or ``launched``: they were there.
     """
 
     measured_on: MeasuredOn

@@ -87,6 +87,17 @@ def linear(original):
     return with_bias
 
 
+def dropout(original):
+    """One fused kernel with a mask of a byte an element (ATen/native/Dropout.cpp, is_fused_kernel_acceptable)."""
+
+    def fused(input, p=0.5, training=True, inplace=False):
+        if not training or p == 0 or inplace:
+            return original(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    return fused
+
+
 @contextmanager
 def as_on_cuda(backend: str):
     """Replace the functions while the block runs."""
@@ -94,6 +105,7 @@ def as_on_cuda(backend: str):
         "scaled_dot_product_attention": scaled_dot_product_attention(
             backend, functional.scaled_dot_product_attention),
         "linear": linear(functional.linear),
+        "dropout": dropout(functional.dropout),
     }
     originals = {name: getattr(functional, name) for name in replaced}
     for name, function in replaced.items():

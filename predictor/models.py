@@ -16,6 +16,10 @@ from predictor.errors import InputError
 from predictor.suggest import nearest
 
 
+SUPPORTED = ("llava",)
+"""``model_type`` of the architectures that can be traced."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A Hugging Face configuration.
@@ -68,4 +72,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
+    if document["model_type"] not in SUPPORTED:
+        raise InputError(f"{path}: model_type {document['model_type']!r} is not supported yet "
+                         f"(supported: {', '.join(SUPPORTED)})")
     return document

@@ -27,12 +27,8 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
     import torch
     from transformers import AutoConfig, LlavaForConditionalGeneration
 
-    model_type = config.document["model_type"]
-    if model_type != "llava":
-        raise InputError(f"model {config.name}: model_type {model_type!r} is not supported yet (supported: llava)")
     try:
-        document = {key: value for key, value in config.document.items() if key != "model_type"}
-        hf_config = AutoConfig.for_model(model_type, **document)
+        hf_config = AutoConfig.for_model(**config.document)
         with torch.device("meta"):
             model = LlavaForConditionalGeneration._from_config(
                 hf_config, dtype=torch.bfloat16, attn_implementation=attn_implementation)

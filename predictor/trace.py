@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import torch
 
@@ -86,7 +87,8 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
     gc.collect()
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
-        with places.active(), recorder:
+        with warnings.catch_warnings(), places.active(), recorder:
+            warnings.simplefilter("ignore")  # a checkpoint without gradients warns; it is what the recipe does
             loss = model(**batch, use_cache=False).loss
             recorder.moment, places.in_backward = Moment.BACKWARD, True
             loss.backward()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 
 from predictor.commands import options, output
+from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast measure llava-1.5-7b --per-device-train-batch-size 16 --sequence-length 1024 \\
@@ -16,6 +18,7 @@ EXAMPLES = """examples:
 
 One process is one rank of --data-parallel-size; the other ranks need not exist. Rank "worst" (the
 default) is the one whose predicted peak is highest. Peaks are of the reference loop (see README).
+Under torchrun the ranks do exist, and each writes a record: put {rank} into the name after -o.
 
 exit codes: 0 three steps ran, 1 the job ran out of GPU memory, 2 bad input or environment
 """
@@ -38,8 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and reports; the exit code says whether the job ran out of memory."""
+    _name_by_rank(arguments)
     for path in (arguments.output, arguments.snapshot):
         output.check_path(path, arguments.force)
+    if arguments.snapshot and arguments.snapshot == arguments.output:
+        raise InputError("-o and --snapshot name the same file: name two")
     workload = options.workload(arguments)
     from calibrate.measure import measure
     from calibrate.record import MeasuredOn
@@ -56,3 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     output.write(arguments, record.to_json, report)
     return 1 if record.job.out_of_memory else 0
+
+
+def _name_by_rank(arguments: argparse.Namespace) -> None:
+    """Under torchrun, ``{rank}`` in the names of files becomes this process's rank."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    for name in ("output", "snapshot"):
+        path = getattr(arguments, name)
+        if path and "{rank}" not in path:
+            raise InputError(f"{path}: every rank would write it: put {{rank}} into its name")
+        setattr(arguments, name, path and path.replace("{rank}", os.environ["RANK"]))

@@ -10,11 +10,12 @@ them.
 
 Known are: what is copied from the host, created by a constant, an `arange` or a
 random integer (drawn here from a generator of its own), and what follows from
-these by PyTorch's own operators. Floats are known only as they come from the
-host (a job's inputs: some models look for images that are all zeros), never
-computed. Whatever depends on other floats, or comes from a kernel that PyTorch
-does not dispatch (Triton), is unknown and reads back as zero. One exception: the
-`topk` of unknown scores takes random places, so that experts are chosen evenly.
+these by PyTorch's own operators. Floats are followed as far as programs steer on
+them too: as they come from the host (some models look for images that are all
+zeros), and a few numbers at a time (is the gradient of the loss 1?). Whatever
+depends on other floats, or comes from a kernel that PyTorch does not dispatch
+(Triton), is unknown and reads back as zero. One exception: the `topk` of unknown
+scores takes random places, so that a router chooses its experts evenly.
 """
 
 import atexit
@@ -27,38 +28,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .job_environment import is_emulated
 from .read_backs import ANSWERS, answering
-from .twin_store import INTEGERS, LARGEST_TWIN_BYTES, Twins, Unknown
+from .twin_store import LARGEST_TWIN_BYTES, Twins, is_float, is_integer
 
-#: Only shapes of their floating-point arguments matter.
+#: Floats are computed up to this many elements.
+FEW = 64
+#: Scores for `topk` are drawn up to this many.
+MOST_SCORES = 2**24
+
+#: Only shapes of their arguments matter.
 _BY_SHAPE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "randint_like"}
-#: Values nobody has written yet, or nothing but a change of view.
-_IGNORED = {
-    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
-    *("set_", "resize_", "detach", "detach_", "lift", "lift_fresh", "record_stream"),
-}
+#: Values nobody has written yet.
+_UNWRITTEN = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+#: Nothing but a change of view, though their schemas do not say so.
+_SAME_VALUES = {"set_", "resize_", "detach", "detach_", "lift", "lift_fresh", "record_stream", "_unsafe_view"}
 #: In-place operators that do not read what they overwrite.
 _OVERWRITE = {"copy_", "fill_", "zero_", "random_"}
 #: Collectives after which every rank's part is taken to be like this rank's.
 _GATHERS = {"c10d.allgather_", "c10d._allgather_base_"}
-_RANDOM = {"randint", "randint_like", "randperm", "random_", "random"}
-#: The k best of unknown scores are k at random: experts of a router are chosen evenly.
-_OF_UNKNOWN_SCORES = {"topk"}
-#: More scores than this are not drawn.
-_MOST_SCORES = 2**24
 
 _PLAIN = torch.Tensor.__torch_dispatch__
 #: Subclasses that leave their operators to a mode, which comes after this one.
 _OF_MODES = {"FakeTensor", "FunctionalTensor"}
 
 
-def is_followed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one whose values are kept: on the GPU, of a type that steers programs."""
-    return (
-        tensor.is_cuda
-        and tensor.dtype in INTEGERS
-        and tensor.layout is torch.strided
-        and type(tensor).__torch_dispatch__ is _PLAIN
-    )
+class _Unknown(Exception):
+    """The operator's result does not follow from known values."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +60,27 @@ class _Operator:
     """What the schema of an operator says, looked up once."""
 
     name: str
-    followed: bool
-    is_view: bool
-    written: tuple[int | str, ...]  # positions or names of arguments it writes to
+    followed: bool = False
+    is_view: bool = False
+    is_random: bool = False
+    written: tuple[int | str, ...] = ()  # positions or names of arguments it writes to
 
 
 def _describe(func: Any) -> _Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: what it runs is dispatched by itself
-        return _Operator("", followed=False, is_view=False, written=())
+        return _Operator("")
     name = func.overloadpacket.__name__
     if func.namespace not in ("aten", "prims"):
-        return _Operator(f"{func.namespace}.{name}", followed=False, is_view=False, written=())
+        return _Operator(f"{func.namespace}.{name}")
     written = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     is_view = not written and any(returned.alias_info is not None for returned in schema.returns)
-    return _Operator(name, name not in _IGNORED, is_view, written)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return _Operator(name, name not in _SAME_VALUES, is_view, is_random, written)
 
 
 class IntegerTwins(TorchDispatchMode):
@@ -124,54 +120,55 @@ class IntegerTwins(TorchDispatchMode):
         elif isinstance(result, (int, bool, float)):
             return self._scalar(operator, args, result)
         else:
-            self._follow_result(func, operator, args, kwargs, result)
+            self._follow_result(func, operator, args, kwargs, _tensors(result))
         return result
 
     def _follow_write(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> None:
-        written = [
+        targets = [
             tensor
             for place in operator.written
             for tensor in _tensors(kwargs.get(place) if isinstance(place, str) else args[place])
-        ]
-        targets = []
-        for tensor in written:
-            if is_followed(tensor) or operator.name == "copy_" and self._is_read_back(tensor, args[1]):
-                targets.append(tensor)
-            elif tensor.is_cuda:
-                self.twins.forget(tensor)
+            if is_integer(tensor) or self._is_few(tensor) or self.twins.of(tensor) is not None
+            or operator.name == "copy_" and self._is_read_back(tensor, args[1])
+        ]  # fmt: skip
         if not targets:
             return
+        overwritten = operator.name in _OVERWRITE or isinstance(operator.written[0], str)  # in place, or out=
         try:
+            if operator.is_random and any(map(is_float, targets)):
+                raise _Unknown
             for tensor in targets:
-                if tensor.is_cuda and self.twins.of(tensor) is None:
-                    if operator.name not in _OVERWRITE and isinstance(operator.written[0], int):
-                        raise Unknown
-                    self.twins.keep(tensor)
+                if tensor.is_cuda and self.twins.of(tensor) is None and not (overwritten and self._keep(tensor)):
+                    raise _Unknown
             self._run_on_host(func, operator, args, kwargs)
         except Exception:  # unknown inputs, or no such operator on the host
             for tensor in targets:
-                if tensor.is_cuda:
-                    self.twins.forget(tensor)
+                self.twins.forget(tensor)
 
-    def _follow_result(self, func: Any, operator: _Operator, args: tuple, kwargs: dict, result: Any) -> None:
-        results = _tensors(result)
-        wanted = [
-            index
-            for index, tensor in enumerate(results)
-            if is_followed(tensor)
-            and tensor.untyped_storage().nbytes() <= LARGEST_TWIN_BYTES
-            and self.twins.of(tensor) is None
-            or operator.name == "_to_copy"
-            and (self._is_read_back(tensor, args[0]) or self._is_input(tensor, args[0]))
-        ]
-        if not wanted:
+    def _follow_result(self, func: Any, operator: _Operator, args: tuple, kwargs: dict, results: list) -> None:
+        wanted = []
+        for index, tensor in enumerate(results):
+            self.twins.reused(tensor)
+            if is_integer(tensor):
+                size = tensor.untyped_storage().nbytes()
+                follow = size <= LARGEST_TWIN_BYTES and self.twins.of(tensor) is None
+            else:
+                follow = self._is_few(tensor) and not operator.is_random
+            copied = operator.name == "_to_copy" and (
+                self._is_read_back(tensor, args[0]) or is_float(tensor) and self._is_input(args[0])
+            )
+            if follow or copied:
+                wanted.append(index)
+        if not wanted or operator.name in _UNWRITTEN:
             return
         try:
             on_host = _tensors(self._run_on_host(func, operator, args, kwargs))
             for index in wanted:
                 target = results[index]
                 if on_host[index].shape == target.shape:  # else a result that was not asked for
-                    (self.twins.keep(target) if target.is_cuda else target).copy_(on_host[index])
+                    known = self.twins.keep(target) if target.is_cuda else target
+                    if known is not None:
+                        known.copy_(on_host[index])
         except Exception:  # as above: they stay unknown
             pass
 
@@ -181,41 +178,32 @@ class IntegerTwins(TorchDispatchMode):
         if operator.name.endswith("_base_"):
             outputs, inputs = [outputs.view(-1, *inputs.shape).unbind() if inputs.numel() else []], [inputs]
         for parts, source in zip(outputs, inputs):
-            twin = self.twins.of(source) if is_followed(source) else None
+            twin = self.twins.of(source) if is_integer(source) else None
             for part in parts if twin is not None else ():
                 known = self.twins.of(part)
-                (self.twins.keep(part) if known is None else known).copy_(twin.view(part.shape))
-
-    def _is_read_back(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        return target.is_cpu and source.is_cuda and self.twins.of(source) is not None
-
-    def _is_input(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """Floats from the host, or those with another type; weights are no input."""
-        if not target.is_cuda or target.dtype in INTEGERS or target.layout is not torch.strided:
-            return False
-        if source.is_cuda:
-            return self.twins.of(source) is not None
-        return source.is_cpu and not source.requires_grad and not isinstance(source, torch.nn.Parameter)
+                known = self.twins.keep(part) if known is None else known
+                if known is not None:
+                    known.copy_(twin.view(part.shape))
 
     def _scalar(self, operator: _Operator, args: tuple, result: Any) -> Any:
         if operator.name not in ("_local_scalar_dense", "equal"):
             return result
         try:
             known = [self._host(tensor, by_shape=False) for tensor in args]
-        except Unknown:
+        except _Unknown:
             return result
         return known[0].item() if operator.name == "_local_scalar_dense" else torch.equal(*known)
 
     def _run_on_host(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> Any:
         by_shape = operator.name in _BY_SHAPE
-        if operator.name in _OF_UNKNOWN_SCORES and args[0].is_floating_point() and args[0].numel() <= _MOST_SCORES:
+        if operator.name == "topk" and is_float(args[0]) and args[0].numel() <= MOST_SCORES:
             known = self.twins.of(args[0])
             args = (torch.rand(args[0].shape, generator=self._scores) if known is None else known, *args[1:])
         args = tuple(self._host(value, by_shape) for value in args)
         kwargs = {name: self._host(value, by_shape) for name, value in kwargs.items()}
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if operator.name not in _RANDOM:
+        if not operator.is_random:
             return func(*args, **kwargs)
         users_state = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
@@ -232,15 +220,30 @@ class IntegerTwins(TorchDispatchMode):
                 return value
             if by_shape:
                 return torch.empty(1, dtype=value.dtype).expand(value.shape)
-            twin = self.twins.of(value) if value.is_cuda else None
+            twin = self.twins.of(value)
             if twin is None:
-                raise Unknown
+                raise _Unknown
             return twin
         if isinstance(value, (list, tuple)):
             return [self._host(item, by_shape) for item in value]
         if isinstance(value, torch.device):
             return torch.device("cpu")
         return None if isinstance(value, torch.Generator) else value
+
+    def _keep(self, tensor: torch.Tensor) -> bool:
+        return self.twins.keep(tensor) is not None
+
+    def _is_few(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() <= FEW and is_float(tensor) and tensor.storage_offset() == 0
+
+    def _is_read_back(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        return target.is_cpu and source.is_cuda and self.twins.of(source) is not None
+
+    def _is_input(self, source: torch.Tensor) -> bool:
+        """Floats from the host, or the same in another type; weights are no input."""
+        if source.is_cuda:
+            return self.twins.of(source) is not None
+        return source.is_cpu and not source.requires_grad and not isinstance(source, torch.nn.Parameter)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

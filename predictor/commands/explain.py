@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = options.workload(arguments)
     from predictor.pipeline import predict
 
-    prediction = predict(workload, timeline=True)
+    prediction = predict(workload, timeline=True, progress=output.progress)
     if arguments.picture:
         from predictor.report.svg import draw
 

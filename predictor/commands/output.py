@@ -103,3 +103,14 @@ def _emit(path: str | None, text: str) -> None:
         write_file(path, text)
     else:
         sys.stdout.write(text)
+
+
+def progress(shapes):
+    """Shapes to trace, with a bar on the terminal while that goes on; nothing where stderr is a file."""
+    if not sys.stderr.isatty():
+        return shapes
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(shapes, description="Tracing the model (once; kept for next time)", console=Console(stderr=True),
+                 transient=True)

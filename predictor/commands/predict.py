@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = options.workload(arguments)
     from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
 
-    prediction = predict(workload)
+    prediction = predict(workload, progress=output.progress)
 
     def report(console) -> None:
         from predictor.report.table import report

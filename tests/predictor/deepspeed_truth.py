@@ -97,7 +97,7 @@ def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor import deepspeed_config, gpus
     from predictor.engine.setup import Setup
     from predictor.engine.zero2 import Zero2
-    from predictor.pipeline import evaluate
+    from predictor.answer import evaluate
     from predictor.sizes import Shape
     from predictor.workload import Workload
 

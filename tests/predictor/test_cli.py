@@ -16,7 +16,7 @@ def asked(monkeypatch):
     """The workloads that a hand-made predict() was called with."""
     workloads = []
 
-    def predict(workload, timeline=False):
+    def predict(workload, timeline=False, progress=None):
         workloads.append(workload)
         return samples.prediction(workload)
 
@@ -65,14 +65,14 @@ def test_a_resolved_workload_can_be_asked_again(asked, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("gpu, code", [([], 0), (["--gpu", "h100-80gb"], 0), (["--gpu", "rtx-4090"], 1)])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["predict", "explain"])
 def test_the_exit_code_says_whether_it_fits(asked, command, gpu, code):
     assert main([command, *ENOUGH, *gpu]) == code
 
 
 def test_an_uncertain_verdict_is_no_success(monkeypatch):
     monkeypatch.setattr("predictor.pipeline.predict",
-                        lambda workload: samples.prediction(samples.workload(gpu="h100"), verdict="uncertain"))
+                        lambda workload, progress=None: samples.prediction(samples.workload(gpu="h100"), verdict="uncertain"))
     assert main(["predict", *ENOUGH]) == 1
 
 

@@ -16,12 +16,12 @@ ENOUGH = ["llava-1.5-7b", "--sequence-length", "1024"]
 
 @pytest.fixture(autouse=True)
 def prediction(monkeypatch):
-    monkeypatch.setattr("predictor.pipeline.predict", lambda workload, timeline=False: samples.prediction(workload))
+    monkeypatch.setattr("predictor.pipeline.predict", lambda workload, timeline=False, progress=None: samples.prediction(workload))
 
 
 @pytest.fixture
 def never(monkeypatch):
-    def predict(workload, timeline=False):
+    def predict(workload, timeline=False, progress=None):
         raise AssertionError("nothing may be computed before the output is known to be writable")
 
     monkeypatch.setattr("predictor.pipeline.predict", predict)
@@ -102,7 +102,7 @@ SHOW = """
 import sys
 import predictor.pipeline
 from tests.predictor import samples
-predictor.pipeline.predict = lambda workload, timeline=False: samples.prediction(workload)
+predictor.pipeline.predict = lambda workload, timeline=False, progress=None: samples.prediction(workload)
 from predictor.cli import main
 sys.exit(main([*sys.argv[1:], "m", "--sequence-length", "9"]))
 """
