@@ -19,8 +19,9 @@ from pathlib import Path
 from calibrate.emulator import environment
 from calibrate.inside import SETTING
 from calibrate.inside.world import variables
-from calibrate.record import SCHEMA_VERSION, MeasuredOn, from_plain
+from calibrate.record import SCHEMA_VERSION, MeasuredOn
 from predictor.errors import InputError
+from predictor.pipeline import DEFAULT_GPU
 from predictor.suggest import show
 from predictor.version import VERSION
 
@@ -111,9 +112,9 @@ class DryRun:
     command: tuple[str, ...]
 
 
-def dryrun(command: Sequence[str], *, gpu: str = "h100-80gb", capacity_bytes: int | None = None, world_size: int | None = None,
-           rank: int = 0, events: str = "immediate", optimizer_steps: int | None = None,
-           output: int | None = None) -> DryRun:
+def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: int | None = None,
+           world_size: int | None = None, rank: int = 0, events: str = "immediate",
+           optimizer_steps: int | None = None, output: int | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
@@ -158,21 +159,20 @@ def _run(command: Sequence[str], variables: dict[str, str], output: int | None) 
 def _result(directory: Path, settings: Settings, command: Sequence[str], code: int) -> DryRun:
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")]
     if not reports:
-        raise InputError(f"no Python process of the command used PyTorch on the GPU (exit code {code}): nothing to report")
+        raise InputError(f"the command ended with exit code {code} before it used a GPU: nothing to report")
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
-    where = lambda value: from_plain(Where, _with_lines(value), "report")  # noqa: E731
     return DryRun(
-        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED, software=report["software"],
-        gpu=report["device"], capacity_bytes=report["capacity_bytes"], rank=settings.rank, world_size=settings.world_size or 1,
-        **{f"peak_{name}": size for name, size in report["peaks"].items()}, peak=where(report["peak"]) if report["peak"] else None,
-        out_of_memory=tuple(Refusal(item["tried_to_allocate_bytes"], where(item["where"]))
+        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED,
+        gpu=report["device"], capacity_bytes=report["capacity_bytes"], software=report["software"],
+        rank=settings.rank, world_size=settings.world_size or 1,
+        **{f"peak_{name}": size for name, size in report["peaks"].items()},
+        peak=_where(report["peak"]) if report["peak"] else None,
+        out_of_memory=tuple(Refusal(item["tried_to_allocate_bytes"], _where(item["where"]))
                             for item in report["out_of_memory"]),
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
         exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
 
 
-def _with_lines(where: dict) -> dict:
-    def line(frame):
-        return dict(zip(("file", "number", "function"), frame)) if frame else None
-
-    return where | {"frames": [line(frame) for frame in where["frames"]], "line": line(where["line"])}
+def _where(found: dict) -> Where:
+    frames = tuple(Line(*frame) for frame in found["frames"])
+    return Where(**found | {"frames": frames, "line": Line(*found["line"]) if found["line"] else None})

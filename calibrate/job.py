@@ -109,7 +109,7 @@ def _limit(torch, limit_bytes: int | None) -> None:
         return
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     if limit_bytes > total:
-        raise InputError(f"capacity_bytes {limit_bytes} is more than this GPU has ({total}): give less, or leave it out")
+        raise InputError(f"capacity_bytes {limit_bytes} is more than this GPU has ({total}): leave it out")
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
 
 

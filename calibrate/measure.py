@@ -64,17 +64,18 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
                               devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1)
     rank, chosen_by = predicted.choose_rank(workload)
     order = Order(
-        workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot, limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
+        workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,
+        limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
         event_completion=events if device is MeasuredOn.EMULATED else None)
     job = _run(order, changes, verbose)
     if job.measured_on is not device:
-        raise InputError(f"asked for {device.value}, but the job ran on {job.measured_on.value}: is "
-                         "LD_PRELOAD or CUDA_VISIBLE_DEVICES set?")
+        raise InputError("this shell is inside an emulated GPU, so there is no real one: start it without")
     record = Record(
-        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=order.rank,
-        rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None, not_predicted=None)
+        schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=rank,
+        rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None,
+        not_predicted=None)
     try:
-        return replace(record, predicted=predicted.predicted(_on_its_gpu(workload, job), order.rank))
+        return replace(record, predicted=predicted.predicted(_on_its_gpu(workload, job), rank))
     except InputError as error:
         return replace(record, not_predicted=str(error))
 
@@ -123,7 +124,8 @@ def _beside(path: str | None) -> Iterator[str | None]:
 
 def _read(answer: Path, log: Path, code: int) -> MeasuredJob:
     if not answer.exists():
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = f": {show(lines[-1], 300)[1:-1]}" if lines and code > 0 else ""
         raise InputError(f"the measured job {how}{last} (nothing was written; --verbose shows its output)")

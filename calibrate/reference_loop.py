@@ -73,8 +73,9 @@ def choose_attention(backend: str) -> None:
     """Leave PyTorch only one fused kernel, as ``sdpa_backend`` says; flash cannot take a mask, efficient can."""
     if backend == "auto":
         return
-    for name, enable in (("cudnn", torch.backends.cuda.enable_cudnn_sdp), ("flash", torch.backends.cuda.enable_flash_sdp),
-                         ("efficient", torch.backends.cuda.enable_mem_efficient_sdp)):
+    kernels = torch.backends.cuda
+    for name, enable in (("cudnn", kernels.enable_cudnn_sdp), ("flash", kernels.enable_flash_sdp),
+                         ("efficient", kernels.enable_mem_efficient_sdp)):
         enable(name == backend or (backend == "flash" and name == "efficient"))
 
 

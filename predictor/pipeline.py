@@ -56,7 +56,7 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
                          "leave it out")
     key = store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-        image_size=workload.image_size, padding=workload.padding, checkpointing=_checkpointing(workload),
+        padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"])

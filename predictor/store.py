@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from predictor import formula
 from predictor.errors import InputError
@@ -34,7 +35,6 @@ class Key:
     recipe: str
     trainable: tuple[str, ...]
     frozen: tuple[str, ...]
-    image_size: int | None
     padding: str
     checkpointing: str
     attn_implementation: str
@@ -44,9 +44,13 @@ class Key:
     transformers: str
     tracer: int = TRACER_VERSION
 
+    def document(self) -> dict[str, Any]:
+        """The key as plain JSON data."""
+        return json.loads(json.dumps(asdict(self)))
+
     def filename(self) -> str:
         """Name by content: the same workload gives the same file on every machine."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(self.document(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20] + ".npz"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-from dataclasses import asdict
 
 from predictor import regimes
 from predictor.errors import InputError
@@ -39,7 +37,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend)
                   for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
-    return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": asdict(key)})
+    return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})
 
 
 def _require(config: ModelConfig, key: Key) -> None:

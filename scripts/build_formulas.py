@@ -33,7 +33,7 @@ def shipped_keys() -> list[tuple[models.ModelConfig, store.Key]]:
     """Everything that answers from a base install."""
     return [
         (models.find(model), store.Key(
-            fingerprint=models.find(model).fingerprint, recipe=recipe, trainable=(), frozen=(), image_size=None,
+            fingerprint=models.find(model).fingerprint, recipe=recipe, trainable=(), frozen=(),
             padding="none", checkpointing=checkpointing, attn_implementation="sdpa", sdpa_backend=backend,
             regime=regime, torch=PINNED["torch"], transformers=PINNED["transformers"]))
         for regime, backend, model, checkpointing, recipe in product(REGIMES, BACKENDS, MODELS, CHECKPOINTING, RECIPES)

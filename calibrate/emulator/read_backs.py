@@ -126,6 +126,14 @@ ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
 }
 
 
+def last_upload(address: int, size: int) -> bytes | None:
+    """The `size` bytes that this thread has just copied to that address of the device."""
+    ask = ctypes.CDLL(None).peakcast_last_upload
+    ask.argtypes, ask.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+    found = ask(address, size)
+    return ctypes.string_at(found, size) if found else None
+
+
 @contextmanager
 def answering(answer: Callable, twins: Any, args: tuple, kwargs: dict) -> Iterator[None]:
     """While this is open, read-backs in this thread are answered for one operator."""

@@ -27,7 +27,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .job_environment import is_emulated
-from .read_backs import ANSWERS, answering
+from .read_backs import ANSWERS, answering, last_upload
 from .twin_store import LARGEST_TWIN_BYTES, Twins, is_float, is_integer
 
 #: Floats are computed up to this many elements.
@@ -111,7 +111,9 @@ class IntegerTwins(TorchDispatchMode):
         else:
             with answering(answer, self.twins, args, kwargs):
                 result = func(*args, **kwargs)
-        if operator.name in _GATHERS:
+        if operator.name == "lift_fresh":
+            self._follow_constant(result)
+        elif operator.name in _GATHERS:
             self._follow_gather(operator, args)
         if not operator.followed or operator.is_view:
             return result
@@ -172,6 +174,14 @@ class IntegerTwins(TorchDispatchMode):
         except Exception:  # as above: they stay unknown
             pass
 
+    def _follow_constant(self, tensor: torch.Tensor) -> None:
+        """torch.tensor(..., device="cuda") has copied its values out of this mode's sight."""
+        if is_integer(tensor) or self._is_few(tensor):
+            values = last_upload(tensor.data_ptr(), tensor.nbytes)
+            known = None if values is None else self.twins.keep(tensor)
+            if known is not None:
+                known.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(values), dtype=torch.uint8))
+
     def _follow_gather(self, operator: _Operator, args: tuple) -> None:
         """outputs, inputs: of tensors gathered into lists, or of one into one."""
         outputs, inputs = args[:2]
@@ -219,7 +229,7 @@ class IntegerTwins(TorchDispatchMode):
             if value.is_cpu:
                 return value
             if by_shape:
-                return torch.empty(1, dtype=value.dtype).expand(value.shape)
+                return torch.empty((), dtype=value.dtype).expand(value.shape)
             twin = self.twins.of(value)
             if twin is None:
                 raise _Unknown
@@ -263,8 +273,6 @@ def install() -> IntegerTwins | None:
     `calibrate.emulator.environment` prepared; calling it again changes nothing."""
     global _installed
     if _installed is None and is_emulated():
-        # torch.tensor(..., device="cuda") then copies where the mode can see it.
-        torch._C._set_only_lift_cpu_tensors(True)
         _installed = IntegerTwins()
         _installed.__enter__()
         # A thread of autograd may still have to let go of the mode when the script

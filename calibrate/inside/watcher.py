@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,15 @@ from calibrate.peaks import COUNTERS, Counters
 
 DEVICE = 0
 """A dry run shows its process one GPU."""
+
+
+class Mark(NamedTuple):
+    """From here on it is ``moment`` of optimizer step ``step``; ``line`` is the user's line that began it."""
+
+    time_us: int
+    moment: str
+    step: int
+    line: places.Frame | None
 
 
 @dataclass
@@ -79,7 +88,7 @@ class Watcher:
         self._limit = optimizer_steps
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
-        self._marks: list[tuple[int, str, int, places.Frame | None]] = [(0, "init", 0, None)]
+        self._marks = [Mark(0, "init", 0, None)]
         self._live = self._depth = 0
         self._backward_since_step = False
 
@@ -136,7 +145,7 @@ class Watcher:
         self._mark("backward")
 
     def _before_step(self, *_) -> None:
-        self._mark("optimizer_step")
+        self._mark("optimizer_step", self._report.optimizer_steps + self._backward_since_step)
 
     def _after_step(self, *_) -> None:
         if self._backward_since_step:  # DeepSpeed calls its optimizer once a parameter group
@@ -153,8 +162,9 @@ class Watcher:
 
     # keeping and reading the history ----------------------------------------------------------
 
-    def _mark(self, moment: str) -> None:
-        self._marks.append((time.time_ns() // 1000, moment, self._report.optimizer_steps + 1, places.calling_line()))
+    def _mark(self, moment: str, step: int | None = None) -> None:
+        step = self._report.optimizer_steps + 1 if step is None else step
+        self._marks.append(Mark(time.time_ns() // 1000, moment, step, places.calling_line()))
 
     def _record(self) -> None:
         self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
@@ -171,16 +181,17 @@ class Watcher:
             trace = torch.cuda.memory._snapshot()["device_traces"][DEVICE]
             index, live = highest(trace, self._live)
             if index is not None and live > best:
-                self._report.peak = self._where(self._mark_of(trace[index]), places.recorded(trace[index]["frames"]), live)
+                entry = trace[index]
+                self._report.peak = self._where(self._mark_of(entry), places.recorded(entry["frames"]), live)
         self._record()
         self._write()
 
-    def _mark_of(self, entry: dict) -> tuple:
-        after = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark[0])
+    def _mark_of(self, entry: dict) -> Mark:
+        after = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark.time_us)
         return self._marks[max(after - 1, 0)]
 
     @staticmethod
-    def _where(mark: tuple, frames: list[places.Frame], live: int) -> Where:
+    def _where(mark: Mark, frames: list[places.Frame], live: int) -> Where:
         _, moment, step, line = mark
         if moment in ("init", "other") and any(name == "forward" for _, _, name in frames):
             moment, step = "forward", max(step, 1)

@@ -48,10 +48,10 @@ def pretend(rank: int, world_size: int) -> None:
     def nothing(*_, **__):
         """Stands for what only waits for others, or sends them an object."""
 
-    replaced = {"init_process_group": init_process_group, "new_group": new_group, "all_gather_object": all_gather_object,
-                "gather_object": gather_object, "scatter_object_list": scatter_object_list}
-    replaced |= dict.fromkeys(("broadcast_object_list", "send_object_list", "recv_object_list", "monitored_barrier"),
-                              nothing)
+    replaced = {function.__name__: function for function in (
+        init_process_group, new_group, all_gather_object, gather_object, scatter_object_list)}
+    replaced |= dict.fromkeys(
+        ("broadcast_object_list", "send_object_list", "recv_object_list", "monitored_barrier"), nothing)
     for name, function in replaced.items():
         for place in (module, dist):
             if hasattr(place, name):

@@ -28,7 +28,7 @@ def report(console: Console, result: DryRun) -> None:
         rows.add_row(name, gib(getattr(result, f"peak_{name}_bytes")), meaning)
     console.print(rows)
     console.print()
-    for refusal in result.out_of_memory:
+    for refusal in result.out_of_memory[:1]:
         place(console, f"Out of memory while asking for {size_text(refusal.tried_to_allocate_bytes)}, with "
                        f"{size_text(refusal.where.requested_bytes)} in use,", refusal.where)
     if result.peak:
@@ -64,7 +64,9 @@ def ending(result: DryRun) -> str:
 def place(console: Console, what: str, where: Where) -> None:
     """A point of the run with the lines of code that led there."""
     step = f" of step {where.step}" if where.step else ""
-    console.print(f"{what} in {where.moment}{step}{f', at {where.line}' if where.line else ''}")
+    moment = {"other": "between the passes"}.get(where.moment, where.moment)
+    for line in wrapped(console, f"{what} in {moment}{step}{f', at {where.line}' if where.line else ''}", indent=0):
+        console.print(line)
     for frame in where.frames:
         console.print(f"    {frame}", style="dim")
     console.print()

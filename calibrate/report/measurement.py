@@ -31,7 +31,7 @@ def report(console: Console, record: Record) -> None:
     for name, meaning in COUNTERS.items():
         peak = record.peak(f"{name}_bytes")
         peaks.add_row(name, gib(peak.bytes), f"{peak.moment.value} of step {peak.step}", meaning)
-    peaks.add_row("device", gib(record.job.device_used_bytes), "", "used of the device, whoever used it (cudaMemGetInfo)")
+    peaks.add_row("device", gib(record.job.device_used_bytes), "", "used, by whomever (cudaMemGetInfo)")
     console.print(peaks)
     console.print()
     console.print(moments(record))
@@ -67,20 +67,23 @@ def moments(record: Record):
     said = {(row.step, row.moment): row.requested_bytes for row in record.predicted.moments} if record.predicted else {}
     heads = ("moment (GiB)", "step", "reserved", "allocated", "requested", *(("predicted", "off by %") if said else ()))
     rows = table(*heads, numbers=True)
-    top = record.peak("requested_bytes")
+    top, failure = record.peak("requested_bytes"), record.job.out_of_memory
     for row in record.job.moments:
         cells = [row.moment.value, str(row.step), gib(row.reserved_bytes), gib(row.allocated_bytes),
                  gib(row.requested_bytes)]
         if said:
             guess = said.get((row.step, row.moment))
-            cells += ["", ""] if guess is None else [gib(guess), difference(guess, row.requested_bytes)]
+            cut = failure is not None and (failure.step, failure.moment) == (row.step, row.moment)
+            cells.append("" if guess is None else gib(guess))
+            cells.append("" if guess is None else "cut off" if cut else difference(guess, row.requested_bytes))
         rows.add_row(*cells, style="bold" if (row.step, row.moment) == (top.step, top.moment) else None)
     return rows
 
 
 def difference(predicted: int, measured: int) -> str:
     """``+0.03``: predicted less measured, in percent of measured."""
-    return f"{100 * (predicted - measured) / measured:+.2f}" if measured else ""
+    percent = round(100 * (predicted - measured) / measured, 2) if measured else 0
+    return f"{percent:+.2f}" if percent else "0.00"
 
 
 def notes(record: Record) -> list[str]:

@@ -110,9 +110,21 @@ def facts() -> dict:
         known.zero_().add_(1)
         facts["known_again"] = known.sum().item()
 
-        pixels = torch.ones(2, 3).to("cuda")
-        weights = torch.nn.Linear(2, 3).to("cuda").weight
-        facts["written_floats"] = [(pixels == 1).sum().item(), (pixels.mul_(2) == 2).sum().item(), (weights != 0).sum().item()]
+        pixels = torch.ones(20, 30).to("cuda")
+        weights = torch.nn.Linear(20, 30).to("cuda").weight
+        facts["written_floats"] = [(pixels == 1).sum().item(), (pixels.add_(torch.randn(30, device="cuda")) == 1).sum().item(), (weights != 0).sum().item()]
+
+        class Loss(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sum()
+            @staticmethod
+            def backward(ctx, gradient):
+                facts.setdefault("gradient", []).append(gradient.item())
+                return gradient.expand(100)
+        x = torch.zeros(100, device="cuda", requires_grad=True)
+        Loss.apply(x).backward()
+        (Loss.apply(x) / 4).backward()
 
         torch.manual_seed(1)
         expected = torch.randint(0, 9, (4,)).tolist()
@@ -164,9 +176,14 @@ def test_one_unknown_element_makes_a_tensor_unknown_until_it_is_overwritten(fact
     assert (facts["spoilt"], facts["known_again"]) == (0, 100)
 
 
-def test_floats_are_known_only_as_they_come_from_the_host(facts):
-    """All 6 ones before an in-place update, none after it; weights are never kept."""
-    assert facts["written_floats"] == [6, 0, 0]
+def test_many_floats_are_known_only_as_they_come_from_the_host(facts):
+    """All 600 ones before an update by what is unknown, none after it; weights are never kept."""
+    assert facts["written_floats"] == [600, 0, 0]
+
+
+def test_a_few_floats_are_computed(facts):
+    """Fused losses look whether their gradient is 1; here it is, then 1/4."""
+    assert facts["gradient"] == [1.0, 0.25]
 
 
 def test_random_integers_are_in_their_range(facts):

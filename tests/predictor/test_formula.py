@@ -23,7 +23,7 @@ TOKENS = 4
 
 
 def key(**changes) -> Key:
-    settings = dict(fingerprint="", recipe="finetune", trainable=(), frozen=(), image_size=None, padding="none",
+    settings = dict(fingerprint="", recipe="finetune", trainable=(), frozen=(), padding="none",
                     checkpointing="on", attn_implementation="sdpa", sdpa_backend="cudnn", regime=("many", "many", "whole"),
                     torch="2.11.0", transformers="5.17.0")
     return Key(**(settings | changes))

@@ -1,0 +1,171 @@
+"""The whole chain, from a workload to an answer, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from predictor import Workload, predict
+from predictor.cli import main
+from predictor.errors import InputError
+from predictor.events import Factor
+from tests.predictor.small import small_config
+
+SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2"]
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A small LLaVA as a local directory, with an empty cache."""
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(small_config()))
+    return str(directory)
+
+
+def workload(model, **keys) -> Workload:
+    return Workload(model=model, **({"sequence_length": 64, "per_device_train_batch_size": 2} | keys))
+
+
+def test_a_local_directory_is_traced_once_and_kept(model, tmp_path):
+    first = predict(workload(model))
+    kept = list((tmp_path / "cache" / "formulas").iterdir())
+    assert len(kept) == 1 and kept[0].suffix == ".npz"
+    before = kept[0].stat().st_mtime_ns
+    assert predict(workload(model)).to_json() == first.to_json()
+    assert kept[0].stat().st_mtime_ns == before
+
+
+def test_a_config_file_answers_as_its_directory_does(model):
+    assert predict(workload(model)).peak_requested == predict(workload(model + "/config.json")).peak_requested
+
+
+@pytest.mark.parametrize("engine", [{}, {"zero_stage": 2, "data_parallel_size": 3}])
+def test_factors_modules_and_allocator_add_up_to_the_allocated_peak(model, engine):
+    prediction = predict(workload(model, **engine))
+    assert sum(prediction.factors.values()) == prediction.peak_allocated.bytes
+    assert sum(sum(split.values()) for split in prediction.modules.values()) == prediction.peak_allocated.bytes
+    layers = sum(sum(split.values()) for split in prediction.layers.values())
+    assert layers + prediction.factors[Factor.ALLOCATOR] == prediction.peak_allocated.bytes
+
+
+def test_the_highest_candidate_is_the_peak(model):
+    prediction = predict(workload(model, zero_stage=2, data_parallel_size=2), timeline=True)
+    assert prediction.candidates[0].requested_bytes == prediction.peak_requested.bytes
+    assert max(point["requested_bytes"] for point in prediction.moments.values()) == prediction.peak_requested.bytes
+    top = max(map(sum, zip(*prediction.timeline().bytes_by_factor.values())))
+    assert top == prediction.peak_requested.bytes
+
+
+def test_the_worst_rank_is_no_better_than_any_other(model):
+    keys = {"zero_stage": 2, "data_parallel_size": 4}
+    worst = predict(workload(model, **keys)).peak_requested.bytes
+    assert worst == max(predict(workload(model, rank=rank, **keys)).peak_requested.bytes for rank in range(4))
+
+
+def test_the_result_has_every_key_of_the_contract(model):
+    document = predict(workload(model)).to_json()
+    assert {"workload", "capacity_bytes", "headroom_bytes", "verdict", "minimum_capacity_bytes", "peak", "factors",
+            "modules", "moments", "not_modelled", "provenance"} <= document.keys()
+    for name in ("requested", "allocated", "reserved", "device"):
+        assert {f"peak_{name}_bytes{end}" for end in ("", "_low", "_high")} <= document.keys()
+    assert document["peak"].keys() == {"moment", "module", "operator", "rank", "step"}
+    assert json.loads(json.dumps(document)) == document
+
+
+@pytest.mark.parametrize("less, verdict, code", [(0, "uncertain", 1), (2 << 30, "fits", 0), (-512, "does_not_fit", 1)])
+def test_the_verdict_leaves_room_for_what_is_not_modelled(model, less, verdict, code, capsys):
+    peak = predict(workload(model)).peak_allocated.bytes
+    assert main(["predict", model, *SHAPE, "--capacity-bytes", str(peak + less), "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+
+
+def test_a_pattern_can_freeze_what_the_recipe_trains(model):
+    whole = predict(workload(model, recipe="full"))
+    part = predict(workload(model, recipe="full", frozen=["model.vision_tower"]))
+    finetune = predict(workload(model, recipe="finetune"))
+    assert part.peak_requested == finetune.peak_requested != whole.peak_requested
+
+
+BAD = [
+    ({"sequence_length": 4}, "has no room for 1 image"),
+    ({"images_per_sample": 3, "sequence_length": 12}, "give at least 13"),
+    ({"image_size": 56}, "takes 28 only"),
+    ({"frozen": ["no.such.module"]}, "matches no parameter"),
+    ({"frozen": ["*"]}, "nothing is left to train"),
+    ({"versions": {"torch": "2.0.0"}}, "is installed, tracing for 2.0.0 needs that one"),
+    ({"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2},
+                    "data_types": {"grad_accum_dtype": "fp32"}}}, "grad_accum_dtype fp32 is not modelled"),
+]
+
+
+@pytest.mark.parametrize("keys, message", BAD, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_answered_is_one_line(model, keys, message):
+    with pytest.raises(InputError, match=message) as caught:
+        predict(workload(model, **keys))
+    assert "\n" not in str(caught.value)
+
+
+FILES = [
+    ("{", "not valid JSON"),
+    ("[]", "model_type"),
+    ('{"model_type": "gpt2"}', "not supported yet"),
+    ('{"model_type": "llava", "text_config": {"model_type": "no_such"}}', "transformers cannot build it"),
+    (json.dumps(small_config(num_attention_heads=5)), "transformers cannot build it"),
+]
+
+
+@pytest.mark.parametrize("content, message", FILES, ids=[message for _, message in FILES])
+def test_a_bad_configuration_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, content, message):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(content)
+    assert main(["predict", str(tmp_path), *SHAPE]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_without_torch_the_message_names_the_extra(model):
+    """A new model needs tracing; a process that has no torch says which extra to install."""
+    script = textwrap.dedent(f"""
+        import importlib.metadata, sys
+        real = importlib.metadata.version
+        def version(name):
+            if name in ("torch", "transformers"):
+                raise importlib.metadata.PackageNotFoundError(name)
+            return real(name)
+        importlib.metadata.version = version
+        from predictor.cli import main
+        code = main(["predict", {model!r}, "--sequence-length", "64"])
+        assert "torch" not in sys.modules
+        sys.exit(code)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2 and "pip install 'peakcast[trace]'" in done.stderr
+
+
+def test_a_shipped_recipe_answers_without_torch():
+    script = textwrap.dedent("""
+        import sys
+        for name in ("torch", "transformers", "deepspeed", "pandas", "scipy"):
+            sys.modules[name] = None
+        from predictor.cli import main
+        sys.exit(main(["predict", "llava-1.5-13b", "--recipe", "pretrain", "--sequence-length", "2048",
+                       "--per-device-train-batch-size", "32", "--zero-stage", "2", "--data-parallel-size", "8", "--json"]))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_requested_bytes"] > 0
+
+
+@pytest.mark.parametrize("name, parameters", [("llava-1.5-7b", 7_063_427_072), ("llava-1.5-13b", 13_351_494_656)])
+def test_parameter_counts_are_those_of_the_published_models(name, parameters):
+    from predictor import models, parser
+
+    facts = parser.describe(parser.build(models.find(name), attn_implementation="sdpa", recipe="full"))
+    assert sum(p.numel for p in facts.parameters if not p.buffer) == parameters
+    assert facts.tokens_per_image == 576

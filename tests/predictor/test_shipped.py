@@ -1,0 +1,45 @@
+"""The formulas that come with the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor import formula, gpus, parser, store, workspaces
+from predictor.models import find
+from predictor.sizes import Shape
+from predictor.trace import trace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from build_formulas import shipped_keys  # noqa: E402
+
+LIMIT_BYTES = 5_000_000
+SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
+"""Shapes that no fit has seen."""
+
+
+def test_every_recipe_of_both_models_is_shipped_in_little_room():
+    names = {key.filename() for _, key in shipped_keys()}
+    files = {path.name: path for path in store.shipped_directory().glob("*.npz")}
+    assert names == files.keys()
+    assert sum(path.stat().st_size for path in files.values()) < LIMIT_BYTES
+
+
+SAMPLE = shipped_keys()[::7]
+"""Every seventh: all models, recipes, checkpointing, kernels and regimes occur."""
+
+
+@pytest.mark.parametrize("config, key", SAMPLE, ids=[f"{c.name}-{k.recipe}-{k.checkpointing}-{k.sdpa_backend}-{k.regime[0]}" for c, k in SAMPLE])
+def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
+    micro = formula.load(store.shipped_directory() / key.filename()).micro
+    model = parser.build(find(config.name), attn_implementation="sdpa", recipe=key.recipe)
+    if key.checkpointing == "on":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    shape, gpu = SHAPES[key.regime[:2]], gpus.find("h100-80gb")
+    recording = trace(model, parser.describe(model), shape, padding="none", sdpa_backend=key.sdpa_backend)
+    true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
+            for b in recording.buffers]
+    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
+    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
