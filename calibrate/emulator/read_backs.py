@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 _INT_MAX = 2**31 - 1
+_emulator = ctypes.CDLL(None)  # it is in this process, or nobody calls
 
 Answer = list[bytes]
 
@@ -128,7 +129,7 @@ ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
 
 def last_upload(address: int, size: int) -> bytes | None:
     """The `size` bytes that this thread has just copied to that address of the device."""
-    ask = ctypes.CDLL(None).peakcast_last_upload
+    ask = _emulator.peakcast_last_upload
     ask.argtypes, ask.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
     found = ask(address, size)
     return ctypes.string_at(found, size) if found else None
@@ -143,9 +144,8 @@ def answering(answer: Callable, twins: Any, args: tuple, kwargs: dict) -> Iterat
         return
     text = b"".join(items)  # it and the sizes must outlive the operator
     sizes = (ctypes.c_size_t * (len(items) + 1))(*map(len, items), 0)
-    emulator = ctypes.CDLL(None)
-    emulator.peakcast_answer(text, sizes)
+    _emulator.peakcast_answer(text, sizes)
     try:
         yield
     finally:
-        emulator.peakcast_answer(None, None)
+        _emulator.peakcast_answer(None, None)

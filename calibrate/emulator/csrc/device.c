@@ -276,7 +276,7 @@ static void zero_host(void *to, size_t bytes) {
 
 /* The last small copy to the device in this thread. `torch.tensor(...)` makes
  * one out of sight of the integer tracker, which asks for it right after. */
-#define MOST_UPLOADED MIB
+#define MOST_UPLOADED (16 * MIB)
 static __thread struct {
   const void *to;
   size_t bytes, room;
