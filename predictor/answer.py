@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor import regimes, timeline
-from predictor.events import FACTORS, MOMENTS, EventList, Factor, Moment
+from predictor.events import FACTORS, MOMENTS, EventList, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
 from predictor.gpus import Gpu
@@ -23,9 +23,9 @@ NOT_MODELLED = (
     "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop",
 )
 
-
 ASSUMED_RUNTIME_BYTES = 1 << 30
 """CUDA context, NCCL and libraries, until a profile has measured them: between, the verdict is uncertain."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -144,7 +144,8 @@ def _curve(run: Run, points: int = 600) -> Timeline:
     index = [int(a + np.argmax(run.live[a:b])) for a, b in zip(stretch, stretch[1:])]
     split = timeline.by_factor(run.events, run.row_bytes)
     return Timeline(
-        index=index, moment=[MOMENTS[run.events.moment[i]] for i in index], step=[int(run.events.step[i]) for i in index],
+        index=index, moment=[MOMENTS[run.events.moment[i]] for i in index],
+        step=[int(run.events.step[i]) for i in index],
         bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
 
 

@@ -83,12 +83,12 @@ class Buffers:
     def __len__(self) -> int:
         return len(self.size)
 
-    def take(self, rows: np.ndarray) -> "Buffers":
+    def take(self, rows: np.ndarray) -> Buffers:
         """The given rows, in the given order."""
         return Buffers(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     @staticmethod
-    def concatenate(parts: Sequence["Buffers"]) -> "Buffers":
+    def concatenate(parts: Sequence[Buffers]) -> Buffers:
         """All rows of all parts, in order."""
         return Buffers(*(np.concatenate([getattr(part, name) for part in parts])
                          for name in Buffers.__dataclass_fields__))
@@ -131,6 +131,6 @@ class EventList(Sequence):
         return Event(Kind(int(self.kind[index])), buffer, int(self.buffers.size[buffer]),
                      int(self.buffers.stream[buffer]), tag)
 
-    def with_sizes(self, sizes: SizeTable, size: np.ndarray) -> "EventList":
+    def with_sizes(self, sizes: SizeTable, size: np.ndarray) -> EventList:
         """The same events with another size table and each buffer's row in it."""
         return replace(self, sizes=sizes, buffers=replace(self.buffers, size=size))

@@ -11,7 +11,7 @@ import numpy as np
 from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 from predictor.recorder import RecordedBuffer, Recording
-from predictor.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
+from predictor.sizes import ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
 
 DEGREES = {"batch": 1, "sequence": 2, "images": 1}
 """Highest power of each symbol: attention masks and scores are the quadratic ones."""

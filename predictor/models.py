@@ -15,7 +15,6 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.suggest import nearest
 
-
 SUPPORTED = ("llava",)
 """``model_type`` of the architectures that can be traced."""
 

@@ -34,7 +34,8 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
                 hf_config, dtype=torch.bfloat16, attn_implementation=attn_implementation)
     except Exception as error:  # transformers raises whatever the field leads to
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"model {config.name}: transformers cannot build it: {type(error).__name__}: {reason}") from None
+        raise InputError(f"model {config.name}: transformers cannot build it: "
+                         f"{type(error).__name__}: {reason}") from None
     model.train()
     select(model, recipe=recipe, trainable=trainable, frozen=frozen)
     return model

@@ -93,8 +93,8 @@ def check_shape(workload: Workload, formula: Formula) -> None:
     """The sequence must hold the image tokens and at least one of text."""
     tokens = workload.images_per_sample * formula.facts.tokens_per_image
     if workload.sequence_length <= tokens:
-        raise InputError(f"sequence_length {workload.sequence_length} has no room for {workload.images_per_sample} image(s) "
-                         f"of {formula.facts.tokens_per_image} tokens: give at least {tokens + 1}")
+        raise InputError(f"sequence_length {workload.sequence_length} has no room for "
+                         f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: give at least {tokens + 1}")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

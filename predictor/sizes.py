@@ -98,14 +98,14 @@ class SizeTable:
     coefficients: np.ndarray
 
     @staticmethod
-    def constants(sizes: Sequence[int]) -> "SizeTable":
+    def constants(sizes: Sequence[int]) -> SizeTable:
         """A table of plain byte counts."""
         return SizeTable((ONE,), np.asarray(sizes, dtype=np.int64).reshape(-1, 1))
 
     def __len__(self) -> int:
         return len(self.coefficients)
 
-    def with_constants(self, sizes: Sequence[int]) -> "SizeTable":
+    def with_constants(self, sizes: Sequence[int]) -> SizeTable:
         """This table with rows of plain byte counts appended."""
         rows = np.zeros((len(sizes), len(self.terms)), dtype=np.int64)
         rows[:, 0] = sizes

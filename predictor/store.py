@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from predictor import formula
-from predictor.errors import InputError
 from predictor.formula import Formula
 
 TRACER_VERSION = 1
@@ -72,10 +72,8 @@ def get(key: Key, trace: Callable[[], Formula]) -> Formula:
         if path.is_file():
             return _load(path, path.stat().st_mtime_ns)
     made = trace()
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
         save(made, cache_directory() / "formulas" / key.filename())
-    except OSError:
-        pass  # a cache that cannot be written is only slower
     return made
 
 
@@ -85,12 +83,17 @@ def _load(path: Path, _modified: int) -> Formula:
 
 
 def save(made: Formula, path: Path) -> None:
-    """Write a formula file whole or not at all."""
+    """Write a formula file whole or not at all.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        part.write(formula.to_bytes(made))
-    try:
-        os.replace(part.name, path)
-    except OSError as error:
-        os.unlink(part.name)
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        try:
+            part.write(formula.to_bytes(made))
+            part.flush()
+            os.replace(part.name, path)
+        except BaseException:
+            os.unlink(part.name)
+            raise

@@ -121,5 +121,6 @@ def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[s
         on_meta[name] = torch.empty_like(values, device="meta")
         twins.adopt(on_meta[name], values)
     if shape.images:
-        on_meta["pixel_values"] = torch.empty(shape.images, *image_extent(model.config), dtype=model.dtype, device="meta")
+        on_meta["pixel_values"] = torch.empty(shape.images, *image_extent(model.config), dtype=model.dtype,
+                                              device="meta")
     return on_meta

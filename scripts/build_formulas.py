@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from predictor import formula, models, store
+from predictor import models, store
 from predictor.tracing import trace_formula
 from predictor.workload import PINNED
 

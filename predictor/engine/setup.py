@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
 
-
 STEPS = 3
 """Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
 

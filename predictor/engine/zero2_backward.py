@@ -149,5 +149,7 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
     columns, places = weave(micro, tape)
     flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
     passing = ~np.isin(columns[1], micro.persistent)
-    return Template(micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes), parameters, flush_of, places[partition_rows],
-                    places[[release_rows[row] for row in sorted(release_rows)]])
+    return Template(
+        micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes), parameters, flush_of,
+        partition_events=places[partition_rows],
+        release_events=places[[release_rows[row] for row in sorted(release_rows)]])

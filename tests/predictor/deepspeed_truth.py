@@ -95,9 +95,9 @@ def run(case: Case) -> dict:
 
 def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor import deepspeed_config, gpus
+    from predictor.answer import evaluate
     from predictor.engine.setup import Setup
     from predictor.engine.zero2 import Zero2
-    from predictor.answer import evaluate
     from predictor.sizes import Shape
     from predictor.workload import Workload
 
@@ -172,7 +172,7 @@ def _deepspeed(case: Case, model, batch) -> list[dict]:
         recorder.moment, current = Moment.FORWARD, 1
         for tensor in batch.values():
             recorder.watch(tensor, "input")
-        for current in (1, 2, 3):
+        for current in (1, 2, 3):  # noqa: B007 - note() reads it
             for _ in range(case.accumulation):
                 enter(Moment.FORWARD)
                 loss = engine(**batch, use_cache=False).loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def key(**changes) -> Key:
     return Key(**(settings | changes))
 
 
-@lru_cache(maxsize=None)
+@cache
 def made(k: Key) -> formula.Formula:
     return trace_formula(ModelConfig("small", small_config()), k)
 

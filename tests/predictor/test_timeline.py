@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from tests.predictor.test_formula import TOKENS, key, made
 H100 = gpus.find("h100-80gb")
 
 
-@lru_cache(maxsize=None)
+@cache
 def composed(degree: int = 2, rank: int = 0, **changes):
     """A run of the small model under ZeRO-2, or plain PyTorch with degree 0."""
     engine = {"zero_stage": 2, "data_parallel_size": degree} if degree else {}

@@ -16,7 +16,6 @@ from predictor.sizes import Shape
 from predictor.trace import Tracer, trace
 from tests.predictor.small import small_llava
 
-
 WRAPPED_NUMBER_BYTES = 16
 """Python numbers reach a dispatch mode as host scalars of 8 bytes: never device memory."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ import pytest
 from predictor import gpus, models, parser, pipeline, timeline
 from predictor.engine import reduction
 from predictor.engine.partition import partition
+from predictor.events import MOMENTS, Moment
 from predictor.facts import ModelFacts
 from predictor.formula import Formula, MicroStep
-from predictor.events import MOMENTS, Moment
 from predictor.models import ModelConfig
 from predictor.sizes import Shape
 from predictor.workload import Workload
@@ -21,7 +21,7 @@ from tests.predictor.test_formula import key, made
 GIB = 1 << 30
 
 
-@lru_cache(maxsize=None)
+@cache
 def llava_7b() -> ModelFacts:
     """LLaVA-1.5-7B with the 32,000 tokens of the original checkpoint: 6,759,395,328 parameters train."""
     config = models.find("llava-1.5-7b")

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Measure a fixed set of jobs on the emulated H100 and put the predictions beside them.
+
+    pip install -e '.[test]'
+    python scripts/compare_emulated.py                 # all jobs, about 20 minutes on two cores
+    python scripts/compare_emulated.py --twice         # every job twice: are the peaks the same to the byte?
+    python scripts/compare_emulated.py --table-only    # the table of the saved results
+
+No GPU is needed. Results go to profiles/h100-80gb/emulated.jsonl, one line a job; jobs that are there are
+not run again, so an interrupted run goes on where it was. Delete the file to begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from calibrate.measure import measure
+from predictor import predict
+from predictor.workload import Workload
+
+TARGET = Path(__file__).resolve().parents[1] / "profiles" / "h100-80gb" / "emulated.jsonl"
+PLENTY = 400 << 30
+"""Capacity of the emulated GPU, so that a peak above 80 GB can be measured too."""
+OVERLAP = {"bf16": {"enabled": True},
+           "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}}
+GROUPED = {
+    "model_type": "llava", "image_token_index": 151646, "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "full", "tie_word_embeddings": False,
+    "text_config": {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+                    "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936},
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                      "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 384, "patch_size": 14},
+}
+"""A LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside."""
+
+
+def jobs() -> Iterator[tuple[str, dict]]:
+    """Group and workload of each job: the seed paper's grid (arXiv 2512.07853), then one change at a time."""
+    for batch, sequence in ((16, 1024), (8, 2048)):
+        for recipe in ("finetune", "pretrain"):
+            for degree in (1, 2, 4, 8):
+                for rank in sorted({0, degree - 1}):
+                    for engine in ({"zero_stage": 2}, {"deepspeed": OVERLAP}):
+                        yield "paper", {"model": "llava-1.5-7b", "recipe": recipe, "sequence_length": sequence,
+                                        "per_device_train_batch_size": batch, "data_parallel_size": degree,
+                                        "rank": rank, **engine}
+    base = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "zero_stage": 2,
+            "data_parallel_size": 8, "rank": 7}
+    for change in (
+        {"model": "llava-1.5-13b"}, {"model": "llava-1.5-13b", "gradient_checkpointing": False},
+        {"gradient_checkpointing": False}, {"recipe": "full"}, {"recipe": "full", "gradient_checkpointing": False},
+        {"recipe": "pretrain", "gradient_checkpointing": False},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": True}}, {"padding": "right"},
+        {"padding": "right", "gradient_checkpointing": False},
+        {"optim": "adamw_torch"}, {"optim": "adamw_torch_forloop"},
+        {"gradient_accumulation_steps": 3}, {"sdpa_backend": "flash", "gradient_checkpointing": False},
+        {"sdpa_backend": "efficient", "gradient_checkpointing": False},
+        {"attn_implementation": "eager", "gradient_checkpointing": False},
+        {"sequence_length": 1333, "gradient_checkpointing": False},
+        {"per_device_train_batch_size": 1, "gradient_checkpointing": False},
+        {"per_device_train_batch_size": 1, "images_per_sample": 3, "sequence_length": 2049,
+         "gradient_checkpointing": False},
+        {"images_per_sample": 2, "sequence_length": 1501, "gradient_checkpointing": False},
+        {"model": "grouped"}, {"model": "grouped", "gradient_checkpointing": False},
+        {"model": "grouped", "sdpa_backend": "flash", "gradient_checkpointing": False},
+        {"model": "grouped", "sdpa_backend": "flash", "padding": "right", "gradient_checkpointing": False},
+    ):
+        yield "variants", base | change
+    alone = {"model": "grouped", "sequence_length": 1024, "per_device_train_batch_size": 4}
+    for change in ({}, {"optim": "adamw_torch"}, {"optim": "adamw_torch_forloop"}, {"gradient_accumulation_steps": 2}):
+        yield "plain PyTorch", alone | change
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--twice", action="store_true", help="run each job a second time and compare")
+    parser.add_argument("--table-only", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in TARGET.read_text().splitlines()] if TARGET.is_file() else []
+    done = {(json.dumps(row["job"], sort_keys=True)) for row in rows}
+    if not arguments.table_only:
+        missing = [(group, job) for group, job in jobs() if json.dumps(job, sort_keys=True) not in done]
+        with tempfile.TemporaryDirectory() as directory:
+            grouped = Path(directory) / "config.json"
+            grouped.write_text(json.dumps(GROUPED))
+            for group, job in track(missing, description="Measuring", console=Console(stderr=True)):
+                row = {"group": group, "job": job} | run(job, str(grouped), arguments.twice)
+                rows.append(row)
+                with TARGET.open("a") as stream:
+                    stream.write(json.dumps(row) + "\n")
+    return show(rows)
+
+
+def run(job: dict, grouped: str, twice: bool) -> dict:
+    """Measured and predicted peaks of one job; bytes. Start-up counts."""
+    workload = Workload(**job | {"model": grouped if job["model"] == "grouped" else job["model"],
+                                 "gpu": "h100-80gb", "capacity_bytes": PLENTY})
+    record = measure(workload)
+    prediction = predict(workload)
+    requested, allocated, reserved = (record.peak(f"{name}_bytes") for name in ("requested", "allocated", "reserved"))
+    row = {
+        "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
+        "software": dict(record.job.software), "seconds": round(record.job.seconds, 1),
+        "requested_bytes": requested.bytes, "allocated_bytes": allocated.bytes, "reserved_bytes": reserved.bytes,
+        "moment": requested.moment.value,
+        "predicted_requested_bytes": prediction.peak_requested.bytes,
+        "predicted_allocated_bytes": prediction.peak_allocated.bytes, "predicted_moment": prediction.peak.moment.value,
+    }
+    if twice:
+        again = measure(workload)
+        row["same_twice"] = [r.peak(f"{n}_bytes").bytes for r in (record, again) for n in ("requested", "reserved")]
+    return row
+
+
+def show(rows: list[dict]) -> int:
+    """The table, and the errors by group; 1 if a moment or a repetition differs."""
+    table = Table("group", "job", "moment", "measured GiB", "requested error", "allocated error")
+    groups: dict[str, list[tuple[float, float]]] = {}
+    wrong = 0
+    for row in rows:
+        errors = tuple((row[f"predicted_{name}_bytes"] - row[f"{name}_bytes"]) / row[f"{name}_bytes"] * 100
+                       for name in ("requested", "allocated"))
+        groups.setdefault(row["group"], []).append(errors)
+        same = row.get("same_twice")
+        wrong += row["moment"] != row["predicted_moment"] or bool(same and same[:2] != same[2:])
+        job = ", ".join(f"{key} {value}" for key, value in row["job"].items() if key not in ("deepspeed", "zero_stage"))
+        job += ", overlap 5e8" if "deepspeed" in row["job"] else ""
+        moment, foreseen = row["moment"], row["predicted_moment"]
+        table.add_row(row["group"], job, moment if moment == foreseen else f"{moment} (not {foreseen})",
+                      f"{row['requested_bytes'] / 2**30:.3f}", *(f"{error:+.5f} %" for error in errors))
+    console = Console(width=200)
+    console.print(table)
+    for group, errors in groups.items():
+        for name, values in zip(("requested", "allocated"), zip(*errors)):
+            sizes = [abs(value) for value in values]
+            console.print(f"{group}, {name}: {len(sizes)} jobs, mean error {sum(sizes) / len(sizes):.6f} %, "
+                          f"worst {max(sizes):.6f} %")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
