@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 
 from calibrate.emulator import is_emulated
@@ -10,6 +11,11 @@ from calibrate.record import Device, MeasuredOn
 from predictor.errors import InputError
 
 PACKAGES = ("transformers", "deepspeed")
+SETTINGS = (
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "TORCH_CUDNN_SDPA_AVOID_RECOMPILE",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED")
+"""Environment variables that change what a job allocates (torch 2.11)."""
 
 
 def require() -> None:
@@ -56,6 +62,11 @@ def software() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+def settings() -> dict[str, str]:
+    """Those of :data:`SETTINGS` that are set in this process."""
+    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def used_bytes() -> int:

@@ -81,6 +81,7 @@ class DryRun:
 
     Attributes:
         gpu: what it ran on, which was never there: ``measured_on`` is always ``emulated``.
+        settings: environment variables that change what is allocated, where they were set.
         peak: where the requested bytes were highest.
         out_of_memory: every time PyTorch could not get memory, whether the script caught it or not.
         optimizer_steps: how many were finished.
@@ -96,6 +97,7 @@ class DryRun:
     gpu: str
     capacity_bytes: int
     software: Mapping[str, str | None]
+    settings: Mapping[str, str]
     rank: int
     world_size: int
     peak_requested_bytes: int
@@ -164,6 +166,7 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
     return DryRun(
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED,
         gpu=report["device"], capacity_bytes=report["capacity_bytes"], software=report["software"],
+        settings=report["settings"],
         rank=settings.rank, world_size=settings.world_size or 1,
         **{f"peak_{name}": size for name, size in report["peaks"].items()},
         peak=_where(report["peak"]) if report["peak"] else None,

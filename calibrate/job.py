@@ -99,7 +99,7 @@ def run(order: Order) -> MeasuredJob:
             history.save()
     return MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(order.event_completion), software=device.software(),
-        process_group=alone.joined(), moments=moments, out_of_memory=failure,
+        settings=device.settings(), process_group=alone.joined(), moments=moments, out_of_memory=failure,
         memory_stats=counters.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
         started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
 

@@ -77,6 +77,7 @@ class MeasuredJob:
     """What the job process found. Peaks and statistics are of the whole job, resets or not.
 
     Attributes:
+        settings: environment variables that change what is allocated, where they were set.
         moments: a row for each moment of each step that was reached.
         memory_stats: ``torch.cuda.memory_stats`` at the end.
         device_used_bytes: largest total minus free of ``cudaMemGetInfo`` at any boundary, whoever used it.
@@ -88,6 +89,7 @@ class MeasuredJob:
     measured_on: MeasuredOn
     device: Device
     software: Mapping[str, str | None]
+    settings: Mapping[str, str]
     process_group: str
     moments: tuple[MomentPeaks, ...]
     out_of_memory: OutOfMemory | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor import regimes, timeline
+from predictor.errors import InputError
 from predictor.events import FACTORS, MOMENTS, EventList, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
@@ -25,6 +26,10 @@ NOT_MODELLED = (
 
 ASSUMED_RUNTIME_BYTES = 1 << 30
 """CUDA context, NCCL and libraries, until a profile has measured them: between, the verdict is uncertain."""
+
+
+LARGEST_BUFFER_BYTES = 1 << 46
+"""Beyond it sums of buffers could leave 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +50,9 @@ class Run:
 def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:
     """Put numbers to a composed run."""
     row_bytes = events.sizes.at(shape, gpu)
+    if events.sizes.largest(shape, gpu) > LARGEST_BUFFER_BYTES:
+        raise InputError(f"one buffer alone would take more than {LARGEST_BUFFER_BYTES >> 40} TiB: "
+                         "give a smaller batch, sequence or model")
     return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
 
 

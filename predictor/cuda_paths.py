@@ -50,11 +50,14 @@ def _efficient(query, key, value, mask, dropout, causal, scale):
 KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
 
 
-def choose(backend: str, mask, grouped: bool) -> str:
+def choose(backend: str, mask, grouped: bool, width: int) -> str:
     """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
 
-    Flash attention takes no mask; memory-efficient attention no grouped heads.
+    cuDNN takes head sizes that are multiples of 8, up to 256; flash attention no mask;
+    memory-efficient attention no grouped heads.
     """
+    if backend == "cudnn" and (width % 8 or width > 256):
+        backend = "flash"
     if backend == "flash" and mask is not None:
         backend = "efficient"
     return "math" if backend == "efficient" and grouped else backend
@@ -64,7 +67,8 @@ def scaled_dot_product_attention(backend: str, original):
     """The fused operator that CUDA takes, instead of meta's math path."""
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1])
+        kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
+                        query.shape[-1])
         if query.device.type != "meta" or kernel == "math":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask

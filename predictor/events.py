@@ -7,7 +7,7 @@ ten thousand events and a prediction walks over all of them in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 import numpy as np
@@ -83,10 +83,6 @@ class Buffers:
     def __len__(self) -> int:
         return len(self.size)
 
-    def take(self, rows: np.ndarray) -> Buffers:
-        """The given rows, in the given order."""
-        return Buffers(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
-
     @staticmethod
     def concatenate(parts: Sequence[Buffers]) -> Buffers:
         """All rows of all parts, in order."""
@@ -130,7 +126,3 @@ class EventList(Sequence):
         )
         return Event(Kind(int(self.kind[index])), buffer, int(self.buffers.size[buffer]),
                      int(self.buffers.stream[buffer]), tag)
-
-    def with_sizes(self, sizes: SizeTable, size: np.ndarray) -> EventList:
-        """The same events with another size table and each buffer's row in it."""
-        return replace(self, sizes=sizes, buffers=replace(self.buffers, size=size))

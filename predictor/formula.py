@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from predictor.errors import InputError
-from predictor.events import Buffers, EventList
+from predictor.events import FACTORS, MOMENTS, Buffers, EventList
 from predictor.facts import ModelFacts, Parameter
 from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
+from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
 
@@ -84,8 +84,10 @@ def load(path: Path) -> Formula:
         if header["schema_version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
                              f"{SCHEMA_VERSION}: delete the file, it is made again")
-        return _assemble(arrays, header)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, EOFError) as error:
+        return _checked(_assemble(arrays, header))
+    except InputError:
+        raise
+    except Exception as error:  # damage shows as any of zipfile's, zlib's, json's and numpy's errors
         raise InputError(f"{path}: not a formula file ({type(error).__name__}): delete it, it is made again") from None
 
 
@@ -93,8 +95,6 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     signed = arrays["events"]
     buffers = Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
     sizes = SizeTable(tuple(_term_from_json(term) for term in header["terms"]), arrays["coefficients"])
-    if np.abs(signed).max(initial=0) > len(buffers) or buffers.size.max(initial=0) >= len(sizes):
-        raise ValueError("row out of range")
     events = EventList(
         kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
@@ -102,6 +102,24 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"]),
                    ModelFacts(**{**facts, "parameters": parameters}), header["provenance"])
+
+
+def _checked(formula: Formula) -> Formula:
+    """The formula, if every row that it names exists."""
+    events, facts = formula.micro.events, formula.facts
+    buffers = events.buffers
+    columns = [getattr(buffers, name) for name in Buffers.__dataclass_fields__]
+    limits = [(events.buffer, len(buffers)), (buffers.size, len(events.sizes)), (buffers.module, len(events.names)),
+              (buffers.operator, len(events.names)), (buffers.factor, len(FACTORS)), (events.moment, len(MOMENTS)),
+              (formula.micro.ready[:, 1], len(facts.parameters)), (formula.micro.ready[:, 2], len(buffers)),
+              (formula.micro.persistent, len(buffers))]
+    if not (len(events.kind) == len(events.buffer) == len(events.moment) and len({len(c) for c in columns}) == 1
+            and events.sizes.coefficients.shape[1] == len(events.sizes.terms) and np.isin(events.kind, (-1, 1)).all()
+            and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits)
+            and any(p.trainable for p in facts.parameters)
+            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
+        raise ValueError("inconsistent")
+    return formula
 
 
 def _term_to_json(term) -> list:

@@ -32,6 +32,19 @@ class ModelConfig:
     document: dict[str, Any]
 
     @property
+    def windows(self) -> list[int]:
+        """Sequence lengths from which attention takes another path: sliding windows and chunks."""
+        text = self.document.get("text_config")
+        found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")] if isinstance(text, dict) else []
+        return sorted(value for value in found if isinstance(value, int) and value > 0)
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the image that the vision tower takes, if the configuration says so."""
+        vision = self.document.get("vision_config")
+        return vision.get("image_size") if isinstance(vision, dict) else None
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the content; key order and white space do not matter."""
         canonical = json.dumps(self.document, sort_keys=True, separators=(",", ":"))
@@ -53,11 +66,14 @@ def find(model: str) -> ModelConfig:
     if model.lower() in known_names():
         text = (resources.files("predictor.configs") / f"{model.lower()}.json").read_text()
         return ModelConfig(model.lower(), json.loads(text))
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise InputError(f"model {model!r}: not a known name{nearest(model, known_names())} "
+    try:
+        path = Path(model).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        found = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # no such home, a name too long, a zero byte
+        found = False
+    if not found:
+        raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
     return ModelConfig(model, _read(path))
 
@@ -67,11 +83,13 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__}): give a readable config.json") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     if document["model_type"] not in SUPPORTED:
         raise InputError(f"{path}: model_type {document['model_type']!r} is not supported yet "
                          f"(supported: {', '.join(SUPPORTED)})")
+    if "quantization_config" in document:
+        raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
     return document

@@ -50,15 +50,16 @@ def predict(workload: Workload, *, timeline: bool = False, progress: Progress | 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
     """The formula that answers for a workload's regime; traced now if nobody has it."""
     config = models.find(workload.model)
-    own_size = config.document.get("vision_config", {}).get("image_size")
-    if workload.image_size not in (None, own_size):
-        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes {own_size} only; "
-                         "leave it out")
+    if workload.image_size not in (None, config.image_size):
+        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
+                         f"{config.image_size} only; leave it out")
+    if gpu.compute_capability < (8, 0):
+        raise InputError(f"gpu {gpu.name}: its kernels have no bf16, the only dtype that is supported yet")
     key = store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
-        regime=_regime(workload, shape, gpu), torch=workload.versions["torch"],
+        regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"])
 
     def trace() -> Formula:
@@ -84,9 +85,11 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 
 
-def _regime(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
-    pads_masks = workload.padding != "none" and _backend(workload, gpu) in ("flash", "efficient")
-    return regimes.regime_of(shape, pads_masks=pads_masks)
+def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
+    windows = config.windows
+    masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
+    return regimes.regime_of(shape, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+                             windows=windows)
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
@@ -94,7 +97,8 @@ def check_shape(workload: Workload, formula: Formula) -> None:
     tokens = workload.images_per_sample * formula.facts.tokens_per_image
     if workload.sequence_length <= tokens:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
-                         f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: give at least {tokens + 1}")
+                         f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
+                         f"give at least {tokens + 1}")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

@@ -33,8 +33,8 @@ class Peak:
 class Candidate:
     """One point of the step that can be the highest, with its size as a formula.
 
-    ``terms`` maps a monomial of the shape (``"1"``, ``"batch*sequence"``, a workspace's name …)
-    to its whole coefficient in bytes: their sum is ``requested_bytes`` at this shape.
+    ``terms`` maps a term of the shape (``"1"``, ``"batch·sequence"``, a workspace's name …) to its
+    coefficient: the sum of coefficient times term is ``requested_bytes`` at this shape.
     """
 
     moment: Moment

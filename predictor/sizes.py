@@ -115,6 +115,10 @@ class SizeTable:
         """Bytes of every row at one shape, ``int64[rows]``."""
         return self.coefficients @ _values(self.terms, shape, gpu)
 
+    def largest(self, shape: Shape, gpu: Gpu) -> float:
+        """Roughly the largest row, free of overflow."""
+        return float((self.coefficients.astype(float) @ _values(self.terms, shape, gpu).astype(float)).max())
+
     def term_values(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
         """Value of each term at many points, ``float64[terms, points]`` (exact below 2**53)."""
         shape = (batch, sequence, images)

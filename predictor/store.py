@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor import formula
+from predictor.errors import InputError
 from predictor.formula import Formula
 
 TRACER_VERSION = 1
@@ -67,13 +68,15 @@ def shipped_directory() -> Path:
 
 def get(key: Key, trace: Callable[[], Formula]) -> Formula:
     """The formula of a key; ``trace`` makes it when nobody has it, and it is kept for the next time."""
-    for directory in (shipped_directory(), cache_directory() / "formulas"):
-        path = directory / key.filename()
-        if path.is_file():
-            return _load(path, path.stat().st_mtime_ns)
+    shipped = shipped_directory() / key.filename()
+    cached = cache_directory() / "formulas" / key.filename()
+    if shipped.is_file():
+        return _load(shipped, shipped.stat().st_mtime_ns)
+    with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
+        return _load(cached, cached.stat().st_mtime_ns)
     made = trace()
     with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
-        save(made, cache_directory() / "formulas" / key.filename())
+        save(made, cached)
     return made
 
 
@@ -93,6 +96,7 @@ def save(made: Formula, path: Path) -> None:
         try:
             part.write(formula.to_bytes(made))
             part.flush()
+            os.chmod(part.name, 0o644)
             os.replace(part.name, path)
         except BaseException:
             os.unlink(part.name)

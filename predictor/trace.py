@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 
 import torch
 
@@ -87,8 +86,7 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
     gc.collect()
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
-        with warnings.catch_warnings(), places.active(), recorder:
-            warnings.simplefilter("ignore")  # a checkpoint without gradients warns; it is what the recipe does
+        with places.active(), recorder:
             loss = model(**batch, use_cache=False).loss
             recorder.moment, places.in_backward = Moment.BACKWARD, True
             loss.backward()
@@ -109,7 +107,7 @@ def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[s
     """
     images_per_sample = shape.images // shape.batch
     token = model.config.image_token_id
-    ids = torch.full((shape.batch, shape.sequence), 1)
+    ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
     ids[:, 1 : 1 + images_per_sample * facts.tokens_per_image] = token
     batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
     if padding == "right":

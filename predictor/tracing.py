@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 
 from predictor import regimes
 from predictor.errors import InputError
@@ -20,10 +21,25 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
         progress: wraps the list of shapes, for example with a progress bar.
 
     Raises:
-        InputError: torch or transformers is missing or of another version, or the model is not
-            supported.
+        InputError: torch or transformers is missing or of another version, or the model cannot be
+            built, traced, or written as one regime.
     """
     _require(config, key)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _trace(config, key, progress)
+    except InputError:
+        raise
+    except Exception as error:  # a configuration can lead torch and transformers anywhere
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
+
+
+def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor import fit, parser
     from predictor.trace import trace
 

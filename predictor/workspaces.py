@@ -186,7 +186,7 @@ def embedding_indices(gpu, tokens):
 
 
 def embedding_sort(gpu, tokens):
-    """Radix sort of int64 pairs: two buffers, a histogram a tile of 4096 (cub/device/dispatch/dispatch_radix_sort.cuh)."""
+    """Radix sort of int64 pairs: two buffers, a histogram a tile of 4096 (cub/device/dispatch/dispatch_radix_sort)."""
     pairs = 2 * _round_up(INT64 * tokens, CUB_ALIGNMENT)
     return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, 4096), 0)
 

@@ -110,7 +110,8 @@ def run(job: dict, grouped: str, twice: bool) -> dict:
     requested, allocated, reserved = (record.peak(f"{name}_bytes") for name in ("requested", "allocated", "reserved"))
     row = {
         "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
-        "software": dict(record.job.software), "seconds": round(record.job.seconds, 1),
+        "software": {name: record.job.software[name] for name in ("torch", "transformers", "deepspeed")},
+        "seconds": round(record.job.seconds, 1),
         "requested_bytes": requested.bytes, "allocated_bytes": allocated.bytes, "reserved_bytes": reserved.bytes,
         "moment": requested.moment.value,
         "predicted_requested_bytes": prediction.peak_requested.bytes,

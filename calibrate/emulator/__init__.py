@@ -1,15 +1,23 @@
 """An emulated GPU: real training jobs, run for their memory, with no GPU.
 
 PyTorch's host code decides every allocation; kernels only fill memory. So small
-libraries stand in for CUDA's: they book memory, answer questions about the
-device, and let kernels do nothing. The caching allocator, its statistics and
+libraries (csrc/) stand in for CUDA's: they book memory, answer questions about
+the device, and let kernels do nothing. The caching allocator, its statistics and
 its out-of-memory errors are PyTorch's own.
 
     env = calibrate.emulator.environment(gpu="h100-80gb")
     subprocess.run([sys.executable, "job.py"], env={**os.environ, **env})
 
-Known limits: no CUDA context, no NCCL buffers, no private workspaces of cuDNN;
-values of floating-point tensors read back as zero; see `twins` for integers.
+    python -m calibrate.emulator run --gpu h100-80gb -- python job.py
+
+Known limits:
+- No CUDA context, no buffers of NCCL, no private workspaces of cuDNN (attention,
+  convolutions), cuBLAS beyond PyTorch's own, cuSOLVER (which is refused).
+- Values of floating-point tensors read back as zero, apart from inputs and
+  scalars that are known; those of integers are true where `twins` can follow.
+  Printing a CUDA tensor shows zeros. Threads that a job starts by itself read
+  zeros too.
+- A second process (a monitor) sees no memory used.
 """
 
 from .job_environment import environment, is_emulated

@@ -1,6 +1,6 @@
 """Run a command on an emulated GPU.
 
-    python -m calibrate.emulator run --gpu h100-80gb -- python train.py
+python -m calibrate.emulator run --gpu h100-80gb -- python train.py
 """
 
 import argparse

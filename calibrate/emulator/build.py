@@ -94,10 +94,11 @@ def ensure_built() -> Build:
     if not final.exists():
         try:
             root.mkdir(parents=True, exist_ok=True)
-            lock = open(root / "lock", "w")
+            (root / "lock").touch()
         except OSError as error:
-            raise InputError(f"cannot write the emulator's cache {root}: {error.strerror}; set XDG_CACHE_HOME") from None
-        with lock:
+            reason = f"{error.strerror}; set XDG_CACHE_HOME"
+            raise InputError(f"cannot write the emulator's cache {root}: {reason}") from None
+        with open(root / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not final.exists():
                 _build(torch, root, final)
@@ -123,8 +124,11 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
         _compile(directory / LIBRARY, [*others, directory / "stubs.c"], headers)
-        (directory / "version.map").write_text(f"{torch.nvrtc} {{ global: nvrtc*; local: *; }};\n")
-        _compile(directory / torch.nvrtc, [nvrtc], [f"-DNVRTC_MAJOR={torch.cuda_number // 1000}", f"-Wl,-soname={torch.nvrtc}", f"-Wl,--version-script={directory / 'version.map'}"])
+        versions = directory / "version.map"
+        versions.write_text(f"{torch.nvrtc} {{ global: nvrtc*; local: *; }};\n")
+        named = [f"-Wl,-soname={torch.nvrtc}", f"-Wl,--version-script={versions}"]
+        major = f"-DNVRTC_MAJOR={torch.cuda_number // 1000}"
+        _compile(directory / torch.nvrtc, [nvrtc], [major, *named])
         for alias in ALIASES:
             (directory / alias).symlink_to(LIBRARY)
         facts = {"torch": torch.version, "cuda": torch.cuda, "binary_versions": _binary_versions()}
@@ -167,5 +171,8 @@ def _header_directories(torch: Torch) -> list[Path]:
 def _binary_versions() -> list[int]:
     """Which compute capabilities the installed PyTorch has kernels for (asked of it: seconds)."""
     question = "import torch; print(torch._C._cuda_getArchFlags())"
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
-    return sorted(int(flag.split("_")[1]) for flag in answer.stdout.split() if flag.startswith("sm_") and flag[3:].isdigit())
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
+    if answer.returncode:
+        raise InputError(f"PyTorch cannot be imported: {answer.stderr.strip().splitlines()[-1]}")
+    flags = [flag.removeprefix("sm_") for flag in answer.stdout.split()]
+    return sorted(int(flag) for flag in flags if flag.isdigit())

@@ -48,9 +48,9 @@ def environment(
         )
     capacity_bytes = kind.capacity_bytes if capacity_bytes is None else capacity_bytes
     if not 0 <= context_bytes < capacity_bytes:
-        raise InputError(f"context_bytes {context_bytes} must be at least 0 and below the capacity, {capacity_bytes} bytes")
+        raise InputError(f"context_bytes {context_bytes} must be from 0 to below the capacity, {capacity_bytes}")
     if not 1 <= devices <= _MOST_DEVICES:
-        raise InputError(f"devices {devices} must be between 1 and {_MOST_DEVICES}")
+        raise InputError(f"devices {devices} must be from 1 to {_MOST_DEVICES}")
     event_launches = _launches(events)
     built = ensure_built()
     setting = _setting(kind, built, capacity_bytes, context_bytes, event_launches, devices)

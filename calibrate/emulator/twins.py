@@ -61,6 +61,7 @@ class _Operator:
 
     name: str
     followed: bool = False
+    is_foreign: bool = False  # not PyTorch's own: what it writes is unknown
     is_view: bool = False
     is_random: bool = False
     written: tuple[int | str, ...] = ()  # positions or names of arguments it writes to
@@ -71,16 +72,16 @@ def _describe(func: Any) -> _Operator:
     if schema is None:  # a higher-order operator: what it runs is dispatched by itself
         return _Operator("")
     name = func.overloadpacket.__name__
-    if func.namespace not in ("aten", "prims"):
-        return _Operator(f"{func.namespace}.{name}")
     written = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    if func.namespace not in ("aten", "prims"):
+        return _Operator(f"{func.namespace}.{name}", is_foreign=True, written=written)
     is_view = not written and any(returned.alias_info is not None for returned in schema.returns)
     is_random = torch.Tag.nondeterministic_seeded in func.tags
-    return _Operator(name, name not in _SAME_VALUES, is_view, is_random, written)
+    return _Operator(name, name not in _SAME_VALUES, False, is_view, is_random, written)
 
 
 class IntegerTwins(TorchDispatchMode):
@@ -113,8 +114,8 @@ class IntegerTwins(TorchDispatchMode):
                 result = func(*args, **kwargs)
         if operator.name == "lift_fresh":
             self._follow_constant(result)
-        elif operator.name in _GATHERS:
-            self._follow_gather(operator, args)
+        elif operator.is_foreign:
+            self._follow_foreign(operator, args, kwargs, result)
         if not operator.followed or operator.is_view:
             return result
         if operator.written:
@@ -128,8 +129,7 @@ class IntegerTwins(TorchDispatchMode):
     def _follow_write(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> None:
         targets = [
             tensor
-            for place in operator.written
-            for tensor in _tensors(kwargs.get(place) if isinstance(place, str) else args[place])
+            for tensor in _written(operator, args, kwargs)
             if is_integer(tensor) or self._is_few(tensor) or self.twins.of(tensor) is not None
             or operator.name == "copy_" and self._is_read_back(tensor, args[1])
         ]  # fmt: skip
@@ -181,6 +181,14 @@ class IntegerTwins(TorchDispatchMode):
             known = None if values is None else self.twins.keep(tensor)
             if known is not None:
                 known.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(values), dtype=torch.uint8))
+
+    def _follow_foreign(self, operator: _Operator, args: tuple, kwargs: dict, result: Any) -> None:
+        for tensor in _written(operator, args, kwargs):
+            self.twins.forget(tensor)
+        for tensor in _tensors(result):
+            self.twins.reused(tensor)
+        if operator.name in _GATHERS:
+            self._follow_gather(operator, args)
 
     def _follow_gather(self, operator: _Operator, args: tuple) -> None:
         """outputs, inputs: of tensors gathered into lists, or of one into one."""
@@ -262,6 +270,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
     return []
+
+
+def _written(operator: _Operator, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    places = operator.written
+    return _tensors([kwargs.get(place) if isinstance(place, str) else args[place] for place in places])
 
 
 _installed: IntegerTwins | None = None

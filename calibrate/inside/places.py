@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 
+ROOT = Path(__file__).parents[2]
 NOT_THE_USERS = tuple(os.path.realpath(path) + os.sep for path in {
-    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + "/calibrate",
-    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + "/predictor",
+    ROOT / "calibrate", ROOT / "predictor",
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
-NOISE = ("torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py", "torch/_compile.py",
-         "torch/autograd/", "calibrate/emulator/", "calibrate/inside/", "torch/_tensor.py", "torch/_utils.py")
+NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py",
+         "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
+         "calibrate/inside/")
 """Parts of paths whose frames say nothing about where one is."""
 MOST_FRAMES = 8
 
@@ -21,6 +25,7 @@ Frame = tuple[str, int, str]
 """File, line, function."""
 
 
+@lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Whether a file is neither PyTorch's, Python's, an installed package's nor ours."""
     if filename.startswith("<") or not filename:
@@ -62,6 +67,4 @@ def calling_line(depth: int = 2) -> Frame | None:
 
 def main_thread_stack() -> list[Frame]:
     """Where the main thread is, from whatever thread asks."""
-    import threading
-
     return stack(sys._current_frames().get(threading.main_thread().ident))

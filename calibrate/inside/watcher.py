@@ -64,6 +64,7 @@ class Report:
     device: str = ""
     capacity_bytes: int = 0
     software: dict[str, str | None] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     peak: Where | None = None
     out_of_memory: list[dict[str, Any]] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Watcher:
         self._counters = Counters(DEVICE)
         properties = torch.cuda.get_device_properties(DEVICE)
         self._report.device, self._report.capacity_bytes = properties.name, properties.total_memory
-        self._report.software = device.software()
+        self._report.software, self._report.settings = device.software(), device.settings()
         torch._C._cuda_attach_out_of_memory_observer(self._refused)
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

@@ -23,6 +23,8 @@ def pretend(rank: int, world_size: int) -> None:
     original_init, original_group = module.init_process_group, module.new_group
 
     def init_process_group(*_, group_name="", **__):
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  makes the backend known
+
         store = dist.HashStore()
         for group in range(MOST_GROUPS):  # keys as ProcessGroupNCCL composes them: default group, then subgroups
             store.set(f"0//{group}//cuda//0" if group else "0//cuda//0", UNIQUE_ID)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
 
+MICRO_STEPS = 2
+"""Micro-steps of a step that are laid out: from the second on they are alike."""
 STEPS = 3
 """Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
 
@@ -31,3 +33,8 @@ class Setup:
             return [trainable]
         split = [[i for i in trainable if self.facts.parameters[i].decay is decay] for decay in (True, False)]
         return [group for group in split if group]
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps to lay out: from the second on, each adds into the first one's gradients."""
+        return min(self.gradient_accumulation_steps, MICRO_STEPS)

@@ -26,16 +26,16 @@ def compose(micro: MicroStep, setup: Setup) -> EventList:
 
 
 def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, *, first: bool) -> Stretch:
-    count, each = setup.gradient_accumulation_steps, len(micro.events.buffers)
+    count, each = setup.micro_steps, len(micro.events.buffers)
     columns = [_micro_step(micro, index, first=first) for index in range(count)]
     tape = Tape(first=count * each, moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
-    reached = [int(p) for p in micro.ready[:, 1]]
+    reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
         _clip(tape, [tensors[p].itemsize for p in reached])
     variant = optimizer.VARIANTS[setup.optim]
     for group in setup.groups():
-        sizes = [(tensors[i].name, tensors[i].bytes) for i in group if i in set(reached)]
+        sizes = [(tensors[i].name.rpartition(".")[0], tensors[i].bytes) for i in group if i in reached]
         if first:
             optimizer.make_states(tape, variant, sizes)
         optimizer.update(tape, variant, sizes)

@@ -98,7 +98,7 @@ class Zero2:
 
     def _step(self, rank: int, owned: list[list[Slice]], *, first: bool) -> Stretch:
         """Micro-steps with reductions, then ``step()``."""
-        count = self.setup.gradient_accumulation_steps
+        count = self.setup.micro_steps
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
         numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         columns: list[np.ndarray] = []

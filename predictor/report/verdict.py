@@ -35,7 +35,8 @@ def verdict(prediction: Prediction) -> str:
     if prediction.verdict == "fits":
         return f"Fits {gpu}: peak {peak} allocated of {capacity}{note}, {size_text(room)} to spare."
     if prediction.verdict == "uncertain":
-        return f"Uncertain on {gpu}: peak {peak} allocated of {capacity}{note} is within the error of the prediction."
+        return (f"Uncertain on {gpu}: peak {peak} allocated of {capacity}{note} leaves little room for what PyTorch "
+                "does not count (CUDA context, NCCL, libraries).")
     return f"Does not fit {gpu}: peak {peak} allocated, but {capacity}{note} offered, {size_text(abs(room))} too much."
 
 

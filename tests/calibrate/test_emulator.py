@@ -110,8 +110,14 @@ def test_what_the_user_preloads_stays(monkeypatch):
 @needs_emulator
 def test_the_libraries_do_not_run_without_the_setting():
     variables = {**os.environ, "LD_PRELOAD": environment()["LD_PRELOAD"]}
-    question = [sys.executable, "-c", "import ctypes; ctypes.CDLL(None).cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))"]
-    assert is_one_clear_line(subprocess.run(question, env=variables, capture_output=True, text=True), "PEAKCAST_EMULATED_GPU")
+    question = [
+        sys.executable,
+        "-c",
+        "import ctypes; ctypes.CDLL(None).cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))",
+    ]
+    assert is_one_clear_line(
+        subprocess.run(question, env=variables, capture_output=True, text=True), "PEAKCAST_EMULATED_GPU"
+    )
 
 
 @needs_emulator
@@ -156,7 +162,11 @@ def test_a_cache_that_cannot_be_written_is_one_clear_line(tmp_path):
 @needs_emulator
 def test_a_killed_build_leaves_nothing_and_two_at_once_make_one(tmp_path):
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", "from calibrate.emulator.build import ensure_built; print(ensure_built().directory)"]
+    command = [
+        sys.executable,
+        "-c",
+        "from calibrate.emulator.build import ensure_built; print(ensure_built().directory)",
+    ]
     root = tmp_path / "peakcast" / "emulator"
 
     killed = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)

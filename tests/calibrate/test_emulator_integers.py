@@ -126,6 +126,10 @@ def facts() -> dict:
         Loss.apply(x).backward()
         (Loss.apply(x) / 4).backward()
 
+        experts = torch.randn(2048, 8, device="cuda").topk(2).indices
+        counts = torch.bincount(experts.flatten(), minlength=8).tolist()
+        facts["experts"] = [min(counts) > 400, sum(counts)]
+
         torch.manual_seed(1)
         expected = torch.randint(0, 9, (4,)).tolist()
         torch.manual_seed(1)
@@ -184,6 +188,10 @@ def test_many_floats_are_known_only_as_they_come_from_the_host(facts):
 def test_a_few_floats_are_computed(facts):
     """Fused losses look whether their gradient is 1; here it is, then 1/4."""
     assert facts["gradient"] == [1.0, 0.25]
+
+
+def test_the_best_of_unknown_scores_are_chosen_evenly(facts):
+    assert facts["experts"] == [True, 4096]
 
 
 def test_random_integers_are_in_their_range(facts):
