@@ -81,7 +81,7 @@ def _run(argv: list[str]) -> int:
     parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
-    arguments, unknown = parser.parse_known_args([_hyphens(word) for word in rest])
+    arguments, unknown = parser.parse_known_args(_hyphens(rest))
     if unknown:
         raise InputError(f"unknown argument {show(unknown[0])}{_hint(unknown[0], parser)}")
     return module.run(arguments)
@@ -97,12 +97,15 @@ def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
     return hint or f" (see {parser.prog} --help)"
 
 
-def _hyphens(word: str) -> str:
-    """``--zero_stage=2`` as ``--zero-stage=2``: Hugging Face's command lines have underscores."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+def _hyphens(words: Sequence[str]) -> list[str]:
+    """``--zero_stage=2`` as ``--zero-stage=2``: Hugging Face's command lines have underscores.
+
+    Words after ``--`` are another program's.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    ours = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words[:end]]
+    return [name.replace("_", "-") + equals + value if name[:2] == "--" else name for name, equals, value in ours] \
+        + list(words[end:])
 
 
 def _overview() -> str:

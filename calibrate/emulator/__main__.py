@@ -8,8 +8,8 @@ import os
 import sys
 
 from predictor.errors import InputError
+from predictor.gpus import GPUS
 
-from .devices import GPUS
 from .job_environment import environment
 
 
@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibrate.emulator", description=__doc__.splitlines()[0])
     subcommands = parser.add_subparsers(required=True)
     run = subcommands.add_parser("run", help="run a command on an emulated GPU")
-    run.add_argument("--gpu", default="h100-80gb", help="kind of GPU: " + ", ".join(gpu.key for gpu in GPUS))
+    run.add_argument("--gpu", default="h100-80gb", help="kind of GPU: " + ", ".join(GPUS))
     run.add_argument("--capacity-bytes", type=int, help="its memory, if not that kind's own")
     run.add_argument("--context-bytes", type=int, default=0, help="memory taken before the job starts")
     run.add_argument("--events", default="immediate", help="immediate, launches:N or synchronization")

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -123,7 +124,8 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
         (directory / "stubs.c").write_text(symbols.stub_source(torch.directory / "lib", found))
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
-        _compile(directory / LIBRARY, [*others, directory / "stubs.c"], headers)
+        nccl = f"-DNCCL_VERSION_CODE={_nccl_version(found)}"
+        _compile(directory / LIBRARY, [*others, directory / "stubs.c"], [nccl, *headers])
         versions = directory / "version.map"
         versions.write_text(f"{torch.nvrtc} {{ global: nvrtc*; local: *; }};\n")
         named = [f"-Wl,-soname={torch.nvrtc}", f"-Wl,--version-script={versions}"]
@@ -154,18 +156,25 @@ def _compile(library: Path, sources: list[Path], options: list[str]) -> None:
 
 
 def _header_directories(torch: Torch) -> list[Path]:
-    """CUDA's headers: from the NVIDIA wheels that PyTorch depends on, or CUDA_HOME."""
+    """CUDA's headers: from the NVIDIA wheels that PyTorch depends on, else from CUDA_HOME."""
     wheels = torch.directory.parent / "nvidia"
-    found = [wheels / name / "include" for name in _WHEEL_HEADERS]
-    found += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
-    found = [path for path in found if path.is_dir()]
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    found = [path for name in _WHEEL_HEADERS if (path := wheels / name / "include").is_dir()]
     for header in ("cuda_runtime_api.h", "cuda.h", "cudnn.h", "nccl.h"):
-        if not any((path / header).exists() for path in found):
+        if any((path / header).exists() for path in found):
+            continue
+        if not (home / header).exists():
             raise InputError(
-                f"{header} is neither in the NVIDIA packages beside PyTorch ({wheels}) nor under CUDA_HOME: "
+                f"{header} is neither in the NVIDIA packages beside PyTorch ({wheels}) nor in {home}: "
                 "install PyTorch from PyPI, or set CUDA_HOME"
             )
+        found.append(home)
     return found
+
+
+def _nccl_version(headers: list[Path]) -> str:
+    header = next(path / "nccl.h" for path in headers if (path / "nccl.h").exists())
+    return re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text())[1]
 
 
 def _binary_versions() -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from predictor.errors import InputError
 
 from .build import Build, ensure_built
-from .devices import Gpu, find_gpu
+from .devices import EmulatedGpu, find_gpu
 
 #: Read by csrc/device.c; present in no process that was not started for it.
 SETTING = "PEAKCAST_EMULATED_GPU"
@@ -46,7 +46,7 @@ def environment(
             "this machine has an NVIDIA driver; an emulated GPU would hide it: "
             "say --shadow-real-gpu (shadow_real_gpu=True) if that is meant"
         )
-    capacity_bytes = kind.capacity_bytes if capacity_bytes is None else capacity_bytes
+    capacity_bytes = kind.gpu.capacity_bytes if capacity_bytes is None else capacity_bytes
     if not 0 <= context_bytes < capacity_bytes:
         raise InputError(f"context_bytes {context_bytes} must be from 0 to below the capacity, {capacity_bytes}")
     if not 1 <= devices <= _MOST_DEVICES:
@@ -84,24 +84,25 @@ def has_real_driver() -> bool:
 
 
 def _setting(
-    kind: Gpu, built: Build, capacity_bytes: int, context_bytes: int, event_launches: int, devices: int
+    kind: EmulatedGpu, built: Build, capacity_bytes: int, context_bytes: int, event_launches: int, devices: int
 ) -> str:
-    arch = kind.architecture
+    gpu, architecture = kind.gpu, kind.architecture
+    major, minor = gpu.compute_capability
     values = {
-        "name": kind.name,
+        "name": kind.product,
         "capacity_bytes": capacity_bytes,
         "context_bytes": context_bytes,
-        "l2_bytes": kind.l2_bytes,
+        "l2_bytes": architecture.l2_bytes,
         "devices": devices,
-        "major": arch.major,
-        "minor": arch.minor,
-        "binary_version": _binary_version(arch.major * 10 + arch.minor, built.binary_versions),
-        "multiprocessors": kind.multiprocessors,
-        "threads_per_multiprocessor": arch.threads_per_multiprocessor,
-        "blocks_per_multiprocessor": arch.blocks_per_multiprocessor,
+        "major": major,
+        "minor": minor,
+        "binary_version": _binary_version(major * 10 + minor, built.binary_versions),
+        "multiprocessors": gpu.multiprocessors,
+        "threads_per_multiprocessor": architecture.threads_per_multiprocessor,
+        "blocks_per_multiprocessor": architecture.blocks_per_multiprocessor,
         "shared_per_block": 48 * 1024,
-        "shared_per_block_optin": arch.shared_per_block_optin,
-        "shared_per_multiprocessor": arch.shared_per_multiprocessor,
+        "shared_per_block_optin": gpu.shared_memory_block_bytes,
+        "shared_per_multiprocessor": gpu.shared_memory_bytes,
         "driver_version": built.torch.cuda_number,
         "runtime_version": built.torch.cuda_number,
         "event_launches": event_launches,

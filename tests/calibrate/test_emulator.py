@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from calibrate.emulator import build, environment, is_emulated
-from calibrate.emulator.devices import GPUS, find_gpu
+from calibrate.emulator.devices import find_gpu
 from predictor.errors import InputError
+from predictor.gpus import GPUS
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,14 +61,15 @@ def is_one_clear_line(job: subprocess.CompletedProcess, *words: str) -> bool:
 
 
 def test_every_gpu_holds_what_its_name_says():
-    for gpu in GPUS:
-        named = [int(part[:-2]) for part in gpu.key.split("-") if part.endswith("gb")]
+    for name, gpu in GPUS.items():
+        named = [int(part[:-2]) for part in name.split("-") if part.endswith("gb")]
         assert not named or 0.9 * named[0] * 10**9 < gpu.capacity_bytes < 1.1 * named[0] * 2**30
+        assert find_gpu(name).gpu is gpu
 
 
 def test_an_unknown_gpu_names_the_nearest_known_one():
-    with pytest.raises(InputError, match="did you mean 'rtx-4090'"):
-        find_gpu("RTX4090")
+    with pytest.raises(InputError, match="rtx-4090"):
+        find_gpu("rtx-4091")
 
 
 def test_an_unknown_gpu_on_the_command_line_is_one_clear_line():

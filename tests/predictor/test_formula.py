@@ -7,6 +7,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from predictor import fit, formula, gpus, parser, regimes, workspaces
 from predictor.errors import InputError
@@ -85,6 +87,36 @@ def test_formula_equals_the_trace_at_every_event_of_unseen_shapes(k):
                 for b in recording.buffers]
         assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events, shape
         assert sizes.tolist() == true, shape
+
+
+@pytest.mark.parametrize("sequence, rows", [(900, "whole"), (1000, "whole>1000"), (2000, "whole>1000")])
+def test_a_sequence_that_reaches_a_sliding_window_is_another_regime(sequence, rows):
+    config = ModelConfig("small", small_config(model_type="mistral", sliding_window=1000))
+    regime = regimes.regime_of(Shape(2, sequence, 2), windows=config.windows)
+    assert regime == ("many", "many", rows)
+    micro = trace_formula(config, key(regime=regime)).micro
+    model = parser.build(config, attn_implementation="sdpa", recipe="finetune")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    shape = Shape(2, sequence, 2)
+    recording = trace(model, parser.describe(model), shape, padding="none", sdpa_backend="cudnn")
+    true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](H100, *b.size[1]))
+            for b in recording.buffers]
+    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
+    assert micro.events.sizes.at(shape, H100)[micro.events.buffers.size].tolist() == true
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_damage_to_a_formula_file_is_more_than_one_line(tmp_path_factory, data):
+    whole = formula.to_bytes(made(key()))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:position] + bytes([whole[position] ^ data.draw(st.integers(1, 255))]) + whole[position + 1 :]
+    path = tmp_path_factory.mktemp("damaged") / "f.npz"
+    path.write_bytes(damaged)
+    try:
+        formula.load(path)
+    except InputError as error:
+        assert "\n" not in str(error)
 
 
 def test_a_formula_file_gives_back_the_same_formula(tmp_path):

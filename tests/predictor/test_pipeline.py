@@ -111,7 +111,41 @@ def test_what_cannot_be_answered_is_one_line(model, keys, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_damaged_cached_formula_is_made_again(model, tmp_path):
+    first = predict(workload(model))
+    kept = next((tmp_path / "cache" / "formulas").iterdir())
+    kept.write_bytes(kept.read_bytes()[:200])
+    assert predict(workload(model)).to_json() == first.to_json()
+
+
+def test_many_micro_batches_cost_no_more_than_two(model):
+    few, many = (predict(workload(model, zero_stage=2, data_parallel_size=2, gradient_accumulation_steps=n))
+                 for n in (2, 100_000))
+    assert few.peak_requested == many.peak_requested
+
+
+def test_a_size_beyond_64_bits_is_refused(model):
+    with pytest.raises(InputError, match="one buffer alone"):
+        predict(workload(model, per_device_train_batch_size=256, sequence_length=4_194_304,
+                         attn_implementation="eager", gradient_checkpointing=False))
+
+
+def odd(**changes) -> str:
+    """A configuration with some values of its sections changed."""
+    document = small_config()
+    for section, values in changes.items():
+        document[section] = document.get(section, {}) | values if isinstance(values, dict) else values
+    return json.dumps(document)
+
+
 FILES = [
+    (odd(vision_config=[1]), "cannot build it"),
+    (odd(vision_config={"image_size": -28}), "cannot be traced"),
+    (odd(vision_config={"patch_size": 64}), "cannot be traced"),
+    (odd(vision_config={"patch_size": 0}), "cannot"),
+    (odd(vision_feature_layer=99), "cannot be traced"),
+    (odd(quantization_config={"load_in_4bit": True}), "quantization_config is not supported"),
+    ("1" * 6000, "not valid JSON"),
     ("{", "not valid JSON"),
     ("[]", "model_type"),
     ('{"model_type": "gpt2"}', "not supported yet"),

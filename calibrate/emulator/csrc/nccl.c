@@ -1,49 +1,51 @@
 /* Stand-in for libnccl: collectives are launches that move nothing. It lets a
- * job with one rank set its process group up; NCCL's own buffers are missing. */
+ * job with one rank set its process group up; NCCL's own buffers are missing.
+ * No header: nccl.h needs compiler files that the PyPI wheels lack. */
 #include "emulator.h"
-#include <nccl.h>
 #include <string.h>
 
-ncclResult_t ncclGetVersion(int *version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
+typedef int Result;
+enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4 };
+typedef struct {
+  char bytes[128];
+} UniqueId;
+
+Result ncclGetVersion(int *version) {
+  *version = NCCL_VERSION_CODE; /* read from nccl.h by build.py */
+  return SUCCESS;
 }
-const char *ncclGetErrorString(ncclResult_t result) {
+const char *ncclGetErrorString(Result result) {
   (void)result;
   return "emulated GPU";
 }
-const char *ncclGetLastError(ncclComm_t communicator) {
+const char *ncclGetLastError(void *communicator) {
   (void)communicator;
   return "";
 }
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+Result ncclGetUniqueId(UniqueId *id) {
   memset(id, 0, sizeof *id);
-  return ncclSuccess;
+  return SUCCESS;
 }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank,
-                                    ncclConfig_t *config) {
+Result ncclCommInitRankConfig(void **communicator, int ranks, UniqueId id, int rank, void *config) {
   (void)ranks, (void)id, (void)rank, (void)config;
   *communicator = new_handle();
-  return ncclSuccess;
+  return SUCCESS;
 }
-ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank) {
+Result ncclCommInitRank(void **communicator, int ranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(communicator, ranks, id, rank, NULL);
 }
-ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *communicator,
-                           ncclConfig_t *config) {
+Result ncclCommSplit(void *parent, int color, int key, void **communicator, void *config) {
   (void)parent, (void)color, (void)key, (void)config;
   *communicator = new_handle();
-  return ncclSuccess;
+  return SUCCESS;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error) {
+Result ncclCommGetAsyncError(void *communicator, Result *error) {
   (void)communicator;
-  *error = ncclSuccess;
-  return ncclSuccess;
+  *error = SUCCESS;
+  return SUCCESS;
 }
-ncclResult_t ncclMemAlloc(void **pointer, size_t bytes) {
+Result ncclMemAlloc(void **pointer, size_t bytes) {
   *pointer = device_malloc(bytes);
-  return *pointer ? ncclSuccess : ncclUnhandledCudaError;
+  return *pointer ? SUCCESS : CUDA_ERROR;
 }
-ncclResult_t ncclMemFree(void *pointer) {
-  return device_free(pointer) ? ncclInvalidArgument : ncclSuccess;
-}
+Result ncclMemFree(void *pointer) { return device_free(pointer) ? INVALID_ARGUMENT : SUCCESS; }
