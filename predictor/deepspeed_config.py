@@ -249,4 +249,4 @@ def _agree(values: dict[str, Any], name: str) -> None:
     if values.get("bf16.enabled") not in (True, "auto"):
         raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or "auto"')
     if values.get("zero_optimization.stage") is None:
-        raise InputError(f"{name}: zero_optimization.stage is not given: only ZeRO stage 2 is predicted so far")
+        raise InputError(f"{name}: zero_optimization.stage is not given")

@@ -30,7 +30,7 @@ class Lower(Choice):
 
 
 FLAG = Flag()
-STAGE = Choice((2,), dict.fromkeys((0, 1, 3), "only ZeRO stage 2 is predicted so far"))
+STAGE = Choice((1, 2, 3), {0: "stages 1 to 3 are ZeRO"})
 BF16_NAMES = {"bfloat16": "bf16", "torch.bfloat16": "bf16"}
 FP32_NAMES = {"float32": "fp32", "torch.float32": "fp32", "float": "fp32"}
 

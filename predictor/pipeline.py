@@ -49,6 +49,7 @@ def predict(workload: Workload, *, timeline: bool = False, progress: Progress | 
 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
     """The formula that answers for a workload's regime; traced now if nobody has it."""
+    check_engine(workload)
     config = models.find(workload.model)
     if workload.image_size not in (None, config.image_size):
         raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
@@ -99,6 +100,14 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+
+
+def check_engine(workload: Workload) -> None:
+    """Refuse the engines that jobs can be measured with, but not predicted yet."""
+    what = "engine ddp" if workload.engine == "ddp" else f"ZeRO stage {workload.zero_stage}"
+    if workload.engine == "ddp" or workload.zero_stage in (1, 3):
+        raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
+                         "peakcast measure runs it on an emulated GPU")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

@@ -146,7 +146,7 @@ class Workload:
                             "huggingface: with and without weight decay")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
 
-    engine: str = key(Choice(("torch", "deepspeed"), dict.fromkeys(("ddp", "fsdp2"), "use deepspeed, or torch")),
+    engine: str = key(Choice(("torch", "ddp", "deepspeed"), {"fsdp2": "use deepspeed, or torch"}),
                       None, "engine", "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")

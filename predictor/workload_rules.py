@@ -58,12 +58,11 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
 def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
-    if values["engine"] == "torch":
+    if values["engine"] in ("torch", "ddp"):
         if asked:
-            raise KeyProblem("engine", f"is torch, but {asked} is given: leave one of them out")
-        if values["data_parallel_size"] > 1:
-            raise KeyProblem("data_parallel_size", "above 1 needs an engine, and ddp is not supported yet: "
-                                                   "add zero_stage 2")
+            raise KeyProblem("engine", f"is {values['engine']}, but {asked} is given: leave one of them out")
+        if values["data_parallel_size"] > 1 and values["engine"] == "torch":
+            raise KeyProblem("data_parallel_size", "above 1 needs an engine: add zero_stage 2 or engine ddp")
     elif not asked:
         raise KeyProblem("engine", "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2")
     else:
