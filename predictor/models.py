@@ -35,7 +35,8 @@ class ModelConfig:
     def windows(self) -> list[int]:
         """Sequence lengths from which attention takes another path: sliding windows and chunks."""
         text = self.document.get("text_config")
-        found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")] if isinstance(text, dict) else []
+        names = ("sliding_window", "attention_chunk_size")
+        found = [text.get(name) for name in names] if isinstance(text, dict) else []
         return sorted(value for value in found if isinstance(value, int) and value > 0)
 
     @property

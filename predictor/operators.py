@@ -99,6 +99,18 @@ def cumulative(call: Call) -> None:
     call.around(*((source.numel() * out.element_size(),) if source.dtype != out.dtype else ()))
 
 
+def softmax_backward(call: Call) -> None:
+    """The product of gradient and output (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    gradient, output = call.args[:2]
+    call.around(output.numel() * max(gradient.element_size(), output.element_size()))
+
+
+def safe_softmax(call: Call) -> None:
+    """Where whole rows are masked: the mask, one flag a row, a zero (ATen/native/transformers/attention.cpp)."""
+    source = call.args[0]
+    call.around(source.numel(), source.numel() // source.shape[call.args[1]], source.element_size())
+
+
 def masked_scatter(call: Call) -> None:
     """Prefix sums of the mask, the mask made whole, CUB's scan (ATen/native/cuda/IndexKernel.cpp)."""
     source, mask = call.args[:2]
@@ -198,6 +210,8 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::addmm": fused_bias,
     "aten::native_layer_norm": layer_norm,
     "aten::sum": reduction,
+    "aten::_safe_softmax": safe_softmax,
+    "aten::_softmax_backward_data": softmax_backward,
     "aten::cumsum": cumulative,
     "aten::masked_scatter": masked_scatter,
     "aten::masked_scatter_backward": masked_scatter_backward,
