@@ -13,7 +13,7 @@ from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import STEPS, Setup
 from predictor.errors import InputError
-from predictor.events import Buffers, EventList, Factor, Moment
+from predictor.events import MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 
 SWITCHES = {
@@ -24,6 +24,7 @@ SWITCHES = {
 """Behaviour -> the first release that has it."""
 
 FP32, BF16, FP64 = 4, 2, 8
+BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
 class Zero2:
@@ -112,7 +113,8 @@ class Zero2:
             held.append(part.held)
             next_buffer += len(part.buffers)
             if index:  # added into the first micro-step's gradients
-                columns.append(np.array([(-1, buffer, 2) for buffer in part.held], dtype=np.int32).reshape(-1, 3).T)
+                freed = [(-1, buffer, BACKWARD) for buffer in part.held]
+                columns.append(np.array(freed, dtype=np.int32).reshape(-1, 3).T)
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
         self._optimizer_step(tape, owned, held[0], first=first)
         return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
