@@ -7,8 +7,11 @@ headers. The definitions are weak: where csrc/ defines a name, that one is taken
 """
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
+
+from predictor.errors import InputError
 
 #: Libraries inside PyTorch that call CUDA ones.
 CALLERS = (
@@ -48,6 +51,8 @@ static long refuse(const char *name, long status) {
 
 def undefined_symbols(library: Path) -> list[str]:
     """Names that `library` expects of others, without their versions."""
+    if shutil.which("nm") is None:
+        raise InputError("the emulated GPU is compiled on first use and nm was not found: install gcc and binutils")
     listing = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True
     ).stdout

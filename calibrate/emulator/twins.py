@@ -84,6 +84,11 @@ def _describe(func: Any) -> _Operator:
     return _Operator(name, name not in _SAME_VALUES, False, is_view, is_random, written)
 
 
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is only a way to call others."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch.DispatchKey.CompositeImplicitAutograd)
+
+
 class IntegerTwins(TorchDispatchMode):
     """The dispatch mode that keeps the twins up to date and answers read-backs from them."""
 
@@ -103,6 +108,9 @@ class IntegerTwins(TorchDispatchMode):
         if any(kind.__torch_dispatch__ is not _PLAIN and kind.__name__ not in _OF_MODES for kind in types):
             return NotImplemented  # a subclass unpacks itself and comes back with plain tensors
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # inference mode hands operators over before they are taken apart
+                return func.decompose(*args, **kwargs)
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _describe(func)

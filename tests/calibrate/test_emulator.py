@@ -156,6 +156,11 @@ def test_no_compiler_is_one_clear_line(tmp_path):
 
 
 @needs_emulator
+def test_no_nm_is_one_clear_line(tmp_path):
+    assert is_one_clear_line(run_command("run", "--", "true", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path)), "binutils")
+
+
+@needs_emulator
 def test_a_cache_that_cannot_be_written_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     assert is_one_clear_line(run_command("run", "--", "true", XDG_CACHE_HOME=str(tmp_path / "file")), "XDG_CACHE_HOME")

@@ -272,3 +272,13 @@ def test_a_mask_that_hides_something_is_passed_on(llava):
 
 def test_a_wrong_number_of_image_tokens_is_still_an_error(llava):
     assert "match" in llava["mismatch"]
+
+
+def test_inference_mode_keeps_values():
+    facts = run_job("""
+        with torch.inference_mode():
+            made, moved = torch.arange(10, device="cuda"), torch.tensor([1, 2, 3]).cuda()
+            answer({"made": [made[made > 5].numel(), (made > 5).sum().item(), made.tolist()],
+                    "moved": [moved.tolist(), moved[moved > 1].numel(), moved.max().item()]})
+    """)
+    assert facts == {"made": [4, 4, list(range(10))], "moved": [[1, 2, 3], 2, 3]}
