@@ -8,10 +8,10 @@ import numpy as np
 
 from calibrate import alone
 from calibrate.record import Peak, Predicted, PredictedMoment, RankChoice
-from predictor import gpus, pipeline
+from predictor import pipeline
+from predictor.answer import Run
 from predictor.errors import InputError
 from predictor.events import MOMENTS
-from predictor.sizes import Shape
 from predictor.workload import Workload
 
 
@@ -33,7 +33,7 @@ def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
     if workload.data_parallel_size == 1:
         return 0, RankChoice.WORKLOAD
     try:
-        return _composed(workload).rank, RankChoice.PREDICTION
+        return _run(workload).rank, RankChoice.PREDICTION
     except InputError as error:
         raise InputError(f"which rank is the worst cannot be predicted ({error}): "
                          f"give --rank 0 … {workload.data_parallel_size - 1}") from None
@@ -45,7 +45,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     Raises:
         InputError: as :func:`predictor.pipeline.predict`.
     """
-    run = _composed(workload.replace(rank=rank))
+    run = _run(workload.replace(rank=rank))
     events, live = run.events, run.live
     begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
     rows = []
@@ -58,11 +58,6 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     return Predicted(Peak(run.peak, top.moment, top.step), tuple(rows))
 
 
-def _composed(workload: Workload) -> pipeline.Run:
-    workload = workload.replace(images_per_sample=workload.images_per_sample or 1)
-    gpu = gpus.find(workload.gpu or pipeline.DEFAULT_GPU)
-    batch = workload.per_device_train_batch_size
-    shape = Shape(batch, workload.sequence_length, batch * workload.images_per_sample)
-    formula = pipeline.find_formula(workload, shape, gpu)
-    pipeline.check_shape(workload, formula)
-    return pipeline.worst_run(formula, workload, shape, gpu)
+def _run(workload: Workload) -> Run:
+    _, _, run, _, _ = pipeline.run_of(workload)
+    return run

@@ -36,15 +36,24 @@ def predict(workload: Workload, *, timeline: bool = False, progress: Progress | 
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
+    workload, formula, run, shape, gpu = run_of(workload, progress)
+    notes = setup_of(workload, formula).zero.notes if workload.engine == "deepspeed" else ()
+    return answer(workload, formula, run, shape, gpu, notes=notes, with_timeline=timeline)
+
+
+def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Workload, Formula, Run, Shape, Gpu]:
+    """The composed run of a workload, with the defaults that only the model could settle.
+
+    Raises:
+        InputError: as :func:`predict`.
+    """
     workload = workload.fill(images_per_sample=1)
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
     shape = Shape(workload.per_device_train_batch_size, workload.sequence_length,
                   workload.per_device_train_batch_size * workload.images_per_sample)
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
-    run = worst_run(formula, workload, shape, gpu)
-    notes = setup_of(workload, formula).zero.notes if workload.engine == "deepspeed" else ()
-    return answer(workload, formula, run, shape, gpu, notes=notes, with_timeline=timeline)
+    return workload, formula, worst_run(formula, workload, shape, gpu), shape, gpu
 
 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:

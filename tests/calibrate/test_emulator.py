@@ -7,28 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
-from calibrate.emulator import build, environment, is_emulated
+from calibrate.emulator import environment, is_emulated
 from calibrate.emulator.devices import find_gpu
 from predictor.errors import InputError
 from predictor.gpus import GPUS
-
-ROOT = Path(__file__).parents[2]
-
-
-def can_emulate() -> bool:
-    """Whether this machine can build the emulator: a CUDA build of PyTorch and a C compiler."""
-    try:
-        build.find_torch()
-    except InputError:
-        return False
-    return bool(shutil.which("cc") or shutil.which("gcc")) and shutil.which("nm") is not None
-
-
-needs_emulator = pytest.mark.skipif(not can_emulate(), reason="needs a CUDA build of PyTorch and a C compiler")
+from tests.calibrate.small_jobs import ROOT, needs_emulator
 
 
 def run_job(script: str, *, extra: dict[str, str] | None = None, **settings) -> dict:
@@ -129,8 +115,6 @@ def test_the_exit_code_is_the_commands_own():
 
 @needs_emulator
 def test_a_gpu_older_than_the_installed_pytorch_is_one_clear_line():
-    if min(build.ensure_built().binary_versions) <= 70:
-        pytest.skip("this PyTorch still has kernels for it")
     assert is_one_clear_line(run_command("run", "--gpu", "v100-32gb", "--", "true"), "7.0")
 
 
