@@ -49,11 +49,20 @@ class Run:
 
 def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:
     """Put numbers to a composed run."""
-    row_bytes = events.sizes.at(shape, gpu)
+    row_bytes = sizes_at(events, shape, gpu)
+    return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
+
+
+def sizes_at(events: EventList, shape: Shape, gpu: Gpu) -> np.ndarray:
+    """Bytes of every size row at a shape.
+
+    Raises:
+        InputError: one of them is beyond :data:`LARGEST_BUFFER_BYTES`.
+    """
     if events.sizes.largest(shape, gpu) > LARGEST_BUFFER_BYTES:
         raise InputError(f"one buffer alone would take more than {LARGEST_BUFFER_BYTES >> 40} TiB: "
                          "give a smaller batch, sequence or model")
-    return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
+    return events.sizes.at(shape, gpu)
 
 
 def answer(workload: Workload, formula: Formula, run: Run, shape: Shape, gpu: Gpu, *, notes: tuple[str, ...],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 MODALITIES = {
     "vision_tower": "vision_tower",
@@ -25,12 +26,17 @@ class Parameter:
     decay: bool = True
     buffer: bool = False
 
-    @property
+    @cached_property
+    def module(self) -> str:
+        """Path of the module that has it."""
+        return self.name.rpartition(".")[0]
+
+    @cached_property
     def numel(self) -> int:
         """Elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size of the tensor."""
         return self.numel * self.itemsize

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from predictor import deepspeed_config, gpus, models, regimes, store
-from predictor.answer import Run, answer, evaluate
+from predictor.answer import Run, answer, evaluate, sizes_at
 from predictor.engine import torch_loop
 from predictor.engine.setup import Setup
 from predictor.engine.zero2 import Zero2
@@ -129,16 +129,25 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 
 
 @lru_cache(maxsize=8)
-def composer(formula: Formula, setup: Setup) -> Callable[[int], EventList]:
-    """The engine's events of a whole run, as a function of the rank; independent of the shape."""
-    if setup.zero is None:
-        return lru_cache(maxsize=1)(lambda rank: torch_loop.compose(formula.micro, setup))
-    return lru_cache(maxsize=16)(Zero2(formula.micro, setup).rank)
+def zero2(formula: Formula, setup: Setup) -> Zero2:
+    """ZeRO-2's part of a run, independent of the shape."""
+    return Zero2(formula.micro, setup)
+
+
+@lru_cache(maxsize=8)
+def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
+    """The events of a whole run of one rank, independent of the shape."""
+    return torch_loop.compose(formula.micro, setup) if setup.zero is None else zero2(formula, setup).rank(rank)
 
 
 def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:
     """The run of the asked rank, or of the one with the highest requested peak (the lowest of equals)."""
-    setup = setup_of(workload, formula)
-    compose = composer(formula, setup)
-    ranks = range(setup.data_parallel_size) if workload.rank == "worst" else [workload.rank]
-    return max((evaluate(compose(rank), rank, shape, gpu) for rank in ranks), key=lambda run: run.peak)
+    setup, rank = setup_of(workload, formula), workload.rank
+    if rank == "worst":
+        rank = 0
+        if setup.data_parallel_size > 1:
+            traced = formula.micro.events
+            traced_bytes = sizes_at(traced, shape, gpu)[traced.buffers.size]
+            peaks = zero2(formula, setup).peaks(range(setup.data_parallel_size), traced_bytes)
+            rank = peaks.index(max(peaks))
+    return evaluate(compose(formula, setup, rank), rank, shape, gpu)

@@ -29,14 +29,15 @@ def test_one_warm_prediction_engine_and_worst_rank_included(benchmark, formula):
 
 def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
     def predict_anew():
-        pipeline.composer.cache_clear()
+        pipeline.compose.cache_clear()
+        pipeline.zero2.cache_clear()
         return pipeline.worst_run(formula, JOB, SHAPE, H100)
 
     assert benchmark(predict_anew).peak > 0
 
 
 def test_peaks_of_a_million_shapes(benchmark, formula):
-    events = pipeline.composer(formula, pipeline.setup_of(JOB, formula))(0)
+    events = pipeline.compose(formula, pipeline.setup_of(JOB, formula), 0)
     form = timeline.closed_form(events, at_least=regimes.lowest(("many", "many", "whole"), 576))
     rng = np.random.default_rng(0)
     batch, sequence = rng.integers(2, 64, 1_000_000), rng.integers(577, 8192, 1_000_000)

@@ -5,11 +5,14 @@ Within a step buffers are numbered once: those of its micro-steps first, then th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
+from predictor.engine.setup import STEPS
 from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 
@@ -25,6 +28,7 @@ class Tape:
     Attributes:
         moment: the outermost call they happen in.
         position: before which event of a traced micro-step they happen, when they are woven into one.
+        once: rows that only the first step has.
     """
 
     first: int = 0
@@ -32,6 +36,14 @@ class Tape:
     position: int = 0
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     attributes: list[tuple[int, int, int, str, str]] = field(default_factory=list)
+    once: set[int] = field(default_factory=set)
+
+    @contextmanager
+    def first_step_only(self) -> Iterator[None]:
+        """What is said inside happens in the first step only."""
+        begin = len(self.rows)
+        yield
+        self.once.update(range(begin, len(self.rows)))
 
     def allocate(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                  stream: int = MAIN_STREAM) -> int:
@@ -58,6 +70,21 @@ class Tape:
         """``int32[4, events]``: kind, buffer, moment, position."""
         return np.array(self.rows, dtype=np.int32).reshape(-1, 4).T
 
+    def seldom(self) -> np.ndarray:
+        """``bool[events]``: what only the first step has."""
+        return np.array([row in self.once for row in range(len(self.rows))], dtype=bool)
+
+    def rise(self, other: Callable[[int], int], *, first: bool) -> tuple[int, int]:
+        """Highest running sum and growth, in bytes; ``other`` gives the bytes of buffers that are not its own."""
+        sizes, live, highest = [size for size, *_ in self.attributes], 0, 0
+        for row, (kind, buffer, _, _) in enumerate(self.rows):
+            if first or row not in self.once:
+                own = buffer - self.first
+                live += kind * (sizes[own] if own >= 0 else other(buffer))
+                if live > highest:
+                    highest = live
+        return highest, live
+
 
 def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:
     """A traced micro-step with an engine's events in their places.
@@ -79,41 +106,56 @@ class Vocabulary:
 
     def __init__(self, micro: MicroStep) -> None:
         self._events = micro.events
+        self._traced = len(micro.events.sizes)
         self._names = {name: index for index, name in enumerate(micro.events.names)}
         self._constants: dict[int, int] = {}
 
     def size(self, size_bytes: int) -> int:
         """Row of a byte count in the size table."""
-        return len(self._events.sizes) + self._constants.setdefault(size_bytes, len(self._constants))
+        return self._traced + self._constants.setdefault(size_bytes, len(self._constants))
 
     def buffers(self, attributes: Sequence[tuple[int, int, int, str, str]]) -> Buffers:
         """One row a buffer of a tape."""
         names = self._names
-        rows = np.array([(self.size(size), stream, factor, names.setdefault(module, len(names)),
-                          names.setdefault(operator, len(names)))
-                         for size, stream, factor, module, operator in attributes], dtype=np.int32).reshape(-1, 5)
-        size, stream, factor, module, operator = rows.T
-        return Buffers(size, stream.astype(np.int8), factor.astype(np.int8), module, operator)
 
-    def assemble(self, stretches: Iterable[tuple[Stretch, int]]) -> EventList:
-        """One event list from stretches and the step number each one is; a stretch may repeat."""
-        columns, steps, parts, offset = [], [], [], 0
-        for stretch, step in stretches:
-            columns.append(stretch.columns + np.array([[0], [offset], [0]], dtype=np.int32))
-            steps.append(np.full(stretch.columns.shape[1], step, dtype=np.int8))
+        def column(values: Iterable[int], dtype: type) -> np.ndarray:
+            return np.fromiter(values, dtype, len(attributes))
+
+        sizes, streams, factors, modules, operators = zip(*attributes) if attributes else [()] * 5
+        return Buffers(column(map(self.size, sizes), np.int32), column(streams, np.int8), column(factors, np.int8),
+                       column((names.setdefault(name, len(names)) for name in modules), np.int32),
+                       column((names.setdefault(name, len(names)) for name in operators), np.int32))
+
+    def assemble(self, start: Stretch, step: Stretch) -> EventList:
+        """The events of a run: start-up, the first step, and the later ones, which are alike."""
+        stretches = [start, step] + [replace(step, columns=step.columns[:, ~step.once])] * (STEPS - 1)
+        ends = list(accumulate(stretch.columns.shape[1] for stretch in stretches))
+        buffer = np.empty(ends[-1], dtype=np.int32)
+        kind, moment, steps = (np.empty(ends[-1], dtype=np.int8) for _ in range(3))
+        parts, offset = [], 0
+        for number, (stretch, end) in enumerate(zip(stretches, ends)):
+            place = slice(end - stretch.columns.shape[1], end)
+            kind[place], buffer[place], moment[place] = stretch.columns
+            buffer[place] += offset
+            steps[place] = number
             parts += [self._events.buffers] * stretch.micro_steps + [stretch.buffers]
             offset += len(self._events.buffers) * stretch.micro_steps + len(stretch.buffers)
-        kind, buffer, moment = np.concatenate(columns, axis=1)
-        return EventList(
-            kind=kind.astype(np.int8), buffer=buffer, moment=moment.astype(np.int8), step=np.concatenate(steps),
-            buffers=Buffers.concatenate(parts), sizes=self._events.sizes.with_constants(list(self._constants)),
-            names=tuple(self._names))
+        return EventList(kind, buffer, moment, steps, Buffers.concatenate(parts),
+                         self._events.sizes.with_constants(list(self._constants)), tuple(self._names))
 
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Part of a run whose buffers are its own: events, and how many micro-steps' buffers come before the engine's."""
+    """Part of a run whose buffers are its own.
+
+    Attributes:
+        columns: ``int32[3, events]``: kind, buffer, moment.
+        micro_steps: how many micro-steps' buffers come before the engine's.
+        buffers: the engine's.
+        once: ``bool[events]``, what only the first step has; unused of a start-up.
+    """
 
     columns: np.ndarray
     micro_steps: int
     buffers: Buffers
+    once: np.ndarray | None = None

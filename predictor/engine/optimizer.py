@@ -42,11 +42,12 @@ VARIANTS = {
 
 def make_states(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
     """Lazy states of the first step: per tensor a counter and two moments, all of a group first."""
-    for module, size_bytes in sizes:
-        if variant.steps_on_device:
-            tape.allocate(SCALAR_BYTES, Factor.OPTIMIZER_STATES, "adamw::step", module=module)
-        for name in ("adamw::exp_avg", "adamw::exp_avg_sq"):
-            tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
+    with tape.first_step_only():
+        for module, size_bytes in sizes:
+            if variant.steps_on_device:
+                tape.allocate(SCALAR_BYTES, Factor.OPTIMIZER_STATES, "adamw::step", module=module)
+            for name in ("adamw::exp_avg", "adamw::exp_avg_sq"):
+                tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
 
 
 def update(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 NCCL_START_ALIGNMENT = 2
 """``nccl_start_alignment_factor``: flat sizes are multiples of this times the degree, in elements."""
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Elements of one parameter that lie in one partition."""
 
     parameter: int

@@ -9,7 +9,8 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.partition import Group
@@ -17,8 +18,7 @@ from predictor.engine.partition import Group
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True)
-class Flush:
+class Flush(NamedTuple):
     """One reduction of pending gradients.
 
     Attributes:
@@ -77,11 +77,11 @@ def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> Iterator[tuple
         yield (converted * sum(numels),) if converted != 2 else ()
         return
     runs: list[list[int]] = []  # consecutive slices of one owner are one range
-    for piece in (piece for parameter in pieces for piece in parameter):
-        if runs and runs[-1][0] == piece.rank:
-            runs[-1][1] += piece.numel
+    for _, rank, numel in chain.from_iterable(pieces):
+        if runs and runs[-1][0] == rank:
+            runs[-1][1] += numel
         else:
-            runs.append([piece.rank, piece.numel])
+            runs.append([rank, numel])
     lists: dict[int, list[int]] = {}
     for rank, numel in runs:
         lists.setdefault(0 if zero.use_multi_rank_bucket_allreduce else rank, []).append(numel)

@@ -10,24 +10,23 @@ import numpy as np
 
 from predictor.engine import optimizer
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
-from predictor.engine.setup import STEPS, Setup
+from predictor.engine.setup import Setup
 from predictor.events import EventList, Factor, Moment
 from predictor.formula import MicroStep
 
 
 def compose(micro: MicroStep, setup: Setup) -> EventList:
-    """Start-up and three steps, the later two alike."""
+    """Start-up and three steps."""
     vocabulary, start = Vocabulary(micro), Tape()
     for tensor in setup.facts.parameters:
-        start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.name.rpartition(".")[0])
-    first, steady = (_step(micro, setup, vocabulary, first=first) for first in (True, False))
-    return vocabulary.assemble([(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), 0), (first, 1)]
-                               + [(steady, step) for step in range(2, STEPS + 1)])
+        start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
+    return vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
+                               _step(micro, setup, vocabulary))
 
 
-def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, *, first: bool) -> Stretch:
+def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
     count, each = setup.micro_steps, len(micro.events.buffers)
-    columns = [_micro_step(micro, index, first=first) for index in range(count)]
+    columns = [_micro_step(micro, index) for index in range(count)]
     tape = Tape(first=count * each, moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
@@ -35,24 +34,24 @@ def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, *, first: bool
         _clip(tape, [tensors[p].itemsize for p in reached])
     variant = optimizer.VARIANTS[setup.optim]
     for group in setup.groups():
-        sizes = [(tensors[i].name.rpartition(".")[0], tensors[i].bytes) for i in group if i in reached]
-        if first:
-            optimizer.make_states(tape, variant, sizes)
+        sizes = [(tensors[i].module, tensors[i].bytes) for i in group if i in reached]
+        optimizer.make_states(tape, variant, sizes)
         optimizer.update(tape, variant, sizes)
     for buffer in micro.ready[:, 2].tolist():
         tape.free(buffer)
-    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                   vocabulary.buffers(tape.attributes))
+    once = [np.isin(part[1], micro.persistent) for part in columns]
+    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, vocabulary.buffers(tape.attributes),
+                   np.concatenate([*once, tape.seldom()]))
 
 
-def _micro_step(micro: MicroStep, index: int, *, first: bool) -> np.ndarray:
+def _micro_step(micro: MicroStep, index: int) -> np.ndarray:
     """From the second on, a gradient is added into the first one's and dropped."""
     tape = Tape(moment=Moment.BACKWARD)
     for position, _, buffer in micro.ready.tolist() if index else ():
         tape.position = position
         tape.free(buffer)
     columns, _ = weave(micro, tape)
-    if index or not first:
+    if index:
         columns = columns[:, ~np.isin(columns[1], micro.persistent)]
     return columns + np.array([[0], [index * len(micro.events.buffers)], [0]], dtype=np.int32)
 

@@ -6,14 +6,17 @@ releases are in :data:`SWITCHES`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from predictor.engine import optimizer, zero2_backward
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
-from predictor.engine.setup import STEPS, Setup
+from predictor.engine.setup import Setup
+from predictor.engine.zero2_backward import Part
 from predictor.errors import InputError
-from predictor.events import MOMENTS, Buffers, EventList, Factor, Moment
+from predictor.events import Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 
 SWITCHES = {
@@ -24,7 +27,6 @@ SWITCHES = {
 """Behaviour -> the first release that has it."""
 
 FP32, BF16, FP64 = 4, 2, 8
-BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
 class Zero2:
@@ -45,25 +47,36 @@ class Zero2:
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
         self.backward = zero2_backward.template(micro, setup, self.groups, self.vocabulary,
                                                 buckets_at_first_hook=self.has("buckets_at_first_hook"))
-        self.start = self._start_up()
+        self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
+        start = self._start_up()
+        self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
+        self.start_rise = start.rise(int, first=True)
 
     def has(self, behaviour: str) -> bool:
         """Whether this release of DeepSpeed does it."""
         return self.zero.version >= SWITCHES[behaviour]
 
     def rank(self, rank: int) -> EventList:
-        """Start-up and three steps, the later two alike."""
-        owned = [group.owned(rank) for group in self.groups]
-        first, steady = self._step(rank, owned, first=True), self._step(rank, owned, first=False)
-        return self.vocabulary.assemble([(self.start, 0), (first, 1)] + [(steady, s) for s in range(2, STEPS + 1)])
+        """Start-up and three steps."""
+        parts, tape = self._step(rank)
+        step = Stretch(
+            np.concatenate([part.columns() for part in parts] + [tape.columns()[:3]], axis=1), len(parts),
+            Buffers.concatenate([part.buffers for part in parts] + [self.vocabulary.buffers(tape.attributes)]),
+            np.concatenate([part.seldom() for part in parts] + [tape.seldom()]))
+        return self.vocabulary.assemble(self.start, step)
+
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[int]:
+        """Peak requested bytes of ranks, not laid out; ``traced_bytes`` are those of the traced buffers."""
+        change = self.backward.change(traced_bytes)
+        return [self._peak(rank, change, traced_bytes) for rank in ranks]
 
     # start-up, the same on every rank ---------------------------------------------------------
 
-    def _start_up(self) -> Stretch:
+    def _start_up(self) -> Tape:
         """``_configure_distributed_model``, then ``__init__`` of the optimizer."""
         tape = Tape()
         tensors = self.setup.facts.parameters
-        buffers = [tape.allocate(t.bytes, Factor.PARAMETERS, "to", module=t.name.rpartition(".")[0]) for t in tensors]
+        buffers = [tape.allocate(t.bytes, Factor.PARAMETERS, "to", module=t.module) for t in tensors]
         live = sum(t.bytes for t in tensors)
         for group in self.groups:
             live += self._flatten(tape, group, buffers, live)
@@ -71,7 +84,7 @@ class Zero2:
                      for g in self.groups]
         for buffer in gradients:
             tape.free(buffer)
-        return Stretch(tape.columns()[:3], 0, self.vocabulary.buffers(tape.attributes))
+        return tape
 
     def _flatten(self, tape: Tape, group: Group, buffers: list[int], live: int) -> int:
         """One group's flat buffer and master weights; returns the growth of what stays."""
@@ -97,30 +110,30 @@ class Zero2:
 
     # one step of one rank ---------------------------------------------------------------------
 
-    def _step(self, rank: int, owned: list[list[Slice]], *, first: bool) -> Stretch:
-        """Micro-steps with reductions, then ``step()``."""
-        count = self.setup.micro_steps
+    def _step(self, rank: int) -> tuple[list[Part], Tape]:
+        """Micro-steps with reductions, and ``step()``, of the first step."""
+        owned = [group.owned(rank) for group in self.groups]
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
-        numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        columns: list[np.ndarray] = []
-        buffers: list[Buffers] = []
-        held: list[dict[int, int]] = []
-        next_buffer = count * len(self.micro.events.buffers)
-        for index in range(count):
-            part = self.backward.play(index, next_buffer, group_of, numel_of, persistent=first and index == 0)
-            columns.append(part.columns)
-            buffers.append(part.buffers)
-            held.append(part.held)
-            next_buffer += len(part.buffers)
-            if index:  # added into the first micro-step's gradients
-                freed = [(-1, buffer, BACKWARD) for buffer in part.held]
-                columns.append(np.array(freed, dtype=np.int32).reshape(-1, 3).T)
+        parts: list[Part] = []
+        next_buffer = self.setup.micro_steps * len(self.micro.events.buffers)
+        for index in range(self.setup.micro_steps):
+            parts.append(self.backward.play(index, next_buffer, group_of, self.numel_of))
+            next_buffer = parts[-1].end
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
-        self._optimizer_step(tape, owned, held[0], first=first)
-        return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                       Buffers.concatenate([*buffers, self.vocabulary.buffers(tape.attributes)]))
+        self._optimizer_step(tape, owned, parts[0].held)
+        return parts, tape
 
-    def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
+    def _peak(self, rank: int, change: np.ndarray, traced_bytes: np.ndarray) -> int:
+        parts, tape = self._step(rank)
+        peak, live = self.start_rise
+        for first in (True, False):  # the later steps are alike
+            rises = [part.rise(change, traced_bytes, first=first) for part in parts]
+            rises.append(tape.rise(lambda buffer: parts[0].held_bytes(buffer, traced_bytes), first=first))
+            for highest, growth in rises:
+                peak, live = max(peak, live + highest), live + growth
+        return peak
+
+    def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int]) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group.
 
         ``held`` maps the buffers of the partition's gradients to the group whose update is the last
@@ -145,8 +158,7 @@ class Zero2:
                     tape.free(buffer)
             if pads[number] is not None:
                 tape.free(pads[number])
-            if first:
-                optimizer.make_states(tape, self.adamw, [("", size)])
+            optimizer.make_states(tape, self.adamw, [("", size)])
             optimizer.update(tape, self.adamw, [("", size)])
             tape.free(gradient)
 

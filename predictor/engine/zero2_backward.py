@@ -23,15 +23,6 @@ BF16 = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One micro-step of one rank. ``held``: buffers of its gradients -> the last group that needs each."""
-
-    columns: np.ndarray
-    buffers: Buffers
-    held: dict[int, int]
-
-
-@dataclass(frozen=True, eq=False)
 class Template:
     """A micro-step with the events of all ranks.
 
@@ -39,6 +30,7 @@ class Template:
         columns: ``int32[3, events]``; engine buffers follow the traced ones.
         passing: events of buffers that do not stay for good.
         buffers: the engine's; the first is the partition buffer, without its size.
+        buffer_bytes: their sizes.
         parameters: parameter of each row of ``ready``.
         flush_of: for each row of ``ready``, the reduction that it is part of.
         partition_events: for each reduction, where the partition buffer is allocated by a rank whose
@@ -52,43 +44,107 @@ class Template:
     columns: np.ndarray
     passing: np.ndarray
     buffers: Buffers
+    buffer_bytes: np.ndarray
     parameters: list[int]
     flush_of: list[int]
     partition_events: np.ndarray
     release_events: np.ndarray
 
-    def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int], *,
-             persistent: bool) -> Part:
+    def change(self, traced_bytes: np.ndarray) -> np.ndarray:
+        """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
+        return np.concatenate([traced_bytes, self.buffer_bytes])[self.columns[1]] * self.columns[0]
+
+    def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int]) -> Part:
         """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
 
         Args:
             group_of: for each parameter that the rank owns a part of, its optimizer group.
             numel_of: elements of every trainable parameter.
-            persistent: whether buffers that stay for good are made now.
         """
         each = len(self.micro.events.buffers)
-        keep = np.ones_like(self.passing) if persistent else self.passing.copy()
-        buffers, held = self.buffers, {}
+        keep, held, partition = self.passing.copy() if index else np.ones_like(self.passing), {}, None
         mine = [row for row, parameter in enumerate(self.parameters) if parameter in group_of]
         if len(self.partition_events):
             keep[self.partition_events] = False
             if mine:
-                keep[self.partition_events[self.flush_of[mine[0]]]] = True
-                size = buffers.size.copy()
-                size[0] = self.vocabulary.size(BF16 * sum(numel_of[parameter] for parameter in group_of))
-                buffers = replace(buffers, size=size)
+                event = int(self.partition_events[self.flush_of[mine[0]]])
+                keep[event] = True
+                partition = event, BF16 * sum(numel_of[parameter] for parameter in group_of)
                 held[first] = max(group_of.values())  # one buffer for all groups
         else:
             keep[self.release_events[mine]] = False
             held |= {int(self.micro.ready[row, 2]) + index * each: group_of[self.parameters[row]] for row in mine}
-        kind, buffer, moment = self.columns[:, keep]
-        buffer = np.where(buffer < each, buffer + index * each, buffer - each + first)
-        tape = Tape(first=first + len(buffers), moment=Moment.BACKWARD)
+        tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
         for parameter in sorted(group_of.keys() - set(self.parameters)):  # get_all_grad_tensors
             zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
-        return Part(np.concatenate([np.stack([kind, buffer, moment]), tape.columns()[:3]], axis=1),
-                    Buffers.concatenate([buffers, self.vocabulary.buffers(tape.attributes)]), held)
+        if index:  # added into the first micro-step's gradients
+            for buffer in held:
+                tape.free(buffer)
+        return Part(self, index, first, keep, partition, tape, held)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One micro-step of one rank.
+
+    Attributes:
+        keep: which events of the template it has, those of the first step included.
+        partition: event and bytes of the partition buffer; None where there is none.
+        tape: what follows the template's events.
+        held: buffers of its gradients -> the last group that needs each.
+    """
+
+    template: Template
+    index: int
+    first: int
+    keep: np.ndarray
+    partition: tuple[int, int] | None
+    tape: Tape
+    held: dict[int, int]
+
+    @property
+    def buffers(self) -> Buffers:
+        """The engine's."""
+        vocabulary, buffers = self.template.vocabulary, self.template.buffers
+        if self.partition:
+            size = buffers.size.copy()
+            size[0] = vocabulary.size(self.partition[1])
+            buffers = replace(buffers, size=size)
+        return Buffers.concatenate([buffers, vocabulary.buffers(self.tape.attributes)])
+
+    @property
+    def end(self) -> int:
+        """Number of the next engine buffer."""
+        return self.tape.first + len(self.tape.attributes)
+
+    def columns(self) -> np.ndarray:
+        """``int32[3, events]``: kind, buffer, moment."""
+        each = len(self.template.micro.events.buffers)
+        kind, buffer, moment = self.template.columns[:, self.keep]
+        buffer = np.where(buffer < each, buffer + self.index * each, buffer - each + self.first)
+        return np.concatenate([np.stack([kind, buffer, moment]), self.tape.columns()[:3]], axis=1)
+
+    def seldom(self) -> np.ndarray:
+        """``bool[events]``: what only the first step has."""
+        return np.concatenate([~self.template.passing[self.keep], self.tape.seldom()])
+
+    def rise(self, change: np.ndarray, traced_bytes: np.ndarray, *, first: bool) -> tuple[int, int]:
+        """Highest running sum and growth, in bytes, of the first step or a later one; ``change`` is the template's."""
+        change = np.where(self.keep if first else self.keep & self.template.passing, change, 0)
+        if self.partition:
+            event, size_bytes = self.partition
+            change[event] = size_bytes
+        live = np.cumsum(change)
+        highest, growth = self.tape.rise(lambda buffer: self.held_bytes(buffer, traced_bytes), first=first)
+        return max(int(live.max()), int(live[-1]) + highest), int(live[-1]) + growth
+
+    def held_bytes(self, buffer: int, traced_bytes: np.ndarray) -> int:
+        """Bytes of one of its gradients."""
+        if self.partition and buffer == self.first:
+            return self.partition[1]
+        own = buffer - self.tape.first
+        return self.tape.attributes[own][0] if own >= 0 else int(traced_bytes[buffer % len(traced_bytes)])
 
 
 def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
@@ -150,6 +206,7 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
     flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
     passing = ~np.isin(columns[1], micro.persistent)
     return Template(
-        micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes), parameters, flush_of,
+        micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes),
+        np.array([size for size, *_ in tape.attributes], dtype=np.int64), parameters, flush_of,
         partition_events=places[partition_rows],
         release_events=places[[release_rows[row] for row in sorted(release_rows)]])

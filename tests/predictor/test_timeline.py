@@ -23,7 +23,7 @@ def composed(degree: int = 2, rank: int = 0, **changes):
     engine = {"zero_stage": 2, "data_parallel_size": degree} if degree else {}
     workload = Workload(model="small", sequence_length=64, per_device_train_batch_size=2, **engine, **changes)
     formula = made(key())
-    return pipeline.composer(formula, pipeline.setup_of(workload, formula))(rank)
+    return pipeline.compose(formula, pipeline.setup_of(workload, formula), rank)
 
 
 shapes = st.builds(lambda b, i, text: Shape(b, TOKENS * i + text, b * i), st.integers(2, 64), st.integers(1, 4),

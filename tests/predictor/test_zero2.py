@@ -47,7 +47,7 @@ def run(degree: int, rank: int, optim: str) -> tuple:
     micro = MicroStep(events, ready, np.empty(0, np.int32))
     workload = Workload(model="7b", sequence_length=1024, zero_stage=2, data_parallel_size=degree, optim=optim)
     setup = pipeline.setup_of(workload, Formula(micro, facts, {}))
-    composed = pipeline.composer(Formula(micro, facts, {}), setup)(rank)
+    composed = pipeline.compose(Formula(micro, facts, {}), setup, rank)
     live = timeline.running_sum(composed, composed.sizes.at(Shape(1, 1, 1), gpus.find("h100-80gb")))
     return composed, live
 
