@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "predictor.commands.explain",
     "measure": "calibrate.commands.measure",
     "dryrun": "calibrate.commands.dryrun",
+    "replay": "predictor.commands.replay",
 }
 
 BAD_INPUT = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -16,10 +17,21 @@ from predictor.sizes import SizeTable
 
 
 class Kind(IntEnum):
-    """What an event does to the running sum of live bytes."""
+    """What happens. Only the first two change the running sum of live bytes; the others matter to the allocator.
+
+    ``RECORD_STREAM`` plus the number of a stream: that stream uses the buffer too.
+    """
 
     FREE = -1
     ALLOCATE = 1
+    EMPTY_CACHE = 2
+    SYNCHRONIZE = 3
+    RECORD_STREAM = 16
+
+
+def sign(kind: np.ndarray) -> np.ndarray:
+    """+1 where an event allocates, -1 where it frees, else 0."""
+    return np.where(np.abs(kind) == 1, kind, 0)
 
 
 class Factor(str, Enum):
@@ -61,7 +73,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One allocation or free of ``size`` bytes; ``size`` is a column of the list's size table."""
+    """One allocation or free of ``size`` bytes; ``size`` is a row of the list's size table.
+
+    ``stream`` is the buffer's own, or the other one that uses it.
+    """
 
     kind: Kind
     buffer: int
@@ -95,7 +110,7 @@ class EventList(Sequence):
     """An ordered list of events as columns.
 
     Attributes:
-        kind: ``int8[m]``, +1 allocate, -1 free.
+        kind: ``int8[m]``, as :class:`Kind` says.
         buffer: ``int32[m]``, row of ``buffers``.
         moment: ``int8[m]``, index into :data:`MOMENTS`.
         step: ``int8[m]``, 0 for start-up, then 1, 2, 3.
@@ -115,6 +130,11 @@ class EventList(Sequence):
     def __len__(self) -> int:
         return len(self.kind)
 
+    @cached_property
+    def sign(self) -> np.ndarray:
+        """``int8[m]``: +1 allocate, -1 free, else 0."""
+        return sign(self.kind)
+
     def __getitem__(self, index: int) -> Event:
         buffer = int(self.buffer[index])
         tag = Tag(
@@ -124,5 +144,7 @@ class EventList(Sequence):
             MOMENTS[self.moment[index]],
             int(self.step[index]),
         )
-        return Event(Kind(int(self.kind[index])), buffer, int(self.buffers.size[buffer]),
-                     int(self.buffers.stream[buffer]), tag)
+        kind = int(self.kind[index])
+        other = kind - Kind.RECORD_STREAM
+        return Event(Kind(min(kind, Kind.RECORD_STREAM)), buffer, int(self.buffers.size[buffer]),
+                     other if other >= 0 else int(self.buffers.stream[buffer]), tag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +51,24 @@ class ModelFacts:
     hidden_size: int
     tokens_per_image: int
     parameters: tuple[Parameter, ...]
+
+
+    def moved(self) -> list[int]:
+        """Indices of the tensors in the order of ``model.to(device)``: children first (``nn.Module._apply``)."""
+        tree: dict = {}
+        for index, tensor in enumerate(self.parameters):
+            node = tree
+            for part in tensor.module.split(".") if tensor.module else ():
+                node = node.setdefault(part, {})
+            node.setdefault(None, []).append(index)
+
+        def walk(node: dict) -> Iterator[int]:
+            for name, child in node.items():
+                if name is not None:
+                    yield from walk(child)
+            yield from node.get(None, ())
+
+        return list(walk(tree))
 
 
 def modality(path: str) -> str:

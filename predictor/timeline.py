@@ -22,13 +22,13 @@ def rounded(sizes: np.ndarray) -> np.ndarray:
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
     """Live bytes after each event, given the bytes of every size row."""
-    return np.cumsum(row_bytes[events.buffers.size[events.buffer]] * events.kind)
+    return np.cumsum(row_bytes[events.buffers.size[events.buffer]] * events.sign)
 
 
 def alive(events: EventList, index: int) -> np.ndarray:
     """Buffers that live after an event, as rows of ``events.buffers``."""
     seen = events.buffer[: index + 1]
-    balance = np.bincount(seen, weights=events.kind[: index + 1], minlength=len(events.buffers))
+    balance = np.bincount(seen, weights=events.sign[: index + 1], minlength=len(events.buffers))
     return np.flatnonzero(balance > 0)
 
 
@@ -42,7 +42,7 @@ def highest(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]
 
 def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
     """Running sums split by factor; they add up to :func:`running_sum` at every event."""
-    change = row_bytes[events.buffers.size[events.buffer]] * events.kind
+    change = row_bytes[events.buffers.size[events.buffer]] * events.sign
     factor = events.buffers.factor[events.buffer]
     return {name: np.cumsum(np.where(factor == number, change, 0)) for number, name in enumerate(FACTORS)}
 
@@ -77,9 +77,9 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     bound plus something not negative: then it is as large at every shape.
     """
     table = events.sizes
-    change = table.coefficients[events.buffers.size[events.buffer]] * events.kind[:, None]
+    change = table.coefficients[events.buffers.size[events.buffer]] * events.sign[:, None]
     sums = np.cumsum(change, axis=0)
-    tops = np.flatnonzero((events.kind > 0) & np.append(events.kind[1:] < 0, True))  # a peak is followed by a free
+    tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))  # a peak is no step on the way up
     sums, first = np.unique(sums[tops], axis=0, return_index=True)
     index = tops[first]
     shifted = sums @ _shift(table, at_least)

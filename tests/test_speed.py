@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from predictor import gpus, pipeline, regimes, timeline
+from predictor.allocator import CachingAllocator, SimulatedDriver
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -60,3 +61,26 @@ def test_tracing_llava_7b(benchmark):
     facts = parser.describe(model)
     recording = benchmark.pedantic(trace, (model, facts, SHAPE), {"padding": "none", "sdpa_backend": "cudnn"}, rounds=2)
     assert recording.events
+
+
+def test_allocator_events(benchmark):
+    """Every allocation and free of the job, one after the other, through the simulated caching allocator."""
+    _, _, run, _, _ = pipeline.run_of(JOB)
+    buffers = run.events.buffers
+    size, stream = run.row_bytes[buffers.size].tolist(), buffers.stream.tolist()
+    events = [(kind, buffer) for kind, buffer in zip(run.events.kind.tolist(), run.events.buffer.tolist())
+              if size[buffer]]  # a tensor without elements has no block
+
+    def play():
+        allocator, blocks = CachingAllocator(driver=SimulatedDriver(H100.capacity_bytes)), [None] * len(size)
+        malloc, free = allocator.malloc, allocator.free
+        for kind, buffer in events:
+            if kind > 0:
+                blocks[buffer] = malloc(size[buffer], stream[buffer])
+            else:
+                free(blocks[buffer])
+        return allocator
+
+    assert benchmark(play).peak_requested_bytes == run.peak
+    benchmark.extra_info["events_per_second"] = int(len(events) / benchmark.stats.stats.min)
+    print(f"\n{benchmark.extra_info['events_per_second']:,} allocator events a second ({len(events):,} events)")

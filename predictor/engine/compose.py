@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from predictor.engine.setup import STEPS
-from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
+from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
 from predictor.formula import MicroStep
 
 MAIN_STREAM = 0
@@ -66,6 +66,15 @@ class Tape:
         """The buffer dies now."""
         self.rows.append((-1, buffer, _MOMENT[self.moment], self.position))
 
+    def mark(self, kind: Kind, stream: int = MAIN_STREAM) -> None:
+        """Something that concerns no buffer of its own: one of no bytes stands for it."""
+        buffer = self.declare(0, Factor.ALLOCATOR, kind.name.lower(), stream=stream)
+        self.rows.append((kind, buffer, _MOMENT[self.moment], self.position))
+
+    def record_stream(self, buffer: int, stream: int) -> None:
+        """Another stream than the buffer's own uses it too."""
+        self.rows.append((Kind.RECORD_STREAM + stream, buffer, _MOMENT[self.moment], self.position))
+
     def columns(self) -> np.ndarray:
         """``int32[4, events]``: kind, buffer, moment, position."""
         return np.array(self.rows, dtype=np.int32).reshape(-1, 4).T
@@ -78,7 +87,7 @@ class Tape:
         """Highest running sum and growth, in bytes; ``other`` gives the bytes of buffers that are not its own."""
         sizes, live, highest = [size for size, *_ in self.attributes], 0, 0
         for row, (kind, buffer, _, _) in enumerate(self.rows):
-            if first or row not in self.once:
+            if (first or row not in self.once) and kind <= Kind.ALLOCATE:
                 own = buffer - self.first
                 live += kind * (sizes[own] if own >= 0 else other(buffer))
                 if live > highest:

@@ -51,7 +51,8 @@ def make_states(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) ->
 
 
 def update(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
-    """Temporaries of one update over the tensors of a group."""
+    """Temporaries of one update over the tensors of a group; the last of each batch is dropped with the next one's."""
+    kept: list[int] = []
     for batch in [sizes] if variant.at_once else [[size] for size in sizes]:
         live: list[int] = []
         for _ in range(variant.temporaries):
@@ -60,5 +61,8 @@ def update(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None
             for buffer in live:
                 tape.free(buffer)
             live = made
-        for buffer in live:
+        for buffer in kept:
             tape.free(buffer)
+        kept = live
+    for buffer in kept:
+        tape.free(buffer)

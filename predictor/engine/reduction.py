@@ -25,7 +25,8 @@ class Flush(NamedTuple):
         before: row of ``ready`` in whose hook it happens; None at the end of backward.
         rows: rows of ``ready`` whose gradients are reduced, oldest first.
         extra_large: whether it is a single gradient larger than the bucket, never copied into it.
-        copies: for each collective, the bytes that live during it (flattened, then converted).
+        copies: for each collective, the bytes that live during it (flattened, then converted); none
+            where it works on the gradients where they are.
     """
 
     before: int | None

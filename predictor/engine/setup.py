@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from predictor.allocator import AllocatorSettings
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
 
-MICRO_STEPS = 2
-"""Micro-steps of a step that are laid out: from the second on they are alike."""
+MICRO_STEPS = 3
+"""Micro-steps of a step that are laid out: from the second on they allocate alike, from the third on the
+allocator's cache is the same before each."""
 STEPS = 3
 """Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes`` None where none was named."""
+    """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes``, what PyTorch can have, None for no limit."""
 
     facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
     optim: str
@@ -25,6 +27,7 @@ class Setup:
     data_parallel_size: int
     zero: ZeroConfig | None
     capacity_bytes: int | None
+    allocator: AllocatorSettings = AllocatorSettings()
 
     def groups(self) -> list[list[int]]:
         """Indices of the trainable parameters by optimizer group; empty groups are dropped."""

@@ -12,13 +12,15 @@ from predictor.engine import optimizer
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.setup import Setup
 from predictor.events import EventList, Factor, Moment
+from predictor.facts import Parameter
 from predictor.formula import MicroStep
 
 
 def compose(micro: MicroStep, setup: Setup) -> EventList:
     """Start-up and three steps."""
     vocabulary, start = Vocabulary(micro), Tape()
-    for tensor in setup.facts.parameters:
+    for index in setup.facts.moved():
+        tensor = setup.facts.parameters[index]
         start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
     return vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
                                _step(micro, setup, vocabulary))
@@ -31,7 +33,7 @@ def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
-        _clip(tape, [tensors[p].itemsize for p in reached])
+        _clip(tape, [tensors[p] for p in sorted(reached)])
     variant = optimizer.VARIANTS[setup.optim]
     for group in setup.groups():
         sizes = [(tensors[i].module, tensors[i].bytes) for i in group if i in reached]
@@ -56,9 +58,20 @@ def _micro_step(micro: MicroStep, index: int) -> np.ndarray:
     return columns + np.array([[0], [index * len(micro.events.buffers)], [0]], dtype=np.int32)
 
 
-def _clip(tape: Tape, itemsizes: list[int]) -> None:
-    """``clip_grad_norm_``: one scalar norm a gradient, stacked."""
-    norms = [tape.allocate(size, Factor.TEMPORARIES, "clip_grad_norm") for size in itemsizes]
-    stacked = tape.allocate(sum(itemsizes), Factor.TEMPORARIES, "clip_grad_norm")
-    for buffer in [*norms, stacked]:
+CHUNK_ELEMENTS = 65_536
+"""kChunkSize, aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
+
+
+def _clip(tape: Tape, gradients: list[Parameter]) -> None:
+    """``clip_grad_norm_``: one scalar norm a gradient, stacked.
+
+    ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every gradient
+    (aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``).
+    """
+    chunks = max(-(-gradient.numel // CHUNK_ELEMENTS) for gradient in gradients)
+    partial = tape.allocate(4 * chunks * len(gradients), Factor.TEMPORARIES, "clip_grad_norm")
+    norms = [tape.allocate(gradient.itemsize, Factor.TEMPORARIES, "clip_grad_norm") for gradient in gradients]
+    tape.free(partial)
+    stacked = tape.allocate(sum(gradient.itemsize for gradient in gradients), Factor.TEMPORARIES, "clip_grad_norm")
+    for buffer in [stacked, *norms]:
         tape.free(buffer)

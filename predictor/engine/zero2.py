@@ -10,18 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.engine import optimizer, zero2_backward
+from predictor.engine import optimizer, zero2_backward, zero2_init
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import Setup
 from predictor.engine.zero2_backward import Part
 from predictor.errors import InputError
-from predictor.events import Buffers, EventList, Factor, Moment
+from predictor.events import Buffers, EventList, Factor, Kind, Moment
 from predictor.formula import MicroStep
 
 SWITCHES = {
     "buckets_at_first_hook": (0, 18, 3),
     "flatten_on_gpu": (0, 19, 0),
+    "record_stream": (0, 19, 0),
     "overflow_check_by_extrema": (0, 19, 6),
 }
 """Behaviour -> the first release that has it."""
@@ -46,9 +47,10 @@ class Zero2:
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
         self.backward = zero2_backward.template(micro, setup, self.groups, self.vocabulary,
-                                                buckets_at_first_hook=self.has("buckets_at_first_hook"))
+                                                buckets_at_first_hook=self.has("buckets_at_first_hook"),
+                                                records_streams=self.has("record_stream"))
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        start = self._start_up()
+        start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
         self.start_rise = start.rise(int, first=True)
 
@@ -69,44 +71,6 @@ class Zero2:
         """Peak requested bytes of ranks, not laid out; ``traced_bytes`` are those of the traced buffers."""
         change = self.backward.change(traced_bytes)
         return [self._peak(rank, change, traced_bytes) for rank in ranks]
-
-    # start-up, the same on every rank ---------------------------------------------------------
-
-    def _start_up(self) -> Tape:
-        """``_configure_distributed_model``, then ``__init__`` of the optimizer."""
-        tape = Tape()
-        tensors = self.setup.facts.parameters
-        buffers = [tape.allocate(t.bytes, Factor.PARAMETERS, "to", module=t.module) for t in tensors]
-        live = sum(t.bytes for t in tensors)
-        for group in self.groups:
-            live += self._flatten(tape, group, buffers, live)
-        gradients = [tape.allocate(FP32 * g.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
-                     for g in self.groups]
-        for buffer in gradients:
-            tape.free(buffer)
-        return tape
-
-    def _flatten(self, tape: Tape, group: Group, buffers: list[int], live: int) -> int:
-        """One group's flat buffer and master weights; returns the growth of what stays."""
-        flat_bytes = BF16 * group.flat_numel
-        capacity = self.setup.capacity_bytes
-        pad = group.flat_numel - sum(group.numels)
-        copied = len(group.parameters) > 1 or pad > 0  # a single tensor is viewed
-        on_gpu = self.has("flatten_on_gpu") and (capacity is None or capacity - live >= flat_bytes)
-        if on_gpu and copied:
-            padding = tape.allocate(BF16 * pad, Factor.PARAMETERS, "zero::pad") if pad else None
-            tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
-            if padding is not None:
-                tape.free(padding)
-        if copied or not on_gpu:
-            for parameter in group.parameters:
-                tape.free(buffers[parameter])
-        if not on_gpu:
-            tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
-        clone = tape.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
-        tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
-        tape.free(clone)
-        return BF16 * pad + FP32 * group.partition_numel
 
     # one step of one rank ---------------------------------------------------------------------
 
@@ -145,6 +109,8 @@ class Zero2:
         if self.zero.compute_grad_norm:
             for pieces in owned:
                 self._norm(tape, pieces)
+            if self.zero.check_grad_overflow:
+                tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
         for number, (group, pieces) in enumerate(zip(self.groups, owned)):
             flat = None
             if len(pieces) + (pads[number] is not None) > 1:  # one tensor is viewed
@@ -158,6 +124,8 @@ class Zero2:
                     tape.free(buffer)
             if pads[number] is not None:
                 tape.free(pads[number])
+            if self.zero.compute_grad_norm and self.zero.gradient_clipping:
+                tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
             optimizer.make_states(tape, self.adamw, [("", size)])
             optimizer.update(tape, self.adamw, [("", size)])
             tape.free(gradient)
@@ -169,13 +137,16 @@ class Zero2:
 
     def _overflow_check(self, tape: Tape, owned: list[list[Slice]]) -> None:
         """``has_overflow_partitioned_grads_serial``: before 0.19.6 an fp32 copy and masks, 11 bytes an element."""
-        if not self.zero.check_grad_overflow or self.has("overflow_check_by_extrema"):
-            return  # since then scalars only
+        if not self.zero.check_grad_overflow:
+            return
         for piece in (piece for pieces in owned for piece in pieces):
+            if self.has("overflow_check_by_extrema"):
+                break  # scalars only
             buffers = [tape.allocate(width * piece.numel, Factor.TEMPORARIES, "zero::has_inf_or_nan")
                        for width in (FP32, 1, 1, 1, FP32)]
             for buffer in buffers:
                 tape.free(buffer)
+        tape.mark(Kind.SYNCHRONIZE)  # has_overflow reads the result
 
     def _norm(self, tape: Tape, pieces: list[Slice]) -> None:
         """``get_grad_norm_direct``: one fp64 copy at a time, and a scalar each until the group is done."""

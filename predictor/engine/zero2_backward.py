@@ -15,11 +15,14 @@ from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import Setup
-from predictor.events import Buffers, Factor, Moment
+from predictor.events import Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
 BF16 = 2
+COUNTING = ("aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward")
+"""Operators that count elements on the GPU, drop the counter's workspace, and wait for the number before they allocate
+what it sizes (aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,8 @@ class Template:
             first gradient is in it; empty without contiguous gradients.
         release_events: for each row of ``ready``, where ranks that do not own the gradient free it;
             empty with contiguous gradients.
+        use_events: for some reductions, where ranks that own a part of it use its bucket on the
+            reduction stream.
     """
 
     micro: MicroStep
@@ -49,10 +54,11 @@ class Template:
     flush_of: list[int]
     partition_events: np.ndarray
     release_events: np.ndarray
+    use_events: dict[int, int]
 
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
         """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
-        return np.concatenate([traced_bytes, self.buffer_bytes])[self.columns[1]] * self.columns[0]
+        return np.concatenate([traced_bytes, self.buffer_bytes])[self.columns[1]] * sign(self.columns[0])
 
     def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int]) -> Part:
         """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
@@ -74,6 +80,8 @@ class Template:
         else:
             keep[self.release_events[mine]] = False
             held |= {int(self.micro.ready[row, 2]) + index * each: group_of[self.parameters[row]] for row in mine}
+        foreign = self.use_events.keys() - {self.flush_of[row] for row in mine}
+        keep[[self.use_events[flush] for flush in foreign]] = False
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
         for parameter in sorted(group_of.keys() - set(self.parameters)):  # get_all_grad_tensors
             zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
@@ -148,32 +156,49 @@ class Part:
 
 
 def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
-             buckets_at_first_hook: bool) -> Template:
+             buckets_at_first_hook: bool, records_streams: bool) -> Template:
     """Weave buckets and reductions into the traced micro-step."""
     zero, ready = setup.zero, micro.ready.tolist()
     parameters = [parameter for _, parameter, _ in ready]
     numels = [setup.facts.parameters[parameter].numel for parameter in parameters]
     flushes = reduction.flushes(parameters, numels, groups, zero)
     side = REDUCTION_STREAM if zero.overlap_comm else MAIN_STREAM
+    waits = zero.overlap_comm and not (zero.contiguous_gradients and zero.use_multi_rank_bucket_allreduce)
     tape = Tape(first=len(micro.events.buffers), moment=Moment.BACKWARD)
     partition = tape.declare(0, Factor.GRADIENTS, "zero::grads_in_partition", stream=side)
     partition_rows: list[int] = []
     release_rows: dict[int, int] = {}
+    use_rows: dict[int, int] = {}
     late: list[int] = []
 
     def release(row: int) -> None:
         release_rows[row] = len(tape.rows)
         tape.free(ready[row][2])
 
-    def reduce(flush: reduction.Flush) -> None:
+    def use(number: int, flush: reduction.Flush, bucket: int) -> None:
+        """Tell the allocator that the reduction stream reads what the main stream made (``record_stream``)."""
+        if not zero.contiguous_gradients:
+            for row in flush.rows:
+                tape.record_stream(ready[row][2], side)
+        elif zero.reduce_scatter:
+            if () not in flush.copies:  # copied: then only the owners of a part write it back
+                use_rows[number] = len(tape.rows)
+            tape.record_stream(ready[flush.rows[0]][2] if flush.extra_large else bucket, side)
+
+    def reduce(number: int, bucket: int) -> None:
         """``reduce_ipg_grads``: the collective's copies, then gradients move or go."""
-        while late:  # with overlap, of the reduction before this one
-            release(late.pop())
+        flush = flushes[number]
         for copies in flush.copies:
+            if waits:
+                tape.mark(Kind.SYNCHRONIZE)
+            while late:  # with overlap, of the reduction before this one
+                release(late.pop())
             buffers = [tape.allocate(size, Factor.COMMUNICATION, "zero::allreduce_bucket", stream=side)
                        for size in copies]
             for buffer in buffers:
                 tape.free(buffer)
+        if zero.overlap_comm and records_streams:
+            use(number, flush, bucket)
         if zero.contiguous_gradients:
             partition_rows.append(len(tape.rows))
             tape.again(partition)
@@ -188,20 +213,27 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
     tape.position = ready[0][0] if buckets_at_first_hook and ready else 0
     buckets = [tape.allocate(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
                for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and ready else []
-    by_row = {flush.before: flush for flush in flushes}
+    number = 0
     for row, (position, _, gradient) in enumerate(ready):
         tape.position = position
-        if row in by_row:
-            reduce(by_row[row])
+        if flushes[number].before == row:
+            reduce(number, buckets[number % len(buckets)] if buckets else -1)
+            number += 1
         if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
             tape.free(gradient)  # copied into the bucket
     tape.position = len(micro.events)
-    if None in by_row:
-        reduce(by_row[None])
+    if flushes:
+        reduce(number, buckets[number % len(buckets)] if buckets else -1)
+    if zero.overlap_comm:  # independent_gradient_partition_epilogue
+        tape.mark(Kind.SYNCHRONIZE)
     while late:
         release(late.pop())
     for buffer in buckets:
         tape.free(buffer)
+    if zero.overlap_comm:
+        for position in synchronizations(micro):
+            tape.position = position
+            tape.mark(Kind.SYNCHRONIZE)
     columns, places = weave(micro, tape)
     flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
     passing = ~np.isin(columns[1], micro.persistent)
@@ -209,4 +241,16 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
         micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes),
         np.array([size for size, *_ in tape.attributes], dtype=np.int64), parameters, flush_of,
         partition_events=places[partition_rows],
-        release_events=places[[release_rows[row] for row in sorted(release_rows)]])
+        release_events=places[[release_rows[row] for row in sorted(release_rows)]],
+        use_events={flush: int(places[row]) for flush, row in use_rows.items()})
+
+
+def synchronizations(micro: MicroStep) -> list[int]:
+    """Positions in the traced micro-step at which the host waits for the device: in each operator that counts,
+    after the first workspace that is made and dropped at once."""
+    events = micro.events
+    counting = [number for number, name in enumerate(events.names) if name in COUNTING]
+    inside = np.isin(events.buffers.operator[events.buffer], counting)
+    dropped = 1 + np.flatnonzero(inside[1:] & (events.kind[1:] < 0) & (events.buffer[1:] == events.buffer[:-1]))
+    call = np.cumsum(inside & ~np.append(False, inside[:-1]))[dropped]
+    return (dropped[np.unique(call, return_index=True)[1]] + 1).tolist()

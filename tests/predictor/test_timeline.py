@@ -63,7 +63,7 @@ def test_no_buffer_is_freed_before_it_lives_or_twice():
     for degree in (0, 1, 3):
         events = composed(degree)
         state = np.zeros(len(events.buffers), dtype=int)
-        for kind, buffer in zip(events.kind.tolist(), events.buffer.tolist()):
+        for kind, buffer in zip(events.sign.tolist(), events.buffer.tolist()):
             state[buffer] += kind
             assert state[buffer] in (0, 1)
 

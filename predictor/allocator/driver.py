@@ -1,0 +1,112 @@
+"""What the CUDA driver does for the allocator: device memory, and addresses for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Protocol
+
+from predictor.allocator.constants import DRIVER_PAGE, FIRST_ADDRESS, LAST_ADDRESS, UNLIMITED_TOTAL
+
+
+class Driver(Protocol):
+    """What the allocator asks of the driver; bytes. A replay answers with recorded addresses."""
+
+    #: Memory of the device, as cudaGetDeviceProperties says: sizes expandable segments and memory fractions.
+    total_bytes: int
+
+    def allocate(self, size: int) -> int | None:
+        """cudaMalloc: an address, or None when it is refused."""
+
+    def free(self, address: int) -> None:
+        """cudaFree."""
+
+    def reserve(self, size: int) -> int:
+        """cuMemAddressReserve: addresses without memory."""
+
+    def unreserve(self, address: int) -> None:
+        """cuMemAddressFree."""
+
+    def map(self, address: int, page_bytes: int, pages: int) -> bool:
+        """cuMemCreate and cuMemMap of so many pages at the address; False, and none of them, when refused."""
+
+    def unmap(self, address: int, page_bytes: int, pages: int) -> None:
+        """cuMemUnmap and cuMemRelease."""
+
+    def adopt(self, address: int, size: int, mapped_bytes: int) -> None:
+        """Take over a range that is in use already, with so much memory behind it (see CachingAllocator.seed)."""
+
+    def free_bytes(self) -> int | None:
+        """What could still be allocated; None without limit."""
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+class SimulatedDriver:
+    """Memory up to a capacity, addresses by first fit, as on the emulated GPU (calibrate/emulator/csrc/device.c).
+
+    ``capacity_bytes`` is what the allocator can have (None: no limit); ``total_bytes`` what the device calls its
+    memory, where that is more (the CUDA context has taken its part).
+    """
+
+    def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.total_bytes = total_bytes or capacity_bytes or UNLIMITED_TOTAL
+        self.used_bytes = 0
+        self._sizes: dict[int, int] = {}  # ranges in use, by address
+        self._gaps: list[tuple[int, int]] = [(FIRST_ADDRESS, LAST_ADDRESS)]  # (start, end), by address
+
+    def allocate(self, size: int) -> int | None:
+        size = _up(size, DRIVER_PAGE)
+        return self.reserve(size) if self._book(size) else None
+
+    def free(self, address: int) -> None:
+        self.used_bytes -= self._sizes[address]
+        self.unreserve(address)
+
+    def reserve(self, size: int) -> int:
+        size = _up(size, DRIVER_PAGE)
+        for index, (start, end) in enumerate(self._gaps):
+            if start + size <= end:
+                self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
+                self._sizes[start] = size
+                return start
+        raise RuntimeError(f"no {size} free addresses in a row")
+
+    def unreserve(self, address: int) -> None:
+        start, end = address, address + self._sizes.pop(address)
+        gaps = self._gaps
+        index = bisect_left(gaps, (start, end))
+        last = index
+        if index < len(gaps) and gaps[index][0] == end:
+            end = gaps[index][1]
+            last += 1
+        if index and gaps[index - 1][1] == start:
+            index -= 1
+            start = gaps[index][0]
+        gaps[index:last] = [(start, end)]
+
+    def map(self, address: int, page_bytes: int, pages: int) -> bool:
+        return self._book(page_bytes * pages)
+
+    def unmap(self, address: int, page_bytes: int, pages: int) -> None:
+        self.used_bytes -= page_bytes * pages
+
+    def adopt(self, address: int, size: int, mapped_bytes: int) -> None:
+        self.used_bytes += mapped_bytes
+        self._sizes[address] = size = _up(size, DRIVER_PAGE)
+        for index, (start, end) in enumerate(self._gaps):
+            if start <= address and address + size <= end:
+                pieces = (start, address), (address + size, end)
+                self._gaps[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]
+                return
+
+    def free_bytes(self) -> int | None:
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
+
+    def _book(self, size: int) -> bool:
+        if self.capacity_bytes is not None and self.used_bytes + size > self.capacity_bytes:
+            return False
+        self.used_bytes += size
+        return True

@@ -1,0 +1,64 @@
+"""Deferred frees: a block that other streams use is free when the events recorded at its free are complete.
+
+Source: insert_events, process_events and synchronize_and_free_events, CUDACachingAllocator.cpp, PyTorch 2.11.
+In which order streams are looked at makes no difference: free blocks merge to the same result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from predictor.allocator.blocks import Block
+
+if TYPE_CHECKING:
+    from predictor.allocator.allocator import CachingAllocator
+
+
+class Outstanding:
+    """Events not seen complete yet: a queue for each stream, and how many a block waits for."""
+
+    __slots__ = ("queues", "counts")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, deque[tuple[tuple[int, int], Block]]] = {}
+        self.counts: dict[Block, int] = {}
+
+
+def insert(allocator: CachingAllocator, block: Block, streams: set[int]) -> None:
+    """Record an event on each stream that used the block."""
+    event = allocator.clock.record()
+    for stream in streams:
+        allocator.outstanding.queues.setdefault(stream, deque()).append((event, block))
+    allocator.outstanding.counts[block] = len(streams)
+
+
+def process(allocator: CachingAllocator) -> None:
+    """Free the blocks whose events are complete; a queue stops at its first event that is not."""
+    queues, is_complete = allocator.outstanding.queues, allocator.clock.is_complete
+    for stream in list(queues):
+        queue = queues[stream]
+        while queue and is_complete(queue[0][0]):
+            _count_down(allocator, queue.popleft()[1])
+        if not queue:
+            del queues[stream]
+
+
+def synchronize_and_free(allocator: CachingAllocator) -> None:
+    """Wait for every event."""
+    queues = allocator.outstanding.queues
+    if not queues:
+        return
+    allocator.clock.synchronizations += 1
+    for queue in queues.values():
+        for _, block in queue:
+            _count_down(allocator, block)
+    queues.clear()
+
+
+def _count_down(allocator: CachingAllocator, block: Block) -> None:
+    counts = allocator.outstanding.counts
+    counts[block] -= 1
+    if not counts[block]:
+        del counts[block]
+        allocator.free_completed(block)

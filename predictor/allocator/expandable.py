@@ -1,0 +1,136 @@
+"""Expandable segments: a range of addresses for each pool and stream, mapped in pages as it is needed.
+
+Source: ExpandableSegment, find_expandable_block, try_allocate_expandable_block, map_block and unmap_block,
+CUDACachingAllocator.cpp, PyTorch 2.11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from predictor.allocator.blocks import FREE, UNMAPPED, Arena, Block, ExpandableSegment
+
+if TYPE_CHECKING:
+    from predictor.allocator.allocator import CachingAllocator
+
+
+def allocate(allocator: CachingAllocator, arena: Arena, size: int) -> Block | None:
+    """A block of at least ``size`` bytes out of mapped and newly mapped pages; it is not among the free ones.
+
+    None when the driver refuses a page; what was mapped until then stays.
+    """
+    block = _find(allocator, arena, size)
+    if block.state == UNMAPPED:
+        block = _map(allocator, block, min(block.size, size))
+        if block is None:
+            return None
+    while block.size < size:  # free, then unmapped: mapping more of it makes one block of both
+        block = _map(allocator, block.next, min(size - block.size, block.next.size))
+        if block is None:
+            return None
+    arena.remove(block)
+    return block
+
+
+def _find(allocator: CachingAllocator, arena: Arena, size: int) -> Block:
+    """The lowest free or unmapped block from which ``size`` bytes without a gap can be had."""
+    for address in arena.unmapped_addresses:
+        block = arena.unmapped[address]
+        if block.prev is not None and block.prev.state == FREE:
+            block = block.prev
+        if _has_room(block, size):
+            return block
+    # 1 1/8 of the device's memory, so that pages can move behind ones that were unmapped.
+    page, driver = arena.pool.page_bytes, allocator.driver
+    total = -(-(driver.total_bytes + driver.total_bytes // 8) // page) * page
+    segment = ExpandableSegment(driver.reserve(total), total, page)
+    return allocator.add_expandable(segment, arena)
+
+
+def _has_room(block: Block | None, size: int) -> bool:
+    while size > 0:
+        if block is None or block.state not in (FREE, UNMAPPED):
+            return False
+        size -= block.size
+        block = block.next
+    return True
+
+
+def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
+    """Map pages at the start of an unmapped block; returns the free block they became part of."""
+    arena, page = block.arena, block.expandable.page_bytes
+    pages = -(-size // page)
+    mapped = pages * page
+    if not allocator.driver.map(block.address, page, pages):
+        return None
+    arena.remove_unmapped(block)
+    address = block.address
+    if mapped < block.size:
+        arena.insert_unmapped(split(block, mapped))
+    block.state = FREE
+    following, previous = block.next, block.prev
+    if following is not None and following.state == FREE:
+        arena.remove(following)
+        absorb(block)
+    if previous is not None and previous.state == FREE:
+        arena.remove(previous)
+        block = absorb(previous)
+    arena.insert(block)
+    allocator.reserve(mapped)
+    allocator.tell("segment_map", address, mapped, arena.stream)
+    return block
+
+
+def release(allocator: CachingAllocator, block: Block) -> None:
+    """Unmap every whole page of a free block; give the addresses back when nothing of the segment is left."""
+    segment, arena = block.expandable, block.arena
+    page, base = segment.page_bytes, segment.address
+    first = base + -(-(block.address - base) // page) * page
+    last = base + (block.address + block.size - base) // page * page
+    if first >= last:
+        return
+    arena.remove(block)
+    if last < block.address + block.size:
+        arena.insert(split(block, last - block.address))
+    if first > block.address:
+        upper = split(block, first - block.address)
+        arena.insert(block)
+        block = upper
+    allocator.clock.synchronizations += 1  # unmapHandles waits for the stream
+    allocator.driver.unmap(first, page, (last - first) // page)
+    block.state = UNMAPPED
+    following, previous = block.next, block.prev
+    if following is not None and following.state == UNMAPPED:
+        arena.remove_unmapped(following)
+        absorb(block)
+    if previous is not None and previous.state == UNMAPPED:
+        arena.remove_unmapped(previous)
+        block = absorb(previous)
+    arena.insert_unmapped(block)
+    allocator.reserve(first - last)
+    allocator.tell("segment_unmap", first, last - first, arena.stream)
+    if block.prev is None and block.next is None:
+        arena.remove_unmapped(block)
+        allocator.remove_segment(block)
+        allocator.driver.unreserve(block.address)
+
+
+def split(block: Block, size: int) -> Block:
+    """Cut a block at ``size`` bytes; the upper part is new and in no list."""
+    upper = Block(block.address + size, block.size - size, block.state, block, block.next, block.arena,
+                  block.expandable)
+    if upper.next is not None:
+        upper.next.prev = upper
+    block.next = upper
+    block.size = size
+    return upper
+
+
+def absorb(block: Block) -> Block:
+    """Make one block of it and the one above, which must be in no list."""
+    upper = block.next
+    block.size += upper.size
+    block.next = upper.next
+    if block.next is not None:
+        block.next.prev = block
+    return block

@@ -1,0 +1,231 @@
+"""The allocator's settings, in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``.
+
+Keys, values and limits are those of PyTorch 2.11: c10/core/AllocatorConfig.{h,cpp} and
+c10/cuda/CUDAAllocatorConfig.{h,cpp}. Where PyTorch reads on over a slip of syntax ("=" for ":"), this refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from predictor.allocator.constants import (
+    LARGE_REQUEST,
+    LARGE_SEGMENT,
+    MIB,
+    ROUNDUP_INTERVALS,
+    UNLIMITED,
+)
+from predictor.errors import InputError
+from predictor.suggest import nearest, show
+
+_NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """How the allocator behaves; sizes in bytes. ``AllocatorSettings()`` is PyTorch's default.
+
+    ``max_non_split_rounding_bytes`` is how much larger a block may be than a request of ``max_split_size_bytes`` or
+    more; where it is not said, PyTorch takes large_segment_size_mb (parseArgs, AllocatorConfig.cpp).
+    ``roundup_power2_divisions`` has a number for each power of 2 from 1 MiB (and below) to 32 GiB (and above); 0: off.
+    ``without_effect`` keeps what does not change device memory, as (key, value).
+    """
+
+    large_segment_size_bytes: int = LARGE_SEGMENT
+    max_split_size_bytes: int = UNLIMITED
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT
+    roundup_power2_divisions: tuple[int, ...] = _NO_ROUNDUP
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    per_process_memory_fraction: float = 1.0
+    without_effect: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorSettings:
+        """The settings of a ``PYTORCH_CUDA_ALLOC_CONF``; an unknown key or a bad value is an InputError."""
+        settings = cls()
+        pairs = _pairs(text)  # two others are measured by large_segment_size_mb, which PyTorch therefore reads first
+        for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
+            settings = _reader(key)(settings, key, value)
+        return settings
+
+    def __str__(self) -> str:
+        """Text that ``parse`` reads back to the same settings; only what is not the default."""
+        default = AllocatorSettings(max_non_split_rounding_bytes=self.large_segment_size_bytes)
+        changed = {field.name: getattr(self, field.name) for field in fields(self)
+                   if getattr(self, field.name) != getattr(default, field.name)}
+        without_effect = changed.pop("without_effect", ())
+        parts = [f"{_KEYS[name]}:{_WRITERS.get(name, str)(value)}" for name, value in changed.items()]
+        return ",".join(parts + [f"{key}:{value}" for key, value in without_effect])
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """(key, value) in order; blanks do not count. ``key:value,key:[a:b,c:d]``."""
+    text = re.sub(r"\s", "", text)
+    pairs = []
+    at = 0
+    while at < len(text):
+        match = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(,|$)").match(text, at)
+        if match is None:
+            raise InputError(f"allocator settings: cannot read {show(text[at:])}; write key:value,key:value")
+        pairs.append((match[1], match[2]))
+        at = match.end()
+    return pairs
+
+
+def _wrong(key: str, value: str, must: str) -> InputError:
+    return InputError(f"allocator setting {key}: {show(value)} must be {must}")
+
+
+def _whole(key: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise _wrong(key, value, "a whole number")
+    return int(value)
+
+
+def _power_of_2(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _mebibytes(field: str) -> _Reader:
+    """A size of at least large_segment_size_mb (AllocatorConfig.cpp)."""
+
+    def read(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+        size, least = _whole(key, value), settings.large_segment_size_bytes // MIB
+        if size < least:
+            raise _wrong(key, value, f"{least} or more (MiB)")
+        return replace(settings, **{field: min(size, UNLIMITED // MIB) * MIB})
+
+    return read
+
+
+def _large_segment_size(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    size = _whole(key, value)
+    if size * MIB <= LARGE_REQUEST:
+        raise _wrong(key, value, f"more than {LARGE_REQUEST // MIB} (MiB)")
+    size = min(size, UNLIMITED // MIB) * MIB
+    return replace(settings, large_segment_size_bytes=size, max_non_split_rounding_bytes=size)
+
+
+def _fraction(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    """garbage_collection_threshold lies in (0, 1), per_process_memory_fraction in [0, 1]."""
+    ends_belong = key == "per_process_memory_fraction"
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not (0 <= number <= 1 if ends_belong else 0 < number < 1):
+        raise _wrong(key, value, "from 0 to 1" if ends_belong else "above 0 and below 1")
+    return replace(settings, **{key: number})
+
+
+def _boolean(key: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise _wrong(key, value, "True or False")
+    return value == "True"
+
+
+def _expandable_segments(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    return replace(settings, expandable_segments=_boolean(key, value))
+
+
+def _roundup(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    """One number for all sizes, or a list ``[256:1,512:2,>:4]`` of sizes in MiB (parseRoundUpPower2Divisions)."""
+    if not value.startswith("["):
+        divisions = _whole(key, value)
+        if not _power_of_2(divisions):
+            raise _wrong(key, value, "a power of 2")
+        return replace(settings, roundup_power2_divisions=(divisions,) * ROUNDUP_INTERVALS)
+    table = list(settings.roundup_power2_divisions)
+    is_first, last = True, 0
+    for item in value[1:-1].split(",") if value != "[]" else ():
+        boundary, _, number = item.partition(":")
+        divisions = _whole(key, number)
+        if divisions and not _power_of_2(divisions):
+            raise _wrong(key, value, "a list of sizes with a power of 2, or 0, each")
+        if boundary == ">":
+            table[last + 1 :] = [divisions] * (ROUNDUP_INTERVALS - last - 1)
+            continue
+        size = _whole(key, boundary)
+        if not _power_of_2(size):
+            raise _wrong(key, value, "a list of sizes (MiB) that are powers of 2")
+        last = min(size.bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        if is_first:  # smaller sizes than the first of the list go by it
+            table[:last] = [divisions] * last
+        table[last] = divisions
+        is_first = False
+    return replace(settings, roundup_power2_divisions=tuple(table))
+
+
+def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    if value == "cudaMallocAsync":
+        raise InputError("allocator setting backend: cudaMallocAsync is not simulated; "
+                         "leave it out, or set backend:native, to predict PyTorch's own allocator")
+    if value != "native":
+        raise _wrong(key, value, "native" + nearest(value, ("native", "cudaMallocAsync")))
+    return replace(settings, without_effect=(*settings.without_effect, (key, value)))
+
+
+def _noted(check: Callable[[str, str], object]) -> _Reader:
+    """A setting that does not change device memory: checked and kept."""
+
+    def read(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+        check(key, value)
+        return replace(settings, without_effect=(*settings.without_effect, (key, value)))
+
+    return read
+
+
+def _register_threads(key: str, value: str) -> None:
+    """pinned_max_register_threads(), CUDAAllocatorConfig.h."""
+    if not _power_of_2(_whole(key, value)) or int(value) > 128:
+        raise _wrong(key, value, "a power of 2 up to 128")
+
+
+def _reserve_segment(key: str, value: str) -> None:
+    if _whole(key, value) == 0:
+        raise _wrong(key, value, "1 or more (MiB)")
+
+
+_Reader = Callable[[AllocatorSettings, str, str], AllocatorSettings]
+_READERS: dict[str, _Reader] = {
+    "large_segment_size_mb": _large_segment_size,
+    "max_split_size_mb": _mebibytes("max_split_size_bytes"),
+    "max_non_split_rounding_mb": _mebibytes("max_non_split_rounding_bytes"),
+    "roundup_power2_divisions": _roundup,
+    "garbage_collection_threshold": _fraction,
+    "expandable_segments": _expandable_segments,
+    "per_process_memory_fraction": _fraction,
+    "backend": _backend,
+    "release_lock_on_cudamalloc": _noted(_boolean),
+    "release_lock_on_hipmalloc": _noted(_boolean),
+    "graph_capture_record_stream_reuse": _noted(_boolean),
+    "pinned_use_background_threads": _noted(_boolean),
+    "pinned_use_cuda_host_register": _noted(_boolean),
+    "pinned_use_hip_host_register": _noted(_boolean),
+    "pinned_num_register_threads": _noted(_register_threads),
+    "pinned_reserve_segment_size_mb": _noted(_reserve_segment),
+}
+
+
+def _reader(key: str) -> _Reader:
+    if key not in _READERS:
+        raise InputError(f"unknown allocator setting {show(key)}{nearest(key, _READERS)}")
+    return _READERS[key]
+
+
+#: Field -> key, and how its value is written.
+_KEYS = {
+    "large_segment_size_bytes": "large_segment_size_mb",
+    "max_split_size_bytes": "max_split_size_mb",
+    "max_non_split_rounding_bytes": "max_non_split_rounding_mb",
+    **{key: key for key in ("roundup_power2_divisions", "garbage_collection_threshold", "expandable_segments",
+                            "per_process_memory_fraction")},
+}
+_WRITERS: dict[str, Callable[..., str]] = {
+    **dict.fromkeys(("large_segment_size_bytes", "max_split_size_bytes", "max_non_split_rounding_bytes"),
+                    lambda size: str(size // MIB)),
+    "roundup_power2_divisions": lambda table: "[" + ",".join(f"{1 << i}:{n}" for i, n in enumerate(table)) + "]",
+}

@@ -1,0 +1,37 @@
+"""From a request to a block's size, and from a block's size to a segment's; bytes.
+
+Source: round_size, roundup_power2_next_division and get_allocation_size, CUDACachingAllocator.cpp;
+roundup_power2_divisions(size), AllocatorConfig.cpp; PyTorch 2.11.
+"""
+
+from __future__ import annotations
+
+from predictor.allocator.constants import (
+    LARGE_REQUEST,
+    LARGE_ROUNDING,
+    MIN_BLOCK,
+    ROUNDUP_INTERVALS,
+    ROUNDUP_START_LOG2,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+)
+from predictor.allocator.settings import AllocatorSettings
+
+
+def round_to_division(size: int, divisions: tuple[int, ...]) -> int:
+    """A request above 512 bytes rounded up to the next of so many equal steps between two powers of 2."""
+    log2 = size.bit_length() - 1
+    steps = divisions[min(max(log2 - ROUNDUP_START_LOG2, 0), ROUNDUP_INTERVALS - 1)]
+    if steps <= 1 or size <= MIN_BLOCK * steps:
+        return -(-size // MIN_BLOCK) * MIN_BLOCK
+    step = (1 << log2) // steps
+    return -(-size // step) * step
+
+
+def segment_size(rounded: int, settings: AllocatorSettings) -> int:
+    """The cudaMalloc for a block of that size."""
+    if rounded <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    if rounded < LARGE_REQUEST:
+        return settings.large_segment_size_bytes
+    return -(-rounded // LARGE_ROUNDING) * LARGE_ROUNDING

@@ -1,0 +1,121 @@
+"""The allocator's state as records, and back from records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from predictor.allocator.blocks import (
+    ALLOCATED,
+    FREE,
+    PENDING,
+    STATE_NAMES,
+    UNMAPPED,
+    Arena,
+    Block,
+    BlockRecord,
+    ExpandableSegment,
+    SegmentRecord,
+)
+from predictor.allocator.constants import DRIVER_PAGE
+from predictor.allocator.expandable import split as cut
+
+if TYPE_CHECKING:
+    from predictor.allocator.allocator import CachingAllocator
+
+_STATES = {name: state for state, name in STATE_NAMES.items()} | {"active_awaiting_free": PENDING}
+
+
+def records(lowest: Iterable[Block]) -> tuple[SegmentRecord, ...]:
+    """What snapshot() lists (CUDACachingAllocator.cpp): an expandable segment by its mapped stretches."""
+    found = []
+    for block in lowest:
+        while block is not None:
+            stretch = []
+            while block is not None and block.state != UNMAPPED:
+                stretch.append(block)
+                block = block.next
+            if stretch:
+                found.append(_record(stretch))
+            if block is not None:
+                block = block.next
+    return tuple(sorted(found, key=lambda segment: segment.address))
+
+
+def _record(stretch: list[Block]) -> SegmentRecord:
+    arena = stretch[0].arena
+    blocks = tuple(BlockRecord(block.address, block.size, 0 if block.state == FREE else block.requested,
+                               STATE_NAMES[block.state]) for block in stretch)
+    return SegmentRecord(stretch[0].address, sum(block.size for block in stretch), arena.stream,
+                         "small" if arena.pool.is_small else "large", stretch[0].expandable is not None, blocks)
+
+
+def seed(allocator: CachingAllocator, segments: Iterable[SegmentRecord]) -> dict[int, Block]:
+    """Put segments into an allocator that has none; returns the blocks that are not free, by address.
+
+    A block that waits for events has none here: it stays pending until ``free_completed``. Mapped stretches of one
+    pool and stream are taken for one expandable segment as far as its range of addresses reaches.
+    """
+    if allocator.reserved_bytes:
+        raise ValueError("only an empty allocator can be seeded")
+    taken: dict[int, Block] = {}
+    expandable: dict[Arena, ExpandableSegment] = {}
+    for record in sorted(segments, key=lambda segment: segment.address):
+        arena = allocator.arena(record.pool == "small", record.stream)
+        if record.is_expandable:
+            block = _map(allocator, arena, record, expandable)
+        else:
+            mapped = -(-record.total_size // DRIVER_PAGE) * DRIVER_PAGE
+            allocator.driver.adopt(record.address, record.total_size, mapped)
+            block = allocator.add_segment(record.address, record.total_size, arena)
+        _fill(allocator, block, record, taken)
+    allocator.reset_peaks()
+    return taken
+
+
+def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
+         expandable: dict[Arena, ExpandableSegment]) -> Block:
+    """The mapped block of a stretch, cut out of its expandable segment."""
+    driver, page = allocator.driver, arena.pool.page_bytes
+    segment = expandable.get(arena)
+    if segment is None or record.address + record.total_size > segment.address + segment.size:
+        total = max(driver.total_bytes + driver.total_bytes // 8, record.total_size)
+        segment = expandable[arena] = ExpandableSegment(record.address, -(-total // page) * page, page)
+        driver.adopt(segment.address, segment.size, 0)
+        allocator.add_expandable(segment, arena)
+    if not driver.map(record.address, page, record.total_size // page):
+        raise ValueError("the segments take more than the driver has")
+    block = arena.unmapped[arena.unmapped_addresses[-1]]  # records come by address: the rest is behind the last
+    arena.remove_unmapped(block)
+    if record.address > block.address:
+        upper = cut(block, record.address - block.address)
+        arena.insert_unmapped(block)
+        block = upper
+    if record.total_size < block.size:
+        arena.insert_unmapped(cut(block, record.total_size))
+    block.state = FREE
+    allocator.reserve(record.total_size)
+    allocator.tell("segment_map", record.address, record.total_size, record.stream)
+    return block
+
+
+def _fill(allocator: CachingAllocator, block: Block, record: SegmentRecord, taken: dict[int, Block]) -> None:
+    """Cut a segment's one block into the recorded ones and give them their states."""
+    if sum(part.size for part in record.blocks) != record.total_size:
+        raise ValueError(f"the blocks of the segment at {record.address:#x} do not fill it")
+    for number, part in enumerate(record.blocks):
+        upper = cut(block, part.size) if number + 1 < len(record.blocks) else None
+        block.state = _STATES[part.state]
+        if block.state == FREE:
+            block.arena.insert(block)
+        else:
+            block.requested = part.requested_size
+            taken[block.address] = block
+            allocator.requested_bytes += part.requested_size
+            if block.state == ALLOCATED:
+                allocator.allocated_bytes += part.size
+            else:
+                allocator.pending_bytes += part.size
+        block = upper
+
+

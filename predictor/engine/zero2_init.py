@@ -1,0 +1,74 @@
+"""ZeRO-2's start-up: the model moves to the GPU, each optimizer group is flattened and its partition copied.
+
+DeepSpeed 0.19.8: runtime/engine.py, ``_configure_distributed_model``; runtime/zero/stage_1_and_2.py,
+``DeepSpeedZeroOptimizer.__init__``, ``_update_model_bit16_weights``, ``initialize_optimizer_states``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from predictor.allocator import CachingAllocator
+from predictor.allocator.simulate import simulate
+from predictor.engine.compose import Tape
+from predictor.engine.partition import Group
+from predictor.engine.setup import Setup
+from predictor.events import Factor, Kind
+
+BF16, FP32 = 2, 4
+PLACEHOLDER_BYTES = 4
+"""``torch.empty(1)`` that stands for a parameter which went to the CPU."""
+
+
+def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> Tape:
+    """Events until the first step, the same on every rank.
+
+    Args:
+        flatten_on_gpu: whether this release of DeepSpeed does so where memory suffices.
+    """
+    tape, tensors = Tape(), setup.facts.parameters
+    buffers = {index: tape.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
+               for index in setup.facts.moved()}
+    for group in groups:
+        _flatten(tape, group, buffers, setup, flatten_on_gpu)
+    gradients = [tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
+                 for group in groups]
+    for buffer in gradients:
+        tape.free(buffer)
+    return tape
+
+
+def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, flatten_on_gpu: bool) -> None:
+    """One group's flat buffer and master weights."""
+    pad_bytes, flat_bytes = BF16 * (group.flat_numel - sum(group.numels)), BF16 * group.flat_numel
+    copied = len(group.parameters) > 1 or pad_bytes > 0  # a single tensor is viewed
+    old = [buffers[parameter] for parameter in group.parameters]
+    tape.mark(Kind.EMPTY_CACHE)
+    on_gpu = flatten_on_gpu and flat_bytes <= _free_bytes(tape, setup)
+    if not on_gpu:
+        for place, buffer in enumerate(old):
+            if flatten_on_gpu:
+                old[place] = tape.allocate(PLACEHOLDER_BYTES, Factor.PARAMETERS, "zero::placeholder")
+            tape.free(buffer)
+        tape.mark(Kind.EMPTY_CACHE)
+    if copied or not on_gpu:
+        padding = tape.allocate(pad_bytes, Factor.PARAMETERS, "zero::pad") if pad_bytes and on_gpu else None
+        tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
+        if padding is not None:
+            tape.free(padding)
+        if on_gpu or flatten_on_gpu:
+            for buffer in old:
+                tape.free(buffer)
+    clone = tape.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
+    tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
+    tape.free(clone)
+
+
+def _free_bytes(tape: Tape, setup: Setup) -> float:
+    """What NVML calls free: all that the allocator does not hold (cuda_accelerator.py, ``available_memory``)."""
+    if setup.capacity_bytes is None:
+        return float("inf")
+    kinds, buffers, _ = tape.columns()[:3].tolist()
+    sizes, streams = zip(*(attributes[:2] for attributes in tape.attributes))
+    held = simulate(kinds, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
+    return setup.capacity_bytes - held.reserved_bytes

@@ -1,0 +1,172 @@
+"""Reads a snapshot file and checks every field that is used.
+
+The fields: ``torch/csrc/cuda/Module.cpp`` (``THCPModule_memorySnapshot``, PyTorch 2.1 to 2.11). Missing in
+older versions, and filled in here: ``time_us``, ``user_metadata``, ``allocator_settings``, blocks' ``address``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from predictor.errors import InputError
+from predictor.snapshot import unpickle
+from predictor.snapshot.records import Action, Block, Segment, Snapshot, State, Trace
+from predictor.suggest import show
+
+ACTIONS = {action.name.lower(): action for action in Action}
+STATES = {state.value: state for state in State} | {"active_awaiting_free": State.PENDING}
+LARGEST_INTEGER = (1 << 63) - 1
+MOST_DEVICES = 1 << 10
+
+
+class Invalid(Exception):
+    """A field that no snapshot has like this; the message begins with its place."""
+
+
+def read(path: str | os.PathLike[str], *, limit_bytes: int = unpickle.LARGEST_PICKLE_BYTES) -> Snapshot:
+    """The snapshot in a file, plain or compressed (xz, gzip, bzip2).
+
+    Raises:
+        InputError: not such a file, or a field in it is not what PyTorch writes; nothing in the file is
+            ever run.
+    """
+    path = os.fspath(path)
+    value = unpickle.load(path, limit_bytes=limit_bytes)
+    try:
+        return parse(value)
+    except Invalid as error:
+        raise InputError(f"{show(path, 200)[1:-1]}: not a memory snapshot of PyTorch 2.1 or later: {error}") from None
+
+
+def parse(value: Any) -> Snapshot:
+    """The snapshot in what ``torch.cuda.memory._snapshot()`` returns.
+
+    Raises:
+        Invalid: a field is missing or wrong.
+    """
+    if not isinstance(value, dict):
+        raise Invalid(f"it holds {_kind(value)}, not a dictionary")
+    segments = [_segment(item, f"segments[{i}]") for i, item in enumerate(_list(value, "segments", ""))]
+    traces = _list(value, "device_traces", "")
+    if len(traces) > MOST_DEVICES:
+        raise Invalid(f"device_traces lists {len(traces):,} devices")
+    settings = value.get("allocator_settings", {})
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise Invalid("allocator_settings is not a dictionary of names")
+    _check_overlaps(segments)
+    return Snapshot(tuple(segments), tuple(_trace(trace, f"device_traces[{i}]") for i, trace in enumerate(traces)),
+                    settings)
+
+
+def _segment(item: Any, where: str) -> Segment:
+    address, size = _integer(item, "address", where, 1), _integer(item, "total_size", where, 1)
+    blocks, at = [], address
+    for number, block in enumerate(_list(item, "blocks", where)):
+        blocks.append(_block(block, f"{where}.blocks[{number}]", at))
+        at += blocks[-1].size
+    if at != address + size:
+        raise Invalid(f"{where}: its blocks come to {at - address:,} bytes, its total_size is {size:,}")
+    pool = item.get("segment_type")
+    if pool not in ("small", "large"):
+        raise Invalid(f'{where}.segment_type must be "small" or "large", not {show(pool)}')
+    pool_id = item.get("segment_pool_id", (0, 0))
+    if not isinstance(pool_id, (tuple, list)) or len(pool_id) != 2 or not all(type(i) is int for i in pool_id):
+        raise Invalid(f"{where}.segment_pool_id must be two integers, not {show(pool_id)}")
+    expandable = item.get("is_expandable", False)
+    if not isinstance(expandable, bool):
+        raise Invalid(f"{where}.is_expandable must be true or false, not {show(expandable)}")
+    return Segment(_integer(item, "device", where), address, size, _integer(item, "stream", where), pool,
+                   (pool_id[0], pool_id[1]), expandable, tuple(blocks))
+
+
+def _block(item: Any, where: str, address: int) -> Block:
+    size = _integer(item, "size", where, 1)
+    if item.get("address", address) != address:
+        raise Invalid(f"{where}.address is {show(item['address'])}, but the block before it ends at {address}")
+    state = item.get("state")
+    if not isinstance(state, str) or state not in STATES:
+        raise Invalid(f"{where}.state must be one of {', '.join(STATES)}, not {show(state)}")
+    requested = _integer(item, "requested_size", where)
+    if requested > size and STATES[state] is not State.FREE:
+        raise Invalid(f"{where}: requested_size {requested:,} is more than size {size:,}")
+    return Block(address, size, requested, STATES[state], item.get("frames", ()))
+
+
+def _check_overlaps(segments: Sequence[Segment]) -> None:
+    order = sorted(segments, key=lambda segment: (segment.device, segment.address))
+    for one, two in zip(order, order[1:]):
+        if one.device == two.device and two.address < one.end:
+            raise Invalid(f"the segments at {one.address:#x} and {two.address:#x} overlap")
+
+
+def _trace(entries: Any, where: str) -> Trace:
+    if not isinstance(entries, list):
+        raise Invalid(f"{where} is {_kind(entries)}, not a list")
+    if set(map(type, entries)) - {dict}:
+        raise _first(entries, where, "", lambda entry: type(entry) is dict, "a dictionary")
+    names = [entry.get("action") for entry in entries]
+    if set(map(type, names)) - {str} or set(names) - ACTIONS.keys():
+        raise _first(names, where, ".action", lambda name: isinstance(name, str) and name in ACTIONS,
+                     "one of " + ", ".join(ACTIONS))
+    absent = {ACTIONS["oom"]: "device_free", ACTIONS["user_defined"]: None, ACTIONS["snapshot"]: None}
+    actions = [ACTIONS[name] for name in names]
+    addresses = [entry.get(key) if (key := absent.get(action, "addr")) else 0
+                 for entry, action in zip(entries, actions)]
+    metadata = [entry.get("user_metadata", "") for entry in entries]
+    if set(map(type, metadata)) - {str}:
+        raise _first(metadata, where, ".user_metadata", lambda text: isinstance(text, str), "text")
+    return Trace(
+        action=np.array(actions, dtype=np.int8), address=_column(addresses, where, "addr"),
+        size=_column([entry.get("size") for entry in entries], where, "size"),
+        stream=_column([entry.get("stream") for entry in entries], where, "stream"),
+        time_us=_column([entry.get("time_us", 0) for entry in entries], where, "time_us"),
+        raw_frames=tuple(entry.get("frames", ()) for entry in entries), user_metadata=tuple(metadata))
+
+
+def _column(values: list[Any], where: str, key: str) -> np.ndarray:
+    def fine(value: Any) -> bool:
+        return type(value) is int and 0 <= value <= LARGEST_INTEGER
+
+    if set(map(type, values)) - {int} or values and not (min(values) >= 0 and max(values) <= LARGEST_INTEGER):
+        raise _first(values, where, f".{key}", fine, "a whole number from 0 to 2^63 - 1")
+    return np.array(values, dtype=np.int64)
+
+
+def _first(values: Sequence[Any], where: str, key: str, fine: Any, expected: str) -> Invalid:
+    index = next(i for i, value in enumerate(values) if not fine(value))
+    return Invalid(f"{where}[{index}]{key} must be {expected}, not {show(values[index])}")
+
+
+def _list(item: Any, key: str, where: str) -> list[Any]:
+    value = _get(item, key, where)
+    if not isinstance(value, list):
+        raise Invalid(f"{_place(where, key)} is {_kind(value)}, not a list")
+    return value
+
+
+def _integer(item: Any, key: str, where: str, least: int = 0) -> int:
+    value = _get(item, key, where)
+    if type(value) is not int or not least <= value <= LARGEST_INTEGER:
+        raise Invalid(f"{_place(where, key)} must be a whole number from {least} to 2^63 - 1, not {show(value)}")
+    return value
+
+
+def _get(item: Any, key: str, where: str) -> Any:
+    if not isinstance(item, Mapping):
+        raise Invalid(f"{where} is {_kind(item)}, not a dictionary")
+    if key not in item:
+        raise Invalid(f"{_place(where, key)} is missing")
+    return item[key]
+
+
+def _place(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _kind(value: Any) -> str:
+    return {dict: "a dictionary", list: "a list", tuple: "a tuple", str: "text", type(None): "nothing"}.get(
+        type(value), f"a value of type {type(value).__name__}")

@@ -1,0 +1,173 @@
+"""What a snapshot holds, as frozen records; the history as columns, for it can have millions of entries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class Action(IntEnum):
+    """What the allocator did (``TraceEntry::Action``, c10/cuda/CUDACachingAllocator.h, PyTorch 2.11)."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    OOM = 7
+    SNAPSHOT = 8
+    USER_DEFINED = 9
+
+
+class State(str, Enum):
+    """Of a block: in use, freed but waiting for other streams, or free."""
+
+    ALLOCATED = "active_allocated"
+    PENDING = "active_pending_free"
+    FREE = "inactive"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a Python or C++ stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What ``peakcast measure --snapshot`` adds to each entry: where in the job it belongs."""
+
+    moment: str
+    step: int
+    module: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment.
+
+    Attributes:
+        requested_size: bytes asked for; of a free block, what its last user asked for.
+        raw_frames: as in the file; :func:`frames` makes :class:`Frame` of it.
+    """
+
+    address: int
+    size: int
+    requested_size: int
+    state: State
+    raw_frames: Any = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that the allocator got from the driver; sizes in bytes.
+
+    Attributes:
+        pool: "small" or "large".
+        pool_id: (0, 0) for the pools that everyone shares, else of a CUDA graph or a ``MemPool``.
+    """
+
+    device: int
+    address: int
+    total_size: int
+    stream: int
+    pool: str
+    pool_id: tuple[int, int]
+    is_expandable: bool
+    blocks: tuple[Block, ...]
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.total_size
+
+    @property
+    def allocated_size(self) -> int:
+        """Bytes in blocks that are in use."""
+        return sum(block.size for block in self.blocks if block.state is State.ALLOCATED)
+
+    @property
+    def active_size(self) -> int:
+        """Bytes in blocks that are in use or wait for other streams."""
+        return sum(block.size for block in self.blocks if block.state is not State.FREE)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The recorded history of one device, as columns of equal length.
+
+    Attributes:
+        action: ``int8[n]``, values of :class:`Action`.
+        address: ``int64[n]``; bytes that the driver had left where the action is OOM.
+        size: ``int64[n]``, bytes requested, or of the segment.
+        stream: ``int64[n]``, the handle.
+        time_us: ``int64[n]``, 0 where the recording has no times (before PyTorch 2.2).
+        raw_frames: as in the file; :func:`frames` makes :class:`Frame` of one.
+        user_metadata: the text that was set when the entry was made, often empty.
+    """
+
+    action: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+    stream: np.ndarray
+    time_us: np.ndarray
+    raw_frames: tuple[Any, ...]
+    user_metadata: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def metadata(self, index: int) -> Metadata | None:
+        """What the entry's text says if ``peakcast measure`` wrote it, else None."""
+        text = self.user_metadata[index]
+        if not text.startswith("{"):
+            return None
+        try:
+            value = json.loads(text)
+            return Metadata(str(value["moment"]), int(value["step"]), str(value["module"]), str(value["operator"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def frames(self, index: int) -> tuple[Frame, ...]:
+        """The stack of an entry, innermost frame first."""
+        return frames(self.raw_frames[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A whole snapshot.
+
+    Attributes:
+        segments: of all devices, as listed.
+        traces: one a device, by its number; empty where nothing was recorded.
+        settings: ``allocator_settings`` as in the file, empty before PyTorch 2.2.
+    """
+
+    segments: tuple[Segment, ...]
+    traces: tuple[Trace, ...]
+    settings: Mapping[str, Any]
+
+    def segments_of(self, device: int) -> tuple[Segment, ...]:
+        """The segments of one device."""
+        return tuple(segment for segment in self.segments if segment.device == device)
+
+
+def frames(raw: Any) -> tuple[Frame, ...]:
+    """The frames of a stack that are whole; whatever else the file has in their place is left out."""
+    if not isinstance(raw, (list, tuple)):
+        return ()
+    return tuple(
+        Frame(frame["filename"], frame["line"], frame["name"]) for frame in raw
+        if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
+        and isinstance(frame.get("name"), str) and isinstance(frame.get("line"), int))

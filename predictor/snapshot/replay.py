@@ -1,0 +1,168 @@
+"""Runs a recorded history through the simulation of the caching allocator, and compares.
+
+From the recording come the requests, the frees, when a deferred free was complete, and when the driver
+refused memory or the program emptied the cache. The simulation decides where each block goes, when a new
+segment is needed and how large it is, what is split and merged, and what is given back to get on; each of
+these decisions is compared with the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.allocator import AllocatorSettings
+from predictor.allocator.sizes import round_to_division
+from predictor.errors import InputError
+from predictor.snapshot.records import Action, Segment, Snapshot, State, Trace
+from predictor.snapshot.run import GIVEN_BACK, NEW, Divergence, Run
+from predictor.snapshot.start import Inconsistent, start_of
+from predictor.suggest import show
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Bytes at one point of a history."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the recording says of itself.
+
+    Attributes:
+        segments: bytes of those it began with, by address, then of each new one in order.
+        end: sums over the blocks and segments that the snapshot lists.
+        out_of_memory: how often it ran out of memory.
+    """
+
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    segments: tuple[int, ...]
+    end: Totals
+    out_of_memory: int
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replayed history; ``segments`` as in :class:`Recorded`, simulated.
+
+    Attributes:
+        settings: of the allocator, as text.
+        start: what the allocator held when the recording began.
+        guesses: blocks of the beginning whose size the recording does not tell to the byte; a divergence may
+            come from them.
+        divergence: None if all decisions and the state at the end agree.
+    """
+
+    device: int
+    events: int
+    settings: str
+    start: Totals
+    guesses: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    peak_reserved_bytes: int
+    segments: tuple[int, ...]
+    end: Totals
+    recorded: Recorded
+    divergence: Divergence | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """None if nothing was recorded."""
+        return self.divergence is None if self.events else None
+
+
+def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | None = None,
+           total_bytes: int | None = None) -> Replay:
+    """Replays the history of one device.
+
+    Args:
+        settings: in place of those that the snapshot names.
+        total_bytes: the device's memory. With expandable segments it says how far each can reach, by which the
+            allocator chooses between two; None for far.
+
+    Raises:
+        InputError: the history and the listed segments do not belong together, or settings or a history
+            that are not simulated.
+    """
+    given, settings = settings, settings_of(snapshot.settings) if settings is None else settings
+    if device >= len(snapshot.traces):
+        raise InputError(f"there is no device {device} in it: it lists {len(snapshot.traces)}")
+    trace, segments = snapshot.traces[device], snapshot.segments_of(device)
+    divisions = settings.roundup_power2_divisions
+    try:
+        start = start_of(trace, segments, lambda size: round_to_division(size, divisions),
+                         settings.max_split_size_bytes)
+    except Inconsistent as error:
+        cure = "take the snapshot before recording stops, and while no other thread allocates"
+        raise InputError(f"its history does not lead to the segments it lists: {error}; "
+                         f"{cure if given is None else 'it was recorded with other allocator settings'}") from None
+    if start.handles and (settings.expandable_segments or any(segment.is_expandable for segment in segments)):
+        raise InputError("it has private pools (CUDA graphs, MemPool) in expandable segments, which are not simulated")
+    run = Run(settings, start, total_bytes)
+    run.all(trace, start.streams)
+    run.compare_end(segments)
+    simulation = run.allocator
+    return Replay(
+        device=device, events=len(trace), settings=str(settings), start=_totals(start.segments),
+        guesses=start.guesses,
+        peak_requested_bytes=simulation.peak_requested_bytes, peak_allocated_bytes=simulation.peak_allocated_bytes,
+        peak_active_bytes=simulation.peak_active_bytes, peak_reserved_bytes=simulation.peak_reserved_bytes,
+        segments=tuple(run.sizes), end=Totals(simulation.requested_bytes, simulation.allocated_bytes,
+                                              simulation.active_bytes, simulation.reserved_bytes),
+        recorded=_recorded(trace, start.segments, segments), divergence=run.divergence)
+
+
+def settings_of(mapping: Mapping[str, Any]) -> AllocatorSettings:
+    """The settings that a snapshot names; the default where it names none (before PyTorch 2.2).
+
+    Raises:
+        InputError: some that are not simulated or not understood.
+    """
+    text = mapping.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
+    size, table = mapping.get("max_split_size", -1), mapping.get("roundup_power2_divisions", {})
+    expandable = mapping.get("expandable_segments", settings.expandable_segments)
+    if type(size) is not int or type(expandable) is not bool or not isinstance(table, Mapping) or not all(
+            type(value) is int and isinstance(key, str) and key.isdecimal() for key, value in table.items()):
+        raise InputError(f"its allocator_settings are not what PyTorch writes: {show(dict(mapping), 200)}")
+    if size > 0:
+        settings = replace(settings, max_split_size_bytes=size)
+    divisions = tuple(max(table[key], 0) for key in sorted(table, key=int))
+    if len(divisions) == len(settings.roundup_power2_divisions):
+        settings = replace(settings, roundup_power2_divisions=divisions)
+    return replace(settings, expandable_segments=expandable)
+
+
+def _totals(segments: Iterable[Segment]) -> Totals:
+    segments = tuple(segments)
+    return Totals(
+        sum(b.requested_size for s in segments for b in s.blocks if b.state is not State.FREE),
+        sum(s.allocated_size for s in segments), sum(s.active_size for s in segments),
+        sum(s.total_size for s in segments))
+
+
+def _recorded(trace: Trace, start: Sequence[Segment], end: Sequence[Segment]) -> Recorded:
+    """The recording by itself: sums over its entries."""
+    begun = _totals(start)
+
+    def highest(first: int, more: Iterable[Action], less: Iterable[Action]) -> int:
+        change = np.isin(trace.action, list(more)).astype(np.int64) - np.isin(trace.action, list(less))
+        return first + int(np.cumsum(change * trace.size).max(initial=0))
+
+    new = trace.size[np.isin(trace.action, list(NEW))].tolist()
+    return Recorded(
+        peak_requested_bytes=highest(begun.requested_bytes, [Action.ALLOC], [Action.FREE_COMPLETED]),
+        peak_reserved_bytes=highest(begun.reserved_bytes, NEW, GIVEN_BACK),
+        segments=tuple([segment.total_size for segment in start] + new), end=_totals(end),
+        out_of_memory=int((trace.action == Action.OOM).sum()))

@@ -1,0 +1,287 @@
+"""One pass over a recorded history: the simulation decides, and each decision is compared."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.allocator import AllocatorSettings, Block, BlockRecord, CachingAllocator, OutOfMemory, SegmentRecord
+from predictor.allocator import events as allocator_events
+from predictor.allocator.blocks import ADDRESS_BITS
+from predictor.allocator.constants import SMALL_SIZE
+from predictor.allocator.search import choose
+from predictor.allocator.sizes import round_to_division
+from predictor.snapshot.recorded_driver import ELSEWHERE, Answer, Question, RecordedDriver, Refused, TooEarly
+from predictor.snapshot.records import Action, Segment, State, Trace
+from predictor.snapshot.start import Start
+
+NEW = {Action.SEGMENT_ALLOC: "segment_alloc", Action.SEGMENT_MAP: "segment_map"}
+GIVEN_BACK = {Action.SEGMENT_FREE: "segment_free", Action.SEGMENT_UNMAP: "segment_unmap"}
+PLAIN = [Action.FREE_REQUESTED, Action.FREE_COMPLETED]
+AFTER_PLAIN = frozenset((Action.ALLOC, Action.FREE_REQUESTED, Action.SEGMENT_ALLOC))
+MANY = 4
+"""Blocks or segments that a message lists."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first point where the simulation decided otherwise; ``entry`` is None for the state at the end."""
+
+    entry: int | None
+    recorded: str
+    simulated: str
+
+
+class Run:
+    """The allocator, the recorded blocks by address, and what was decided otherwise."""
+
+    def __init__(self, settings: AllocatorSettings, start: Start, total_bytes: int | None = None) -> None:
+        # Limits and garbage collection are in the history: as refusals, and as segments given back.
+        rules = replace(settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
+        self._collects = settings.garbage_collection_threshold > 0
+        self._handles = start.handles
+        self.driver = RecordedDriver(total_bytes)
+        self.allocator = CachingAllocator(rules, self.driver, completion="synchronization")
+        self.divergence: Divergence | None = None
+        self._blocks = seed(self.allocator, start)
+        self.sizes = [segment.total_size for segment in start.segments]
+        self._told: list[tuple[str, int, int, int]] = []
+        self.allocator.observer = lambda *event: self._told.append(event)
+
+    def all(self, trace: Trace, streams: Sequence[int]) -> None:
+        """Every entry in order; ``streams`` as in :class:`Start`."""
+        actions, addresses, sizes = trace.action.tolist(), trace.address.tolist(), trace.size.tolist()
+        self._actions, self._addresses, self._sizes, self._streams = actions, addresses, sizes, streams
+        blocks, free = self._blocks, self.allocator.free
+        waiting: list[int] = []  # entries that belong to the next allocation, or to none
+        for index, action in enumerate(actions):
+            if action == Action.ALLOC or action == Action.OOM:
+                self._allocate(index, waiting)
+                waiting.clear()
+            elif action == Action.FREE_REQUESTED:
+                if waiting:
+                    self._by_themselves(waiting)
+                address = addresses[index]
+                if self._is_plain(index):
+                    free(blocks.pop(address))
+                else:
+                    self.allocator.free_requested(blocks[address])
+            elif action <= Action.SEGMENT_UNMAP and not (action == Action.FREE_COMPLETED and self._is_plain(index - 1)):
+                waiting.append(index)
+        self._by_themselves(waiting)
+
+    def _is_plain(self, index: int) -> bool:
+        """Whether a block was freed for good when that was requested, so that the next two entries are one step.
+
+        If the allocator then gave memory back or failed, it may have waited for the block on that occasion.
+        """
+        actions, addresses = self._actions, self._addresses
+        return (actions[index:index + 2] == PLAIN and addresses[index] == addresses[index + 1]
+                and (index + 2 == len(actions) or actions[index + 2] in AFTER_PLAIN))
+
+    # --- one allocation ---------------------------------------------------------------------------------------
+
+    def _allocate(self, index: int, waiting: Sequence[int]) -> None:
+        """An allocation, or one that failed, with what the allocator did on the way to it."""
+        fails, size, stream = self._actions[index] == Action.OOM, self._sizes[index], self._stream(index)
+        later: list[int] = []
+        if self._was_short(index, waiting):
+            if self._handles:
+                later = [i for i in waiting if self._actions[i] not in NEW]
+            else:
+                self._leave_to_simulation(waiting, stream)
+        else:
+            self._do(waiting)
+        self.driver.expect(Question(self._answers(waiting), fails, self._count_given_back,
+                                    at_first=lambda: self._undergo(later), at_no=self._give_up))
+        block = self._malloc(size, stream, waiting)
+        self._undergo(later)
+        allocator_events.synchronize_and_free(self.allocator)
+        self._compare(index, waiting)
+        recorded = "none: out of memory" if fails else hex(self._addresses[index])
+        simulated = "none: out of memory" if block is None else hex(block.address)
+        if recorded != simulated:
+            self._diverge(index, f"a block at address {recorded}", f"at address {simulated}")
+        if fails and block is not None:
+            self.allocator.free(block)
+        elif not fails:
+            if block is None:  # go on, with memory that the recorded driver did not give
+                self.driver.expect(Question())
+                block = self.allocator.malloc(size, stream)
+                self._compare(index, ())
+            self._blocks[self._addresses[index]] = block
+
+    def _malloc(self, size: int, stream: int, waiting: Sequence[int]) -> Block | None:
+        """A block, or None if there is none to be had; tried again where that may depend on the order."""
+        try:
+            return self.allocator.malloc(size, stream) if size else None
+        except (OutOfMemory, Refused):
+            return None
+        except RuntimeError:  # what PyTorch cannot do either: settings that are not those of the recording
+            return None
+        except TooEarly:
+            allocator_events.synchronize_and_free(self.allocator)
+            self._do(i for i in waiting if self._actions[i] in GIVEN_BACK)
+            return self._malloc(size, stream, ()) if waiting else None
+
+    def _was_short(self, index: int, waiting: Sequence[int]) -> bool:
+        """Whether the allocator gave back memory because it was refused some, after its search for a free block.
+
+        The history shows the same for a call of ``empty_cache()`` before the allocation. If the search finds
+        nothing as things are, that makes no difference; if it would find something, it was such a call.
+        Garbage is collected before the driver is asked.
+        """
+        actions = {self._actions[i] for i in waiting}
+        fails = self._actions[index] == Action.OOM
+        gives_back = not actions.isdisjoint(GIVEN_BACK) or fails and Action.FREE_COMPLETED in actions
+        return (gives_back and (fails or not actions.isdisjoint(NEW)) and not self._collects
+                and not self._finds(self._sizes[index], self._stream(index)))
+
+    def _stream(self, index: int) -> int:
+        """The stream of an allocation. Of one that failed, the pool is not recorded: it was one with no room."""
+        stream, size = self._streams[index], self._sizes[index]
+        if self._actions[index] == Action.ALLOC or not self._handles:
+            return stream
+        pools = [stream, *(number for number, handle in self._handles.items() if handle == stream)]
+        return next((number for number in pools if not self._finds(size, number)), stream)
+
+    def _finds(self, size: int, stream: int) -> bool:
+        """Whether a free block would serve a request as things are (``get_free_block``)."""
+        size = round_to_division(size, self.allocator.settings.roundup_power2_divisions)
+        arena = self.allocator.arena(size <= SMALL_SIZE, stream)
+        best = bisect_left(arena.keys, size << ADDRESS_BITS)
+        if not self.allocator.settings.expandable_segments:  # those also extend into blocks that the search skips
+            best = choose(self.allocator, arena, size, best)
+        return best < len(arena.keys)
+
+    def _leave_to_simulation(self, waiting: Sequence[int], stream: int) -> None:
+        """Deferred frees complete when the simulation waits for them; it gives back what it finds.
+
+        It does not wait where oversize blocks of the same stream are enough (``release_available_cached_blocks``):
+        the frees were complete before.
+        """
+        limit = self.allocator.settings.max_split_size_bytes
+        given_back = [i for i in waiting if self._actions[i] in GIVEN_BACK]
+        waited = not given_back or any(
+            self._actions[i] == Action.SEGMENT_UNMAP or self._sizes[i] < limit or self._streams[i] != stream
+            for i in given_back)
+        completed = [i for i in waiting if self._actions[i] == Action.FREE_COMPLETED]
+        if not waited:
+            return self._do(completed)
+        for i in completed:
+            allocator_events.insert(self.allocator, self._blocks.pop(self._addresses[i]), {stream})
+
+    def _undergo(self, later: list[int]) -> None:
+        now, later[:] = list(later), []
+        self._do(now)
+
+    def _answers(self, waiting: Iterable[int]) -> Iterable[Answer]:
+        after = 0
+        for i in waiting:
+            if self._actions[i] in NEW:
+                yield Answer(self._addresses[i], self._sizes[i], after)
+            after += self._actions[i] in GIVEN_BACK
+
+    def _count_given_back(self) -> int:
+        return sum(event[0] in GIVEN_BACK.values() for event in self._told)
+
+    def _give_up(self) -> None:
+        """With private pools, what is given back is known from the history only."""
+        if self._handles:
+            raise Refused
+
+    # --- what is not an allocation ----------------------------------------------------------------------------
+
+    def _do(self, waiting: Iterable[int]) -> None:
+        """Completes frees and gives memory back."""
+        for i in waiting:
+            if self._actions[i] == Action.FREE_COMPLETED:
+                self.allocator.free_completed(self._blocks.pop(self._addresses[i]))
+            elif self._actions[i] in GIVEN_BACK:
+                try:
+                    self.allocator.release_segment(self._addresses[i])
+                except (ValueError, RuntimeError):
+                    self._diverge(i, self._text(i), "that is not a free segment")
+
+    def _by_themselves(self, waiting: list[int]) -> None:
+        """Entries that no allocation followed."""
+        if waiting:
+            self._do(waiting)
+            self._compare(waiting[0], waiting)
+            waiting.clear()
+
+    def _compare(self, index: int, waiting: Sequence[int]) -> None:
+        """The segments of one step, recorded and simulated; in which order they were given back does not count."""
+        if not waiting and not self._told:
+            return
+        recorded = [((NEW | GIVEN_BACK)[self._actions[i]], self._addresses[i], self._sizes[i], self._streams[i])
+                    for i in waiting if self._actions[i] in NEW or self._actions[i] in GIVEN_BACK]
+        told, self._told[:] = list(self._told), []
+        self.sizes += [size for action, _, size, _ in told if action in NEW.values()]
+        for kind, order in ((GIVEN_BACK.values(), sorted), (NEW.values(), list)):
+            one, two = (order(event for event in events if event[0] in kind) for events in (recorded, told))
+            if one != two:
+                self._diverge(index, _events(one), _events(two))
+
+    def compare_end(self, segments: Iterable[Segment]) -> None:
+        """The segments and blocks that the recording lists at its end."""
+        recorded = {segment.address: _layout(segment, segment.stream) for segment in segments}
+        simulated = {segment.address: _layout(segment, self._handles.get(segment.stream, segment.stream))
+                     for segment in self.allocator.snapshot_segments()}
+        for address in sorted(recorded.keys() | simulated.keys()):
+            one, two = recorded.get(address), simulated.get(address)
+            if one != two:
+                self._diverge(None, f"the segment at {address:#x} has {_blocks(one)}", _blocks(two))
+
+    def _diverge(self, index: int | None, recorded: str, simulated: str) -> None:
+        if self.divergence is None:
+            self.divergence = Divergence(index, recorded, simulated)
+
+    def _text(self, i: int) -> str:
+        return f"{Action(self._actions[i]).name.lower()} of {self._sizes[i]:,} bytes at {self._addresses[i]:#x}"
+
+
+def seed(allocator: CachingAllocator, start: Start) -> dict[int, Block]:
+    """Puts an empty allocator into the state of the beginning; returns the blocks in use, by address."""
+    page = {"small": allocator.small.page_bytes, "large": allocator.large.page_bytes}
+    # A range begins where its lowest page was ever mapped: such a page is put there, then unmapped again.
+    lowest = {(s.pool, s.stream): s.address for s in reversed(start.segments) if s.is_expandable}
+    below = [SegmentRecord(address, size, stream, pool, True, (BlockRecord(address, size, 0, "inactive"),))
+             for (pool, stream), address in start.floors.items()
+             if address + (size := page[pool]) <= lowest.get((pool, stream), 0)]
+    blocks = allocator.seed([_record(segment) for segment in start.segments] + below)
+    for record in below:
+        allocator.release_segment(record.address)
+    allocator.reset_peaks()
+    return blocks
+
+
+def _record(segment: Segment) -> SegmentRecord:
+    blocks = tuple(BlockRecord(b.address, b.size, b.requested_size, b.state.value) for b in segment.blocks)
+    return SegmentRecord(segment.address, segment.total_size, segment.stream, segment.pool, segment.is_expandable,
+                         blocks)
+
+
+def _layout(segment: Any, stream: int) -> tuple[Any, ...]:
+    """What must be equal: all but what the last user of a free block asked for."""
+    return stream, segment.total_size, tuple(
+        (b.address - segment.address, b.size, 0 if b.state == State.FREE else b.requested_size, State(b.state).value)
+        for b in segment.blocks)
+
+
+def _blocks(layout: tuple[Any, ...] | None) -> str:
+    if layout is None:
+        return "nothing"
+    blocks = [f"{size:,} {'free' if state == State.FREE else 'in use'}" for _, size, _, state in layout[2]]
+    return f"{layout[1]:,} bytes: {_some(blocks)}"
+
+
+def _events(events: Sequence[tuple[str, int, int, int]]) -> str:
+    return _some([f"{action} of {size:,} bytes" + (f" at {address:#x}" if address < ELSEWHERE else "")
+                  for action, address, size, _ in events]) or "no segment"
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:MANY]) + (f" and {len(texts) - MANY} more" if len(texts) > MANY else "")

@@ -1,0 +1,153 @@
+"""Pickles that are no snapshots: one line each, nothing executed, no great amount of memory."""
+
+import bz2
+import gzip
+import lzma
+import os
+import pickle
+import pickletools
+import random
+import resource
+
+import pytest
+
+from predictor.errors import InputError
+from predictor.snapshot import read, unpickle
+from predictor.snapshot.recording import RecordingAllocator
+
+GIB = 1 << 30
+
+
+def small() -> bytes:
+    """A snapshot of one allocation."""
+    allocator = RecordingAllocator()
+    allocator.malloc(1000)
+    return pickle.dumps(allocator.snapshot(), protocol=4)
+
+
+def message(tmp_path, data: bytes, **options) -> str:
+    path = tmp_path / "x.pickle"
+    path.write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        read(path, **options)
+    text = str(caught.value)
+    assert text.startswith(str(path)) and "\n" not in text and len(text) < 600
+    return text
+
+
+class Runs:
+    """Unpickled by the ordinary unpickler, it makes a directory."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_would_run_something_is_refused_and_nothing_runs(tmp_path, protocol):
+    mark = tmp_path / "was-run"
+    text = message(tmp_path, pickle.dumps({"segments": [Runs(mark)], "device_traces": []}, protocol=protocol))
+    assert "posix.mkdir" in text and "nothing in it was run" in text
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Runs(mark), protocol=protocol))
+    assert mark.exists()  # so the test can tell
+
+
+@pytest.mark.parametrize("code", [
+    b"cos\nsystem\n(S'true'\ntR.",  # GLOBAL, REDUCE
+    b"(S'true'\nios\nsystem\n.",  # INST
+    b"(cos\nsystem\nS'true'\no.",  # OBJ
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",  # STACK_GLOBAL
+    b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+    b"\x80\x02ccollections\nOrderedDict\n)\x81}b.",  # NEWOBJ, BUILD
+    b"\x80\x04Pname\n.", b"\x80\x04\x8c\x04nameQ.",  # persistent ids
+    b"\x80\x02\x82\x07.",  # an extension code
+    b"\x80\x05\x97.",  # a buffer from outside
+], ids=repr)
+def test_every_way_to_something_else_is_refused(tmp_path, code):
+    assert "no snapshot does" in message(tmp_path, code) or "not a pickle" in message(tmp_path, code)
+
+
+def test_what_is_cut_off_anywhere_is_refused(tmp_path):
+    data = small()
+    for length in range(len(data)):
+        message(tmp_path, data[:length])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_damaged_bytes_never_raise_anything_else(tmp_path, seed):
+    chance = random.Random(seed)
+    data = bytearray(small())
+    for _ in range(chance.randint(1, 4)):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    path = tmp_path / "x.pickle"
+    path.write_bytes(data)
+    try:
+        read(path)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("code", [
+    b"\x80\x04]r\xff\xff\xff\x7f.",  # a memo index of 2^31
+    b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.",  # a bytearray of a TiB
+    b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b"x.",  # bytes of a TiB
+    b"\x80\x04\x95" + (1 << 40).to_bytes(8, "little") + b"x.",  # a frame of a TiB
+], ids=["memo", "bytearray", "bytes", "frame"])
+def test_a_few_bytes_that_ask_for_much_memory_are_refused(tmp_path, code):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    message(tmp_path, code)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (1 << 19)  # KiB
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, gzip.compress, bz2.compress])
+def test_what_unpacks_to_too_much_is_refused(tmp_path, pack):
+    assert "is larger than 1,000,000 bytes uncompressed" in message(
+        tmp_path, pack(bytes(20_000_000)), limit_bytes=1_000_000)
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, gzip.compress, bz2.compress])
+def test_damaged_compression_is_refused(tmp_path, pack):
+    data = pack(small())
+    message(tmp_path, data[: len(data) // 2])
+    message(tmp_path, data[:20] + bytes(20) + data[40:])
+
+
+@pytest.mark.parametrize("data, expected", [
+    (b"", "is empty"),
+    (b'{"segments": []}', "not a pickle"),
+    (b"PK\x03\x04" + bytes(100), "zip archive"),
+    (pickle.dumps(None), "it holds nothing, not a dictionary"),
+    (pickle.dumps([1]), "it holds a list, not a dictionary"),
+    (pickle.dumps({}), "segments is missing"),
+    (pickle.dumps({"segments": []}), "device_traces is missing"),
+    (pickle.dumps({"segments": {}, "device_traces": []}), "segments is a dictionary, not a list"),
+    (pickle.dumps({"segments": [], "device_traces": [[]] * 2000}), "lists 2,000 devices"),
+], ids=str)
+def test_what_is_no_snapshot_is_told_so(tmp_path, data, expected):
+    assert expected in message(tmp_path, data)
+
+
+def test_a_list_inside_itself_is_no_trouble(tmp_path):
+    loop = []
+    loop.append(loop)
+    assert "segments[0] is a list" in message(tmp_path, pickle.dumps({"segments": loop, "device_traces": []}))
+
+
+def test_missing_files_and_directories_are_told(tmp_path):
+    for path, expected in ((tmp_path / "none", "no such file"), (tmp_path, "is a directory"), ("a\0b", "cannot be read")):
+        with pytest.raises(InputError, match=expected):
+            read(path)
+
+
+def test_the_limit_holds_for_plain_files_too(tmp_path):
+    assert "is larger than" in message(tmp_path, small(), limit_bytes=100)
+
+
+def test_only_plain_data_is_built():
+    assert unpickle._Plain.__mro__[1] is pickle.Unpickler  # the C one: its opcodes reach classes by find_class only
+    names = {opcode.name for opcode, _, _ in pickletools.genops(small())}
+    assert not names & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"}
