@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 
-from calibrate.emulator import is_emulated
+from calibrate.emulator import injection, is_emulated
 from calibrate.record import Device, MeasuredOn
 from predictor.errors import InputError
 
@@ -41,7 +40,7 @@ def describe(event_completion: str | None) -> Device:
         name=properties.name, capacity_bytes=properties.total_memory,
         compute_capability=(properties.major, properties.minor), multiprocessors=properties.multi_processor_count,
         driver=_nvml(lambda nvml, _: nvml.nvmlSystemGetDriverVersion()),
-        event_completion=event_completion if is_emulated() else None)
+        event_completion=event_completion if is_emulated() else None, injected=injection.injected_here())
 
 
 def measured_on() -> MeasuredOn:
@@ -65,8 +64,8 @@ def software() -> dict[str, str | None]:
 
 
 def settings() -> dict[str, str]:
-    """Those of :data:`SETTINGS` that are set in this process."""
-    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    """Those of :data:`SETTINGS` that are set in this process, without what an injection set."""
+    return injection.own_settings(SETTINGS)
 
 
 def used_bytes() -> int:

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from calibrate import alone, predicted
-from calibrate.emulator import environment
+from calibrate.emulator import Injection, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import Order
 from calibrate.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record, from_plain
@@ -30,6 +30,8 @@ from predictor.version import VERSION
 from predictor.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""PyTorch reads the first that it knows; the second since 2.9."""
 
 
 def default_device() -> MeasuredOn:
@@ -38,7 +40,8 @@ def default_device() -> MeasuredOn:
 
 
 def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: str | None = None,
-            events: str = "immediate", verbose: bool = False, command: Sequence[str] = ()) -> Record:
+            events: str = "immediate", verbose: bool = False, command: Sequence[str] = (),
+            inject: Injection | None = None) -> Record:
     """Run one workload for three steps and record what PyTorch's allocator counted.
 
     Args:
@@ -50,6 +53,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         events: when events complete on the emulated GPU (see :func:`calibrate.emulator.environment`).
         verbose: let the job's own output through, on stderr.
         command: the words of the command line, for the record.
+        inject: what makes the emulated device differ from its kind; the record says so.
 
     Raises:
         InputError: a workload that cannot be run here, or a job that ended otherwise than by running
@@ -61,7 +65,11 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         changes = environment(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events, shadow_real_gpu=True,
-                              devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1)
+                              devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1, inject=inject)
+    elif inject is not None:
+        raise InputError("nothing can be injected into a real GPU: device must be emulated")
+    if workload.allocator_conf:
+        changes |= dict.fromkeys(ALLOCATOR_VARIABLES, workload.allocator_conf)
     rank, chosen_by = predicted.choose_rank(workload)
     order = Order(
         workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,

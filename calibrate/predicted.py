@@ -9,7 +9,6 @@ import numpy as np
 from calibrate import alone
 from calibrate.record import Peak, Predicted, PredictedMoment, RankChoice
 from predictor import pipeline
-from predictor.answer import Run
 from predictor.errors import InputError
 from predictor.events import MOMENTS
 from predictor.workload import Workload
@@ -33,7 +32,7 @@ def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
     if workload.data_parallel_size == 1:
         return 0, RankChoice.WORKLOAD
     try:
-        return _run(workload).rank, RankChoice.PREDICTION
+        return pipeline.prepare(workload).rank, RankChoice.PREDICTION
     except InputError as error:
         raise InputError(f"which rank is the worst cannot be predicted ({error}): "
                          f"give --rank 0 … {workload.data_parallel_size - 1}") from None
@@ -45,7 +44,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     Raises:
         InputError: as :func:`predictor.pipeline.predict`.
     """
-    run = _run(workload.replace(rank=rank))
+    run = pipeline.prepare(workload.replace(rank=rank)).run(workload.capacity)
     events, live = run.events, run.live
     begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
     rows = []
@@ -56,8 +55,3 @@ def predicted(workload: Workload, rank: int) -> Predicted:
                 rows.append(PredictedMoment(step, moment, int(begun[mask].max())))
     top = events[int(np.argmax(live))].tag
     return Predicted(Peak(run.peak, top.moment, top.step), tuple(rows))
-
-
-def _run(workload: Workload) -> Run:
-    _, _, run, _, _ = pipeline.run_of(workload)
-    return run

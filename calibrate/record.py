@@ -6,7 +6,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -38,7 +38,9 @@ class RankChoice(str, Enum):
 class Device:
     """The GPU as PyTorch sees it. ``driver`` is NVML's version text, None where NVML does not answer.
 
-    ``event_completion`` says when events of an emulated GPU complete (see ``calibrate.emulator``).
+    ``event_completion`` says when events of an emulated GPU complete (see ``calibrate.emulator``). ``injected`` is
+    None, or what makes that GPU differ from its kind (``calibrate.emulator.Injection.read`` reads it): no
+    measurement of that kind then. Records from before the field have none.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Device:
     multiprocessors: int
     driver: str | None
     event_completion: str | None
+    injected: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -215,10 +218,10 @@ def _dataclass(kind: Any, document: dict[str, Any], where: str) -> Any:
     for key in document:
         if key not in hints:
             raise InputError(f"{where}: unknown key {show(key)}{nearest(key, hints)}")
-    for key in hints:
-        if key not in document:
-            raise InputError(f"{where}: the key {show(key)} is missing")
-    return kind(**{key: from_plain(hint, document[key], f"{where}: {key}") for key, hint in hints.items()})
+    for field in fields(kind):
+        if field.name not in document and field.default is MISSING:
+            raise InputError(f"{where}: the key {show(field.name)} is missing")
+    return kind(**{key: from_plain(hints[key], value, f"{where}: {key}") for key, value in document.items()})
 
 
 def _of(kind: Any, value: Any, where: str) -> Any:

@@ -3,97 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from predictor import regimes, timeline
-from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS, EventList, Factor
+from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
 from predictor.gpus import Gpu
-from predictor.prediction import Bound, Candidate, Peak, Prediction, Timeline
+from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
+from predictor.run import Run
 from predictor.sizes import Shape
+from predictor.survival import ASSUMED_RUNTIME_BYTES, Outcome
 from predictor.workload import Workload
 
 NOT_MODELLED = (
-    "the caching allocator's segments: allocated is requested rounded up to 512-byte blocks, reserved is not predicted",
     "CUDA context, NCCL and library memory outside PyTorch's allocator",
     "private workspaces of cuDNN engines",
     "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop",
 )
 
-ASSUMED_RUNTIME_BYTES = 1 << 30
-"""CUDA context, NCCL and libraries, until a profile has measured them: between, the verdict is uncertain."""
 
-
-LARGEST_BUFFER_BYTES = 1 << 46
-"""Beyond it sums of buffers could leave 64 bits."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A composed run of one rank at one shape, with its sizes and running sum in bytes."""
-
-    events: EventList
-    rank: int
-    row_bytes: np.ndarray
-    live: np.ndarray
-
-    @property
-    def peak(self) -> int:
-        """Peak requested bytes."""
-        return int(self.live.max())
-
-
-def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:
-    """Put numbers to a composed run."""
-    row_bytes = sizes_at(events, shape, gpu)
-    return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
-
-
-def sizes_at(events: EventList, shape: Shape, gpu: Gpu) -> np.ndarray:
-    """Bytes of every size row at a shape.
-
-    Raises:
-        InputError: one of them is beyond :data:`LARGEST_BUFFER_BYTES`.
-    """
-    if events.sizes.largest(shape, gpu) > LARGEST_BUFFER_BYTES:
-        raise InputError(f"one buffer alone would take more than {LARGEST_BUFFER_BYTES >> 40} TiB: "
-                         "give a smaller batch, sequence or model")
-    return events.sizes.at(shape, gpu)
-
-
-def answer(workload: Workload, formula: Formula, run: Run, shape: Shape, gpu: Gpu, *, notes: tuple[str, ...],
-           with_timeline: bool) -> Prediction:
-    """The prediction that a run amounts to."""
-    events, blocks = run.events, timeline.rounded(run.row_bytes)
-    allocated = timeline.running_sum(events, blocks)
-    at, at_allocated = int(np.argmax(run.live)), int(np.argmax(allocated))
-    peak_allocated = int(allocated[at_allocated])
-    modules, layers = _split(run, at_allocated, peak_allocated, formula.facts)
-    capacity = workload.capacity
-    tag = events[at].tag
+def answer(workload: Workload, formula: Formula, outcome: Outcome, shape: Shape, gpu: Gpu, *, notes: tuple[str, ...],
+           with_timeline: bool, minimum_capacity_bytes: int | None) -> Prediction:
+    """The prediction that a run and its simulation amount to."""
+    run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
+    peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
+    modules, layers = _split(run, simulation.peak_at, peak_allocated, formula.facts)
+    tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=workload.resolved(), filled_in=workload.filled_in,
-        peak_requested=Bound(run.peak), peak_allocated=Bound(peak_allocated), peak_reserved=None, peak_device=None,
+        peak_requested=Bound(run.peak), peak_allocated=Bound(peak_allocated),
+        peak_reserved=Bound(peak_reserved, outcome.reserved_low, outcome.reserved_high), peak_device=None,
+        fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_allocated,
-        verdict=_verdict(peak_allocated, capacity),
+        verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
-        moments={moment: _point(run, index) for moment, index in timeline.highest(events, run.live)},
+        moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
         not_modelled=NOT_MODELLED + notes, provenance=_provenance(workload, formula, gpu),
         candidates=_candidates(run, formula, shape, gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None)
 
 
-def _verdict(peak_allocated: int, capacity: int | None) -> str | None:
-    if capacity is None:
+def _failure(outcome: Outcome) -> OutOfMemory | None:
+    """Where the job runs out of memory; if that is uncertain, where it would with the least room."""
+    failure = outcome.failure
+    if failure is None or failure.failed_at is None or failure.out_of_memory is None:
         return None
-    if peak_allocated > capacity:
-        return "does_not_fit"
-    return "fits" if peak_allocated + ASSUMED_RUNTIME_BYTES <= capacity else "uncertain"
+    tag, error = outcome.run.events[failure.failed_at].tag, failure.out_of_memory
+    return OutOfMemory(tag.moment, tag.module, tag.operator, tag.step, error.requested_bytes, error.allocated_bytes,
+                       error.reserved_bytes)
 
 
 def _point(run: Run, index: int) -> dict:
@@ -102,7 +62,7 @@ def _point(run: Run, index: int) -> dict:
 
 
 def _split(run: Run, index: int, total: int, facts: ModelFacts) -> tuple[dict, dict]:
-    """Requested bytes alive at an event by modality and by layer, then factor; rounding as ``allocator``.
+    """Requested bytes alive at an event by modality and by layer, then factor; what blocks hold more as ``allocator``.
 
     An engine's flat buffers hold every modality that trains: they are split by trainable parameters.
     """
@@ -168,4 +128,4 @@ def _curve(run: Run, points: int = 600) -> Timeline:
 
 def _provenance(workload: Workload, formula: Formula, gpu: Gpu) -> dict:
     return {"versions": dict(workload.versions), "kernels_of": gpu.name, "profile": None,
-            "formula": formula.provenance, "measured_on": "assumed"}
+            "runtime_bytes": ASSUMED_RUNTIME_BYTES, "formula": formula.provenance, "measured_on": "assumed"}

@@ -1,10 +1,11 @@
-"""Reads the users' YAML and JSON files; whatever is wrong with one becomes one line."""
+"""Reads the users' YAML and JSON files, and writes files whole; whatever is wrong with one becomes one line."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{name}: cannot be read: {reason}") from None
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Writes a whole file or nothing: to a temporary neighbour, then renamed over ``path``.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
+        try:
+            with open(handle, "wb") as stream:
+                stream.write(data)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"{show(path, 200)[1:-1]}: cannot be written: {error.strerror}") from None
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from predictor import deepspeed_config, gpus, models, regimes, store
-from predictor.answer import Run, answer, evaluate, sizes_at
+from predictor import deepspeed_config, gpus, models, regimes, store, survival
+from predictor.allocator import AllocatorSettings
+from predictor.answer import answer
 from predictor.engine import torch_loop
 from predictor.engine.setup import Setup
 from predictor.engine.zero2 import Zero2
@@ -15,6 +18,7 @@ from predictor.events import EventList
 from predictor.formula import Formula
 from predictor.gpus import Gpu
 from predictor.prediction import Prediction
+from predictor.run import Run, evaluate, sizes_at
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -24,25 +28,58 @@ DEFAULT_GPU = "h100-80gb"
 Progress = Callable[[Sequence], Iterable]
 
 
-def predict(workload: Workload, *, timeline: bool = False, progress: Progress | None = None) -> Prediction:
+def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: bool = False,
+            progress: Progress | None = None) -> Prediction:
     """Predict one workload's peak memory.
 
     Args:
         workload: what is trained and how.
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
+        minimum_capacity: also search the smallest GPU memory that the job survives in; a second or two.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
-    workload, formula, run, shape, gpu = run_of(workload, progress)
-    notes = setup_of(workload, formula).zero.notes if workload.engine == "deepspeed" else ()
-    return answer(workload, formula, run, shape, gpu, notes=notes, with_timeline=timeline)
+    job = prepare(workload, progress)
+    return answer(job.workload, job.formula, job.judge(), job.shape, job.gpu,
+                  notes=job.setup.zero.notes if job.setup.zero else (), with_timeline=timeline,
+                  minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
 
 
-def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Workload, Formula, Run, Shape, Gpu]:
-    """The composed run of a workload, with the defaults that only the model could settle.
+@dataclass(frozen=True)
+class Job:
+    """A workload with everything that answers for it; ``rank`` is the asked one, or the worst."""
+
+    workload: Workload
+    formula: Formula
+    setup: Setup
+    rank: int
+    shape: Shape
+    gpu: Gpu
+
+    def run(self, limit_bytes: int | None) -> Run:
+        """Its events where PyTorch can have so many bytes (None: without limit)."""
+        setup = replace(self.setup, capacity_bytes=limit_bytes)
+        return evaluate(compose(self.formula, setup, self.rank), self.rank, self.shape, self.gpu)
+
+    def judge(self) -> survival.Outcome:
+        """Whether it fits its GPU."""
+        return survival.judge(self.run, self.setup.allocator, self.workload.capacity)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The history that the prediction is of, as ``torch.cuda.memory._snapshot()`` would return it."""
+        settings = self.setup.allocator
+        return survival.record(self.judge(), settings, self.workload.capacity).snapshot()
+
+    def minimum_capacity(self) -> int:
+        """Smallest GPU memory that it survives in, in bytes."""
+        return survival.minimum_capacity(self.run, self.setup.allocator)
+
+
+def prepare(workload: Workload, progress: Progress | None = None) -> Job:
+    """A workload with its formula and worst rank, and with the defaults that only the model could settle.
 
     Raises:
         InputError: as :func:`predict`.
@@ -53,7 +90,14 @@ def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Worklo
                   workload.per_device_train_batch_size * workload.images_per_sample)
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
-    return workload, formula, worst_run(formula, workload, shape, gpu), shape, gpu
+    setup = setup_of(workload, formula)
+    return Job(workload, formula, setup, worst_rank(formula, setup, workload.rank, shape, gpu), shape, gpu)
+
+
+def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Workload, Formula, Run, Shape, Gpu]:
+    """As :func:`prepare`, with the run at the workload's own capacity."""
+    job = prepare(workload, progress)
+    return job.workload, job.formula, job.run(job.workload.capacity), job.shape, job.gpu
 
 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
@@ -125,7 +169,8 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
     return Setup(
         facts=formula.facts, optim=workload.optim, param_groups=workload.param_groups,
         max_grad_norm=workload.max_grad_norm, gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity,
+        allocator=AllocatorSettings.parse(workload.allocator_conf or ""))
 
 
 @lru_cache(maxsize=8)
@@ -140,14 +185,11 @@ def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     return torch_loop.compose(formula.micro, setup) if setup.zero is None else zero2(formula, setup).rank(rank)
 
 
-def worst_run(formula: Formula, workload: Workload, shape: Shape, gpu: Gpu) -> Run:
-    """The run of the asked rank, or of the one with the highest requested peak (the lowest of equals)."""
-    setup, rank = setup_of(workload, formula), workload.rank
-    if rank == "worst":
-        rank = 0
-        if setup.data_parallel_size > 1:
-            traced = formula.micro.events
-            traced_bytes = sizes_at(traced, shape, gpu)[traced.buffers.size]
-            peaks = zero2(formula, setup).peaks(range(setup.data_parallel_size), traced_bytes)
-            rank = peaks.index(max(peaks))
-    return evaluate(compose(formula, setup, rank), rank, shape, gpu)
+def worst_rank(formula: Formula, setup: Setup, rank: int | str, shape: Shape, gpu: Gpu) -> int:
+    """The asked rank, or the one with the highest requested peak (the lowest of equals)."""
+    if rank != "worst" or setup.data_parallel_size == 1:
+        return 0 if rank == "worst" else rank
+    traced = formula.micro.events
+    traced_bytes = sizes_at(traced, shape, gpu)[traced.buffers.size]
+    peaks = zero2(formula, setup).peaks(range(setup.data_parallel_size), traced_bytes)
+    return peaks.index(max(peaks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from predictor.events import Factor, Moment
@@ -27,6 +27,19 @@ class Peak:
     operator: str
     rank: int
     step: int
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The allocation that fails, and what PyTorch holds then; bytes."""
+
+    moment: Moment
+    module: str
+    operator: str
+    step: int
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,8 @@ class Prediction:
 
     ``factors`` adds up to ``peak_allocated.bytes``; ``modules`` splits the same sum by modality
     module, then factor; ``layers`` by dotted layer path, then factor; ``moments`` is the highest
-    requested point of each moment.
+    requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
+    bytes when these are highest.
     """
 
     workload: Mapping[str, Any]
@@ -86,6 +100,8 @@ class Prediction:
     provenance: Mapping[str, Any]
     candidates: tuple[Candidate, ...] = ()
     curve: Timeline | None = field(default=None, repr=False)
+    fragmentation_bytes: int | None = None
+    out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -97,9 +113,12 @@ class Prediction:
             document[f"{name}_bytes_low"] = bound.low
             document[f"{name}_bytes_high"] = bound.high
         document |= {
+            "fragmentation_bytes": self.fragmentation_bytes,
             "capacity_bytes": self.capacity_bytes,
             "headroom_bytes": self.headroom_bytes,
             "verdict": self.verdict,
+            "out_of_memory": None if self.out_of_memory is None else
+            asdict(self.out_of_memory) | {"moment": self.out_of_memory.moment.value},
             "minimum_capacity_bytes": self.minimum_capacity_bytes,
             "peak": {
                 "moment": self.peak.moment.value,

@@ -11,14 +11,6 @@ from predictor.events import FACTORS, MOMENTS, EventList, Factor, Moment
 from predictor.gpus import Gpu
 from predictor.sizes import Monomial, Shape, SizeTable
 
-BLOCK_BYTES = 512
-"""kMinBlockSize of the caching allocator (c10/core/CachingDeviceAllocator.h): sizes are rounded up to it."""
-
-
-def rounded(sizes: np.ndarray) -> np.ndarray:
-    """Requested bytes rounded up to whole blocks."""
-    return -(-sizes // BLOCK_BYTES) * BLOCK_BYTES
-
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
     """Live bytes after each event, given the bytes of every size row."""

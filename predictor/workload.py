@@ -72,6 +72,21 @@ class _Gpu(Text):
     from_text = check
 
 
+class _AllocatorConf(Text):
+    """What ``PYTORCH_CUDA_ALLOC_CONF`` would hold."""
+
+    def check(self, value: Any) -> str:
+        from predictor.allocator import AllocatorSettings
+
+        try:
+            AllocatorSettings.parse(super().check(value))
+        except InputError as error:
+            raise Invalid(f"holds {error}" if not str(error).startswith("PYTORCH") else str(error)) from None
+        return value
+
+    from_text = check
+
+
 class _Version(Text):
     def check(self, value: Any) -> str:
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?([-+.a-zA-Z]\S{0,40})?", super().check(value)):
@@ -156,7 +171,8 @@ class Workload:
 
     gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")
     capacity_bytes: int | None = key(Size(), None, "gpu", "memory of the GPU, such as 80GiB; overrides the GPU's own")
-    allocator_conf: None = key(Later("PyTorch's default allocator settings are modelled"), None, "gpu", "")
+    allocator_conf: str | None = key(_AllocatorConf("SETTINGS"), None, "gpu",
+                                     "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: None = key(Later("no calibration profile exists yet; leave it out"), None, "gpu", "")
     versions: FrozenMap = key(Table(dict.fromkeys(PINNED, _Version()), PINNED), FrozenMap(PINNED), "gpu",
                               "of torch, transformers, deepspeed")

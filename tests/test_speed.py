@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from predictor import gpus, pipeline, regimes, timeline
-from predictor.allocator import CachingAllocator, SimulatedDriver
+from predictor import gpus, pipeline, regimes, survival, timeline
+from predictor.allocator import AllocatorSettings
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -25,14 +25,14 @@ def formula():
 
 
 def test_one_warm_prediction_engine_and_worst_rank_included(benchmark, formula):
-    assert benchmark(pipeline.worst_run, formula, JOB, SHAPE, H100).peak > 0  # shapes may change, the engine is kept
+    assert benchmark(lambda: pipeline.prepare(JOB).run(None)).peak > 0  # shapes may change, the engine is kept
 
 
 def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
     def predict_anew():
         pipeline.compose.cache_clear()
         pipeline.zero2.cache_clear()
-        return pipeline.worst_run(formula, JOB, SHAPE, H100)
+        return pipeline.prepare(JOB).run(None)
 
     assert benchmark(predict_anew).peak > 0
 
@@ -65,22 +65,13 @@ def test_tracing_llava_7b(benchmark):
 
 def test_allocator_events(benchmark):
     """Every allocation and free of the job, one after the other, through the simulated caching allocator."""
-    _, _, run, _, _ = pipeline.run_of(JOB)
-    buffers = run.events.buffers
-    size, stream = run.row_bytes[buffers.size].tolist(), buffers.stream.tolist()
-    events = [(kind, buffer) for kind, buffer in zip(run.events.kind.tolist(), run.events.buffer.tolist())
-              if size[buffer]]  # a tensor without elements has no block
+    run = pipeline.prepare(JOB).run(None)
 
-    def play():
-        allocator, blocks = CachingAllocator(driver=SimulatedDriver(H100.capacity_bytes)), [None] * len(size)
-        malloc, free = allocator.malloc, allocator.free
-        for kind, buffer in events:
-            if kind > 0:
-                blocks[buffer] = malloc(size[buffer], stream[buffer])
-            else:
-                free(blocks[buffer])
-        return allocator
+    simulation = benchmark(survival.play, run, AllocatorSettings())
+    assert simulation.allocator.peak_requested_bytes == run.peak
+    benchmark.extra_info["events_per_second"] = int(len(run.events) / benchmark.stats.stats.min)
+    print(f"\n{benchmark.extra_info['events_per_second']:,} allocator events a second ({len(run.events):,} events)")
 
-    assert benchmark(play).peak_requested_bytes == run.peak
-    benchmark.extra_info["events_per_second"] = int(len(events) / benchmark.stats.stats.min)
-    print(f"\n{benchmark.extra_info['events_per_second']:,} allocator events a second ({len(events):,} events)")
+
+def test_a_whole_prediction_with_reserved_memory(benchmark):
+    assert benchmark(pipeline.predict, JOB).peak_reserved.bytes > 0

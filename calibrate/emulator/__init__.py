@@ -12,7 +12,7 @@ its out-of-memory errors are PyTorch's own.
 
 Known limits:
 - No CUDA context, no buffers of NCCL, no private workspaces of cuDNN (attention,
-  convolutions), cuBLAS beyond PyTorch's own, cuSOLVER (which is refused).
+  convolutions), unless injected (see `injection`); no workspaces of cuBLAS beyond PyTorch's own, cuSOLVER (which is refused).
 - Values of floating-point tensors read back as zero, apart from inputs and
   scalars that are known; those of integers are true where `twins` can follow.
   Printing a CUDA tensor shows zeros. Threads that a job starts by itself read
@@ -20,6 +20,7 @@ Known limits:
 - A second process (a monitor) sees no memory used.
 """
 
+from .injection import Injection
 from .job_environment import environment, is_emulated
 
-__all__ = ["environment", "is_emulated"]
+__all__ = ["Injection", "environment", "is_emulated"]

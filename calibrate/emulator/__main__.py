@@ -10,6 +10,7 @@ import sys
 from predictor.errors import InputError
 from predictor.gpus import GPUS
 
+from .injection import Injection
 from .job_environment import environment
 
 
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--devices", type=int, default=1, help="how many GPUs the command sees")
     run.add_argument("--no-integers", action="store_true", help="do not track values of integer tensors")
     run.add_argument("--shadow-real-gpu", action="store_true", help="hide the real GPU of this machine")
+    run.add_argument("--inject", metavar="KEY=VALUE", action="append", default=[],
+                     help="make the device differ from the real kind; repeat for more (keys: calibrate/emulator/injection.py)")
     run.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -39,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             devices=arguments.devices,
             track_integers=not arguments.no_integers,
             shadow_real_gpu=arguments.shadow_real_gpu,
+            inject=Injection.from_words(arguments.inject),
         )
         os.execvpe(command[0], command, {**os.environ, **changes})
     except InputError as error:

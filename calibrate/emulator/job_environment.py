@@ -9,6 +9,7 @@ from predictor.errors import InputError
 
 from .build import Build, ensure_built
 from .devices import EmulatedGpu, find_gpu
+from .injection import Injection, refuse_inside_another
 
 #: Read by csrc/device.c; present in no process that was not started for it.
 SETTING = "PEAKCAST_EMULATED_GPU"
@@ -28,6 +29,7 @@ def environment(
     devices: int = 1,
     track_integers: bool = True,
     shadow_real_gpu: bool = False,
+    inject: Injection | None = None,
 ) -> dict[str, str]:
     """Variables to set, over the present ones, for a job on an emulated GPU.
 
@@ -38,8 +40,13 @@ def environment(
     lies between, and blocks used on two streams are reusable only then.
     `devices` is how many such GPUs the job sees. `track_integers` keeps true
     values for integer and boolean tensors (see `twins`). On a machine with an
-    NVIDIA driver this refuses, unless `shadow_real_gpu`.
+    NVIDIA driver this refuses, unless `shadow_real_gpu`. `inject` makes the device
+    another than it should be (see `injection`).
     """
+    refuse_inside_another()
+    inject = inject or Injection()
+    injected = bool(inject.stated())
+    context_bytes += inject.context_bytes
     kind = find_gpu(gpu)
     if not shadow_real_gpu and has_real_driver():
         raise InputError(
@@ -54,11 +61,12 @@ def environment(
     event_launches = _launches(events)
     built = ensure_built()
     setting = _setting(kind, built, capacity_bytes, context_bytes, event_launches, devices)
+    setting |= inject.device_values() if injected else {}
     python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
     # Last, so that nothing of ours hides a module of the job's.
     python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *python_path]))
     return {
-        SETTING: setting,
+        SETTING: ";" + ";".join(f"{key}={value}" for key, value in setting.items()),
         "LD_PRELOAD": _prepend("LD_PRELOAD", *map(str, built.libraries)),
         "LD_LIBRARY_PATH": _prepend("LD_LIBRARY_PATH", str(built.directory)),
         "PYTHONPATH": python_path,
@@ -67,6 +75,7 @@ def environment(
         "TRITON_LIBCUDA_PATH": str(built.directory),
         # Kernels "compiled" here are empty: they must not reach the cache of a real GPU.
         "USE_PYTORCH_KERNEL_CACHE": "0",
+        **(inject.variables() if injected else {}),
     }
 
 
@@ -85,10 +94,10 @@ def has_real_driver() -> bool:
 
 def _setting(
     kind: EmulatedGpu, built: Build, capacity_bytes: int, context_bytes: int, event_launches: int, devices: int
-) -> str:
+) -> dict[str, str | int]:
     gpu, architecture = kind.gpu, kind.architecture
     major, minor = gpu.compute_capability
-    values = {
+    return {
         "name": kind.product,
         "capacity_bytes": capacity_bytes,
         "context_bytes": context_bytes,
@@ -107,7 +116,6 @@ def _setting(
         "runtime_version": built.torch.cuda_number,
         "event_launches": event_launches,
     }
-    return ";" + ";".join(f"{key}={value}" for key, value in values.items())
 
 
 def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from predictor.allocator.allocator import CachingAllocator
@@ -40,7 +40,7 @@ class Simulation:
         return self.allocator.peak_reserved_bytes
 
 
-def simulate(kinds: Sequence[int], buffers: Sequence[int], sizes: Sequence[int], streams: Sequence[int],
+def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int], streams: Sequence[int],
              allocator: CachingAllocator) -> Simulation:
     """Run events through an allocator until they end or one runs out of memory.
 

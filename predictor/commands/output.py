@@ -7,12 +7,12 @@ import json
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from predictor.errors import InputError
+from predictor.files import write_whole
 from predictor.suggest import show
 
 WIDTH = 100  # columns of a report that does not go to a terminal
@@ -54,21 +54,8 @@ def check_path(path: str | None, force: bool) -> None:
 
 
 def write_file(path: str, text: str) -> None:
-    """Writes a whole file or nothing: to a temporary neighbour, then renamed over ``path``."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
-        try:
-            with open(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InputError(f"{show(path, 200)[1:-1]}: cannot be written: {error.strerror}") from None
+    """Writes a whole text file or nothing."""
+    write_whole(path, text.encode())
 
 
 def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Callable[[Any], None]) -> None:

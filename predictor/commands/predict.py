@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
+from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast predict llava-1.5-7b --recipe finetune --per-device-train-batch-size 16 \\
       --sequence-length 1024 --data-parallel-size 8 --zero-stage 2 --gpu h100-80gb
   peakcast predict llava-1.5-7b --sequence-length 2048 --deepspeed zero2.json --data-parallel-size 4
   peakcast predict --workload job.yaml --capacity-bytes 80GiB --json -o prediction.json
+  peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
 
 exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input
 """
@@ -20,15 +22,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the workload's options and the output's."""
     options.add_workload(parser)
     output.add_output(parser)
+    group = parser.add_argument_group("what else to find out")
+    group.add_argument("--minimum-capacity", action="store_true",
+                       help="also search the smallest GPU memory that the job survives in (a second or two)")
+    group.add_argument("--snapshot", metavar="FILE",
+                       help="also write the predicted memory history; opens in https://pytorch.org/memory_viz")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts and reports; the exit code says whether it fits."""
-    output.check_path(arguments.output, arguments.force)
+    for path in (arguments.output, arguments.snapshot):
+        output.check_path(path, arguments.force)
+    if arguments.snapshot and arguments.snapshot == arguments.output:
+        raise InputError("--snapshot and -o name the same file: give two")
     workload = options.workload(arguments)
-    from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
+    from predictor import pipeline  # numpy takes a while; a mistake should be told at once
 
-    prediction = predict(workload, progress=output.progress)
+    prediction = pipeline.predict(workload, minimum_capacity=arguments.minimum_capacity, progress=output.progress)
+    if arguments.snapshot:
+        from predictor import snapshot
+
+        snapshot.write(arguments.snapshot, pipeline.prepare(workload).snapshot())
 
     def report(console) -> None:
         from predictor.report.table import report

@@ -26,18 +26,30 @@ def title(prediction: Prediction) -> str:
 
 def verdict(prediction: Prediction) -> str:
     """Whether it fits, with the numbers that decide."""
-    peak = size_text(prediction.peak_allocated.bytes)
+    reserved = prediction.peak_reserved
+    peak = f"{size_text(prediction.peak_allocated.bytes)} allocated" + (
+        f", {size_text(reserved.bytes)} reserved" if reserved else "")
     if prediction.verdict is None:
-        return f"Peak {peak} allocated. No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict."
+        return f"Peak {peak}. No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict."
     gpu = prediction.workload.get("gpu") or "the given capacity"
-    capacity, room = size_text(prediction.capacity_bytes or 0), prediction.headroom_bytes or 0
+    capacity = size_text(prediction.capacity_bytes or 0)
     note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"
     if prediction.verdict == "fits":
-        return f"Fits {gpu}: peak {peak} allocated of {capacity}{note}, {size_text(room)} to spare."
+        return f"Fits {gpu}: peak {peak} of {capacity}{note}."
     if prediction.verdict == "uncertain":
-        return (f"Uncertain on {gpu}: peak {peak} allocated of {capacity}{note} leaves little room for what PyTorch "
-                "does not count (CUDA context, NCCL, libraries).")
-    return f"Does not fit {gpu}: peak {peak} allocated, but {capacity}{note} offered, {size_text(abs(room))} too much."
+        return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
+                f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}.")
+    return f"Does not fit {gpu} ({capacity}{note}): out of memory{failure(prediction)}. It would peak at {peak}."
+
+
+def failure(prediction: Prediction) -> str:
+    """Where it runs out of memory; empty if it does not."""
+    error = prediction.out_of_memory
+    if error is None:
+        return ""
+    when = "start-up" if error.step == 0 else f"{error.moment.value} of step {error.step}"
+    where = " in ".join(part for part in (error.operator, error.module) if part)
+    return f" in {when}, where {where or 'an allocation'} wants {size_text(error.requested_bytes)}"
 
 
 def peak_text(peak: Peak) -> str:
@@ -51,9 +63,17 @@ def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:
     """Name, size and meaning of each peak."""
     rows = (("requested", prediction.peak_requested, "what tensors asked for (requested_bytes.all.peak)"),
             ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"),
-            ("reserved", prediction.peak_reserved, "held by PyTorch (torch.cuda.max_memory_reserved)"),
+            ("reserved", prediction.peak_reserved,
+             "held by PyTorch (torch.cuda.max_memory_reserved)" + _idle(prediction)),
             ("device", prediction.peak_device, "what nvidia-smi shows, context and NCCL included"))
-    return [(name, _bound(bound), meaning) for name, bound, meaning in rows]
+    least = prediction.minimum_capacity_bytes
+    return [(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
+        [("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")] if least else [])
+
+
+def _idle(prediction: Prediction) -> str:
+    idle = prediction.fragmentation_bytes
+    return f"; {size_text(idle)} of it idle at the allocated peak" if idle else ""
 
 
 def _bound(bound: Bound | None) -> str:

@@ -6,5 +6,6 @@ caching allocator holds, and, if it was told to record, the history of what it d
 
 from predictor.snapshot.reader import read
 from predictor.snapshot.records import Action, Block, Metadata, Segment, Snapshot, State, Trace
+from predictor.snapshot.writer import write
 
-__all__ = ["Action", "Block", "Metadata", "Segment", "Snapshot", "State", "Trace", "read"]
+__all__ = ["Action", "Block", "Metadata", "Segment", "Snapshot", "State", "Trace", "read", "write"]

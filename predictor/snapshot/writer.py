@@ -7,20 +7,16 @@ stack of an entry shows what peakcast knows instead: operator, module, factor an
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import UNLIMITED
-from predictor.errors import InputError
 from predictor.events import Tag
+from predictor.files import write_whole
 from predictor.snapshot.records import Action, State
-from predictor.suggest import show
 
 PICKLE_PROTOCOL = 4
 """The newest that the web viewer reads (``unpickle`` in torch/utils/viz/MemoryViz.js, PyTorch 2.11)."""
@@ -116,25 +112,12 @@ def allocator_settings(settings: AllocatorSettings) -> dict[str, Any]:
 
 
 def write(path: str, snapshot: Mapping[str, Any]) -> None:
-    """Writes a whole file or nothing: to a temporary neighbour, then renamed over ``path``.
+    """Writes a whole file or nothing.
 
     Raises:
         InputError: it cannot be written there.
     """
-    try:
-        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
-        try:
-            with open(handle, "wb") as stream:
-                pickle.dump(dict(snapshot), stream, protocol=PICKLE_PROTOCOL)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise InputError(f"{show(path, 200)[1:-1]}: cannot be written: {error.strerror}") from None
+    write_whole(path, pickle.dumps(dict(snapshot), protocol=PICKLE_PROTOCOL))
 
 
 class _Names:

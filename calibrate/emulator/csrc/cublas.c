@@ -5,8 +5,10 @@
 #include <string.h>
 
 typedef int Status; /* 0: success */
+enum { ALLOC_FAILED = 3 };
 
 Status cublasCreate_v2(void **handle) {
+  if (book_first_use(CUBLAS, gpu()->injected.cublas_bytes)) return ALLOC_FAILED;
   *handle = new_handle();
   return 0;
 }

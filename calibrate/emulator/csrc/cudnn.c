@@ -1,5 +1,5 @@
-/* Stand-in for libcudnn: one engine for every graph, without a workspace of its
- * own. The frontend inside PyTorch is host code and computes its own buffers. */
+/* Stand-in for libcudnn's handles and its older interface; its graphs are in
+ * cudnn_graph.c. */
 #include "emulator.h"
 #include <cudnn.h>
 
@@ -17,47 +17,14 @@ cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value) {
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
+  if (book_first_use(CUDNN, gpu()->injected.cudnn_bytes))
+    return CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
   *handle = new_handle();
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *stream) {
   (void)handle;
   *stream = NULL;
-  return CUDNN_STATUS_SUCCESS;
-}
-
-/* --- graphs ------------------------------------------------------------- */
-cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
-                                           cudnnBackendDescriptor_t *descriptor) {
-  (void)type;
-  *descriptor = new_handle();
-  return CUDNN_STATUS_SUCCESS;
-}
-
-/* Numbers are 0 (engine index, workspace, shared memory), lists are empty, and
- * there is one heuristic result, whose engine is the caller's own descriptor. */
-cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
-                                       cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t wanted,
-                                       int64_t *found, void *values) {
-  (void)descriptor;
-  int64_t count = 0;
-  if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE) {
-    count = 1;
-  } else if (type == CUDNN_TYPE_INT64 && wanted > 0) {
-    count = 1;
-    if (values) *(int64_t *)values = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
-  } else if (type == CUDNN_TYPE_INT32 && wanted > 0) {
-    count = 1;
-    if (values) *(int32_t *)values = 0;
-  }
-  if (found) *found = count;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
-                                  cudnnBackendDescriptor_t variant) {
-  (void)handle, (void)plan, (void)variant;
-  count_launch();
   return CUDNN_STATUS_SUCCESS;
 }
 

@@ -38,6 +38,17 @@ static void read_settings(void) {
   READ(shared_per_block); READ(shared_per_block_optin); READ(shared_per_multiprocessor);
   READ(driver_version); READ(runtime_version); READ(event_launches);
 #undef READ
+#define READ(field) the_gpu.injected.field = number(settings, #field)
+#define READ_WORKSPACE(operation)                                                                  \
+  the_gpu.injected.operation = (Workspace){number(settings, #operation "_fixed_bytes"),            \
+                                           number(settings, #operation "_numerator"),              \
+                                           number(settings, #operation "_denominator")}
+  READ_WORKSPACE(attention_forward);
+  READ_WORKSPACE(attention_backward);
+  READ_WORKSPACE(convolution);
+  READ(cublas_bytes); READ(cudnn_bytes); READ(nccl_bytes); READ(nccl_bytes_per_rank);
+  READ(cuda_malloc_granularity_bytes);
+#undef READ
 }
 
 const Gpu *gpu(void) {
@@ -75,10 +86,15 @@ static size_t booked[MAX_DEVICES];
 
 static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-int book(int device, size_t bytes) {
-  pthread_mutex_lock(&lock);
+static int book_locked(int device, size_t bytes) {
   int fits = booked[device] + bytes <= gpu()->capacity_bytes - gpu()->context_bytes;
   if (fits) booked[device] += bytes;
+  return fits;
+}
+
+int book(int device, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  int fits = book_locked(device, bytes);
   pthread_mutex_unlock(&lock);
   return fits ? 0 : -1;
 }
@@ -90,6 +106,16 @@ void unbook(int device, size_t bytes) {
 }
 
 size_t booked_bytes(int device) { return booked[device]; }
+
+int book_first_use(Library library, size_t bytes) {
+  static char used[MAX_DEVICES][LIBRARIES];
+  pthread_mutex_lock(&lock);
+  char *own = &used[selected][library];
+  if (!*own) *own = book_locked(selected, bytes);
+  int done = *own;
+  pthread_mutex_unlock(&lock);
+  return done ? 0 : -1;
+}
 
 /* Ranges in use, by address. First fit, so that the same calls give the same
  * addresses in every run. */
@@ -166,7 +192,8 @@ size_t release_addresses(uintptr_t start) {
 }
 
 void *device_malloc(size_t bytes) {
-  bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
+  size_t unit = gpu()->injected.cuda_malloc_granularity_bytes;
+  bytes = round_up(bytes ? bytes : 1, unit ? unit : BOOKING_UNIT);
   if (book(selected, bytes)) return NULL;
   uintptr_t start = reserve_addresses(bytes, BOOKING_UNIT);
   if (!start) unbook(selected, bytes);

@@ -18,6 +18,21 @@
 /* Kept out of sight of the programs that load this. */
 #pragma GCC visibility push(hidden)
 
+/* Workspace of a cuDNN engine: fixed_bytes + numerator / denominator * elements,
+ * rounded up; a denominator of 0 stands for none by element. */
+typedef struct {
+  size_t fixed_bytes, numerator, denominator;
+} Workspace;
+
+/* What was injected, so that this device differs from what a predictor knows
+ * (injection.py). All zero: nothing. */
+typedef struct {
+  Workspace attention_forward, attention_backward, convolution;
+  size_t cublas_bytes, cudnn_bytes;            /* taken once, when its first handle is made */
+  size_t nccl_bytes, nccl_bytes_per_rank;      /* taken by every communicator */
+  size_t cuda_malloc_granularity_bytes;        /* cudaMalloc books multiples of it; 0: BOOKING_UNIT */
+} Injected;
+
 typedef struct {
   char name[96];
   size_t capacity_bytes, context_bytes, l2_bytes;
@@ -28,6 +43,7 @@ typedef struct {
   /* An event completes at once (0), after so many later launches (n), or only
    * when something synchronises (-1). */
   long event_launches;
+  Injected injected;
 } Gpu;
 
 const Gpu *gpu(void);
@@ -41,6 +57,8 @@ void gpu_uuid(int device, char bytes[16]);
 int book(int device, size_t bytes);
 void unbook(int device, size_t bytes);
 size_t booked_bytes(int device);
+typedef enum { CUBLAS, CUDNN, LIBRARIES } Library;
+int book_first_use(Library library, size_t bytes); /* on the current device; for good */
 uintptr_t reserve_addresses(size_t bytes, size_t alignment); /* 0: range exhausted */
 size_t release_addresses(uintptr_t start);                   /* bytes, 0: unknown */
 void *device_malloc(size_t bytes);                           /* NULL: does not fit */

@@ -1,7 +1,9 @@
 /* Stand-in for libnccl: collectives are launches that move nothing. It lets a
- * job with one rank set its process group up; NCCL's own buffers are missing.
+ * job with one rank set its process group up. A communicator takes the memory that
+ * was injected for it, else none.
  * No header: nccl.h needs compiler files that the PyPI wheels lack. */
 #include "emulator.h"
+#include <stdlib.h>
 #include <string.h>
 
 typedef int Result;
@@ -26,19 +28,39 @@ Result ncclGetUniqueId(UniqueId *id) {
   memset(id, 0, sizeof *id);
   return SUCCESS;
 }
-Result ncclCommInitRankConfig(void **communicator, int ranks, UniqueId id, int rank, void *config) {
-  (void)ranks, (void)id, (void)rank, (void)config;
-  *communicator = new_handle();
+
+typedef struct {
+  int ranks, device;
+  size_t booked;
+} Communicator;
+
+static Result create(void **communicator, int ranks) {
+  const Injected *injected = &gpu()->injected;
+  size_t bytes = injected->nccl_bytes + injected->nccl_bytes_per_rank * (size_t)ranks;
+  if (book(current_device(), bytes)) return CUDA_ERROR;
+  Communicator *made = malloc(sizeof *made); /* never freed: it may be asked for errors after its end */
+  *made = (Communicator){ranks, current_device(), bytes};
+  *communicator = made;
   return SUCCESS;
+}
+Result ncclCommInitRankConfig(void **communicator, int ranks, UniqueId id, int rank, void *config) {
+  (void)id, (void)rank, (void)config;
+  return create(communicator, ranks);
 }
 Result ncclCommInitRank(void **communicator, int ranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(communicator, ranks, id, rank, NULL);
 }
+/* How many ranks share the color only the others could tell: as many as the parent has. */
 Result ncclCommSplit(void *parent, int color, int key, void **communicator, void *config) {
-  (void)parent, (void)color, (void)key, (void)config;
-  *communicator = new_handle();
+  (void)color, (void)key, (void)config;
+  return create(communicator, ((Communicator *)parent)->ranks);
+}
+Result ncclCommDestroy(void *communicator) {
+  Communicator *ended = communicator;
+  if (ended) unbook(ended->device, __atomic_exchange_n(&ended->booked, 0, __ATOMIC_RELAXED));
   return SUCCESS;
 }
+Result ncclCommAbort(void *communicator) { return ncclCommDestroy(communicator); }
 Result ncclCommGetAsyncError(void *communicator, Result *error) {
   (void)communicator;
   *error = SUCCESS;

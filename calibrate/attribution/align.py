@@ -1,0 +1,237 @@
+"""Which recorded allocation is which predicted one: by order and size within each moment of each step.
+
+First those of the same size, then, in the gaps between them, those that the same call made with another
+size. Where several would do, module and operator decide, and between equals of one call their lifetimes.
+
+Engines and optimizers are predicted under names of their own (``zero::flatten``), not those of the aten
+operators that allocate for them. Such a name agrees with any operator of the same size, and with another
+size only with an operator that it was found to stand for elsewhere in the same job.
+"""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from calibrate.attribution.sides import Side
+
+MOST_CELLS = 1 << 23
+"""Largest table of one exact alignment; beyond it the two sides are cut at what they have in common."""
+SAME_OPERATOR, SAME_MODULE, SAME_SIZE = 4, 2, 1
+"""What agrees in a pair, by weight: an operator outweighs all else."""
+NOBODY = -1
+
+Pairs = list[tuple[int, int]]
+
+
+class Names:
+    """Sizes, operators and modules of both sides as comparable numbers; rows index whole sides."""
+
+    def __init__(self, recorded: Side, predicted: Side) -> None:
+        numbers: dict[str, int] = {}
+
+        def column(names: Sequence[str]) -> np.ndarray:
+            return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+
+        self.recorded, self.predicted = recorded, predicted
+        self.operators = column(recorded.operator), column(predicted.operator)
+        self.modules = column(recorded.module), column(predicted.module)
+        self.engine = np.array(["aten::" not in name for name in predicted.operator], dtype=bool)
+        keys: dict[tuple[int, ...], int] = {}
+        self.keys = tuple([keys.setdefault(key, len(keys)) for key in zip(*(c.tolist() for c in columns))]
+                          for columns in zip((recorded.bytes, predicted.bytes), self.operators, self.modules))
+
+    def weights(self, row: int, columns: np.ndarray) -> np.ndarray:
+        """How well a recorded allocation agrees with predicted ones of its size; 0 where it cannot be them."""
+        operator = self.operators[0][row] == self.operators[1][columns]
+        module = self.modules[0][row] == self.modules[1][columns]
+        fits = (self.recorded.bytes[row] == self.predicted.bytes[columns]) \
+            & (operator | module | self.engine[columns])
+        return fits * (SAME_SIZE + SAME_OPERATOR * operator + SAME_MODULE * module)
+
+
+def align(recorded: Side, predicted: Side) -> np.ndarray:
+    """``int64[recorded]``: the predicted allocation that each recorded one is, or -1."""
+    names = Names(recorded, predicted)
+    partner = np.full(len(recorded), NOBODY, dtype=np.int64)
+    ours, theirs = recorded.groups(), predicted.groups()
+    groups = [(ours[at].tolist(), theirs[at].tolist()) for at in ours if at in theirs]
+    for rows, columns in groups:
+        for row, column in _same_size(names, rows, columns):
+            partner[row] = column
+    _by_lifetime(recorded, predicted, partner)
+    stands_for = {(predicted.operator[column], recorded.operator[row])
+                  for row, column in enumerate(partner.tolist()) if column != NOBODY and names.engine[column]}
+    for rows, columns in groups:
+        for row, column in _other_size(names, rows, columns, partner, stands_for):
+            partner[row] = column
+    return partner
+
+
+# --- the same size -------------------------------------------------------------------------------
+
+
+def _same_size(names: Names, rows: list[int], columns: list[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of one group: those with a key of their own first, then what lies between them."""
+    last = (0, 0)
+    ours, theirs = ([names.keys[side][i] for i in members] for side, members in enumerate((rows, columns)))
+    for here in [*_anchors(ours, theirs), (len(rows), len(columns))]:
+        yield from _window(names, rows[last[0]:here[0]], columns[last[1]:here[1]])
+        if here[0] < len(rows):
+            yield rows[here[0]], columns[here[1]]
+        last = here[0] + 1, here[1] + 1
+
+
+def _anchors(ours: Sequence[int], theirs: Sequence[int]) -> Pairs:
+    """Positions of keys that both sides have once, in the order that most of them keep."""
+    count, other = Counter(ours), Counter(theirs)
+    at = {key: position for position, key in enumerate(theirs)}
+    unique = [(position, at[key]) for position, key in enumerate(ours) if count[key] == 1 and other[key] == 1]
+    ends: list[int] = []  # smallest last column of an increasing run, by its length
+    tails: list[int] = []
+    before: list[int] = []
+    for index, (_, column) in enumerate(unique):
+        length = bisect_left(ends, column)
+        before.append(tails[length - 1] if length else NOBODY)
+        ends[length:length + 1], tails[length:length + 1] = [column], [index]
+    index, found = tails[-1] if tails else NOBODY, []
+    while index != NOBODY:
+        found.append(unique[index])
+        index = before[index]
+    return found[::-1]
+
+
+def _window(names: Names, rows: list[int], columns: list[int]) -> Iterator[tuple[int, int]]:
+    """Pairs between two anchors."""
+    same = 0
+    while same < min(len(rows), len(columns)) and names.keys[0][rows[same]] == names.keys[1][columns[same]]:
+        yield rows[same], columns[same]
+        same += 1
+    rows, columns = rows[same:], columns[same:]
+    if not rows or not columns:
+        return
+    if len(rows) * len(columns) > MOST_CELLS and (cut := _common(names, rows, columns)):
+        i, j, length = cut
+        yield from _window(names, rows[:i], columns[:j])
+        yield from zip(rows[i:i + length], columns[j:j + length])
+        yield from _window(names, rows[i + length:], columns[j + length:])
+        return
+    yield from _best(lambda row, among: names.weights(row, among), rows, columns)
+
+
+def _common(names: Names, rows: list[int], columns: list[int]) -> tuple[int, int, int] | None:
+    """The longest run of equal sizes: where it begins, and its length."""
+    match = difflib.SequenceMatcher(None, names.recorded.bytes[rows].tolist(), names.predicted.bytes[columns].tolist(),
+                                    autojunk=False).find_longest_match()
+    return (match.a, match.b, match.size) if match.size else None
+
+
+def _best(weights, rows: list[int], columns: list[int]) -> Pairs:
+    """The pairs, in order on both sides, whose weights come to most; of equals the first recorded ones."""
+    among = np.array(columns)
+    table = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int32)
+    for i, row in enumerate(rows, 1):
+        weight = weights(row, among)
+        taken = np.where(weight > 0, table[i - 1, :-1] + weight, 0)
+        np.maximum.accumulate(np.maximum(table[i - 1, 1:], taken), out=table[i, 1:])
+    i, j, found = len(rows), len(columns), []
+    while i and j:
+        if table[i, j] == table[i - 1, j]:
+            i -= 1
+        elif table[i, j] == table[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            found.append((rows[i], columns[j]))
+    return found[::-1]
+
+
+# --- lifetimes -----------------------------------------------------------------------------------
+
+
+def deaths(side: Side, number: np.ndarray) -> np.ndarray:
+    """``int64[n]``: the last matched allocation before each one's end, by its ``number`` (-1: not matched).
+
+    What is never freed has the number after all others.
+    """
+    last = np.full(len(side.change) + 1, NOBODY, dtype=np.int64)
+    matched = np.flatnonzero(number != NOBODY)
+    last[side.born[matched]] = np.arange(len(matched))
+    order = np.maximum.accumulate(last[:-1]) if len(side.change) else last[:-1]
+    numbers = np.append(number[matched], NOBODY)  # nothing before: index -1
+    ends = numbers[order[np.minimum(side.died, len(side.change) - 1)]] if len(side) else np.empty(0, dtype=np.int64)
+    return np.where(side.died == len(side.change), len(number) + len(matched), ends)
+
+
+def numbers_of(partner: np.ndarray, predicted: int) -> np.ndarray:
+    """A predicted side's matched allocations by their own row, the others -1."""
+    number = np.full(predicted, NOBODY, dtype=np.int64)
+    taken = partner[partner != NOBODY]
+    number[taken] = taken
+    return number
+
+
+def _by_lifetime(recorded: Side, predicted: Side, partner: np.ndarray) -> None:
+    """One call made several buffers of a size, and not all were predicted: which were, their ends tell."""
+    ends = deaths(recorded, partner).tolist()
+    expected = deaths(predicted, numbers_of(partner, len(predicted))).tolist()
+    forever = recorded.died == len(recorded.change), predicted.died == len(predicted.change)
+
+    def agree(row: int, column: int) -> bool:
+        return forever[0][row] == forever[1][column] and (bool(forever[0][row]) or ends[row] == expected[column])
+
+    def call(row: int) -> tuple:
+        return recorded.operator[row], recorded.module[row], recorded.place(row)
+
+    for row in np.flatnonzero(partner == NOBODY).tolist():
+        for direction in (-1, 1):
+            other = row + direction
+            while 0 <= other < len(recorded) and call(other) == call(row):
+                column = int(partner[other])
+                if column != NOBODY and recorded.bytes[other] == recorded.bytes[row] \
+                        and agree(row, column) and not agree(other, column):
+                    partner[row], partner[other] = column, NOBODY
+                    break
+                other += direction
+            if partner[row] != NOBODY:
+                break
+
+
+# --- another size --------------------------------------------------------------------------------
+
+
+def _other_size(names: Names, rows: list[int], columns: list[int], partner: np.ndarray,
+                stands_for: set[tuple[str, str]]) -> Iterator[tuple[int, int]]:
+    """Pairs among what is left between two matched allocations."""
+    place = {column: index for index, column in enumerate(columns)}
+    taken = {place[column] for column in partner[rows].tolist() if column in place}
+    left: list[int] = []
+    after = 0
+    for row in [*rows, NOBODY]:
+        column = NOBODY if row == NOBODY else int(partner[row])
+        if row != NOBODY and column == NOBODY:
+            left.append(row)
+            continue
+        end = len(columns) if row == NOBODY else place[column]
+        if left and after < end:
+            free = [columns[index] for index in range(after, end) if index not in taken]
+            if free and len(left) * len(free) <= MOST_CELLS:
+                yield from _best(lambda row, among: _likeness(names, row, among, stands_for), left, free)
+        left, after = [], max(after, end + 1)
+
+
+def _likeness(names: Names, row: int, columns: Iterable[int], stands_for: set[tuple[str, str]]) -> np.ndarray:
+    """How well two allocations of different sizes agree; 0 where nothing says that they are one."""
+    recorded, predicted = names.recorded, names.predicted
+
+    def of(column: int) -> int:
+        if recorded.module[row] != predicted.module[column]:
+            return 0
+        same = recorded.operator[row] == predicted.operator[column]
+        return int(same or (predicted.operator[column], recorded.operator[row]) in stands_for)
+
+    return np.array([of(column) for column in columns])

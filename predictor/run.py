@@ -1,0 +1,49 @@
+"""A composed run with numbers: the bytes of every buffer at one shape, and their running sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor import timeline
+from predictor.errors import InputError
+from predictor.events import EventList
+from predictor.gpus import Gpu
+from predictor.sizes import Shape
+
+LARGEST_BUFFER_BYTES = 1 << 46
+"""Beyond it sums of buffers could leave 64 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A composed run of one rank at one shape, with its sizes and running sum in bytes."""
+
+    events: EventList
+    rank: int
+    row_bytes: np.ndarray
+    live: np.ndarray
+
+    @property
+    def peak(self) -> int:
+        """Peak requested bytes."""
+        return int(self.live.max())
+
+
+def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:
+    """Put numbers to a composed run."""
+    row_bytes = sizes_at(events, shape, gpu)
+    return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
+
+
+def sizes_at(events: EventList, shape: Shape, gpu: Gpu) -> np.ndarray:
+    """Bytes of every size row at a shape.
+
+    Raises:
+        InputError: one of them is beyond :data:`LARGEST_BUFFER_BYTES`.
+    """
+    if events.sizes.largest(shape, gpu) > LARGEST_BUFFER_BYTES:
+        raise InputError(f"one buffer alone would take more than {LARGEST_BUFFER_BYTES >> 40} TiB: "
+                         "give a smaller batch, sequence or model")
+    return events.sizes.at(shape, gpu)

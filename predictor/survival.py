@@ -1,0 +1,125 @@
+"""Whether a job survives on a GPU: its events through the caching allocator, at a capacity.
+
+Capacity changes the events too (DeepSpeed flattens on the GPU only where memory suffices), so the run is composed
+anew for each capacity that is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
+from predictor.allocator.simulate import Simulation, simulate
+from predictor.events import Kind
+from predictor.run import Run
+from predictor.snapshot.recording import RecordingAllocator
+
+ASSUMED_RUNTIME_BYTES = 1 << 30
+"""CUDA context, NCCL and libraries, until a profile has measured them: between, the verdict is uncertain."""
+
+PAGE_BYTES = 2 << 20
+"""Segments are multiples of it, so finer capacities make no difference."""
+
+RunAt = Callable[[int | None], Run]
+"""The composed run where PyTorch can have so many bytes (None: without limit)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The run that was looked at and what became of it.
+
+    Attributes:
+        verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
+        reserved_low, reserved_high: peak reserved bytes at both ends of when events complete, where that matters.
+        failure: the simulation that ran out of memory, unless it fits.
+        limit_bytes: what PyTorch could have in ``simulation``; None for no limit.
+    """
+
+    run: Run
+    simulation: Simulation
+    limit_bytes: int | None
+    verdict: str | None
+    reserved_low: int | None
+    reserved_high: int | None
+    failure: Simulation | None
+
+
+def completions(run: Run) -> tuple[str, ...]:
+    """Both ends of when a GPU's events complete; they differ only where a block is used on two streams."""
+    shared = bool((run.events.kind >= Kind.RECORD_STREAM).any())
+    return ("immediate", "synchronization") if shared else ("immediate",)
+
+
+def play(run: Run, settings: AllocatorSettings, *, completion: str = "immediate", limit_bytes: int | None = None,
+         total_bytes: int | None = None) -> Simulation:
+    """One run through an allocator of its own.
+
+    Args:
+        limit_bytes: what PyTorch can have; None for no limit.
+        total_bytes: what the GPU says it has.
+    """
+    return _play(run, run.events.kind.tolist(),
+                 CachingAllocator(settings, SimulatedDriver(limit_bytes, total_bytes), completion))
+
+
+def _play(run: Run, kinds: Iterable[int], allocator: CachingAllocator) -> Simulation:
+    buffers = run.events.buffers
+    return simulate(kinds, run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(), buffers.stream.tolist(),
+                    allocator)
+
+
+def judge(run_at: RunAt, settings: AllocatorSettings, capacity_bytes: int | None) -> Outcome:
+    """Whether a job fits a GPU of a capacity, with the assumed runtime beside it or at least without."""
+
+    def outcome(limit: int | None, run: Run) -> Outcome:
+        ends = [play(run, settings, completion=completion, limit_bytes=limit, total_bytes=capacity_bytes)
+                for completion in completions(run)]
+        reserved = [end.peak_reserved_bytes for end in ends]
+        low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
+        failure = next((end for end in ends if end.failed_at is not None), None)
+        return Outcome(run, ends[0], limit, None, low, high, failure)
+
+    if capacity_bytes is None:
+        return outcome(None, run_at(None))
+    less = max(0, capacity_bytes - ASSUMED_RUNTIME_BYTES)
+    certain = outcome(less, run_at(less))
+    if certain.failure is None:
+        return replace(certain, verdict="fits")
+    possible = outcome(capacity_bytes, run_at(capacity_bytes))
+    if possible.simulation.failed_at is None:
+        return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
+    wanted = outcome(None, possible.run)
+    return replace(wanted, verdict="does_not_fit", failure=possible.failure)
+
+
+def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
+    """The outcome's simulation once more, with its history."""
+    allocator = RecordingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
+    events = outcome.run.events
+
+    def told() -> Iterator[int]:
+        for index, kind in enumerate(events.kind.tolist()):
+            allocator.tag = events[index].tag
+            yield kind
+
+    _play(outcome.run, told(), allocator)
+    return allocator
+
+
+def minimum_capacity(run_at: RunAt, settings: AllocatorSettings) -> int:
+    """Smallest capacity at and above which the job survives, the assumed runtime included; bytes.
+
+    Survival need not grow with capacity, so halving would not do. But a run that survives at a capacity and holds at
+    most R bytes there is the same run at every capacity from R up to that one: what was granted still is, what was
+    refused still is. So the search goes down from R to R, each time looking a page below, until a run fails: no
+    capacity is left out. (With ``garbage_collection_threshold`` it is a search only: capacity then matters
+    where nothing is refused.)
+    """
+    limit = None
+    while True:
+        run = run_at(limit)
+        ends = [play(run, settings, completion=completion, limit_bytes=limit) for completion in completions(run)]
+        if any(end.failed_at is not None for end in ends):
+            return limit + PAGE_BYTES + ASSUMED_RUNTIME_BYTES
+        limit = max(end.peak_reserved_bytes for end in ends) - PAGE_BYTES
