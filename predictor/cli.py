@@ -17,7 +17,7 @@ from types import ModuleType
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
 
-# One line a command. This is the only place that may name calibrate.
+# One line a command. This and the next are the only places that may name calibrate.
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
@@ -25,6 +25,8 @@ COMMANDS = {
     "dryrun": "calibrate.commands.dryrun",
     "replay": "predictor.commands.replay",
 }
+# An option that makes another module answer for a command, with ``run(arguments)`` alone.
+ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}
 
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2
@@ -85,6 +87,9 @@ def _run(argv: list[str]) -> int:
     arguments, unknown = parser.parse_known_args(_hyphens(rest))
     if unknown:
         raise InputError(f"unknown argument {show(unknown[0])}{_hint(unknown[0], parser)}")
+    for (command, option), path in ANSWERED_BY.items():
+        if command == name and getattr(arguments, option) is not None:
+            module = importlib.import_module(path)
     return module.run(arguments)
 
 

@@ -1,13 +1,13 @@
 """Explains a recorded job by its prediction, allocation by allocation.
 
     attribution = attribute(recorded(snapshot), predicted(run))
-    attribution.at_peak.items                # what the two do not have in common there
+    attribution.at_peak().items              # what the two do not have in common there
     attribution.extras()                     # what only the device allocated, for the fit
 """
 
-from calibrate.attribution.attribution import Attribution, Extra, Item, Outcome, Row, Stray, attribute
-from calibrate.attribution.peak import AtPeak
+from calibrate.attribution.attribution import Attribution, Extra, Lifetime, Outcome, Row, attribute
+from calibrate.attribution.peak import AtPeak, Item
 from calibrate.attribution.sides import Side, predicted, recorded
 
-__all__ = ["AtPeak", "Attribution", "Extra", "Item", "Outcome", "Row", "Side", "Stray", "attribute", "predicted",
+__all__ = ["AtPeak", "Attribution", "Extra", "Item", "Lifetime", "Outcome", "Row", "Side", "attribute", "predicted",
            "recorded"]

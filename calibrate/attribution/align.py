@@ -23,7 +23,7 @@ MOST_CELLS = 1 << 23
 """Largest table of one exact alignment; beyond it the two sides are cut at what they have in common."""
 SAME_OPERATOR, SAME_MODULE, SAME_SIZE = 4, 2, 1
 """What agrees in a pair, by weight: an operator outweighs all else."""
-NOBODY = -1
+NOBODY, FOREVER = -1, np.iinfo(np.int64).max
 
 Pairs = list[tuple[int, int]]
 
@@ -63,7 +63,7 @@ def align(recorded: Side, predicted: Side) -> np.ndarray:
     for rows, columns in groups:
         for row, column in _same_size(names, rows, columns):
             partner[row] = column
-    _by_lifetime(recorded, predicted, partner)
+    _by_lifetime(names, partner)
     stands_for = {(predicted.operator[column], recorded.operator[row])
                   for row, column in enumerate(partner.tolist()) if column != NOBODY and names.engine[column]}
     for rows, columns in groups:
@@ -153,51 +153,52 @@ def _best(weights, rows: list[int], columns: list[int]) -> Pairs:
 # --- lifetimes -----------------------------------------------------------------------------------
 
 
-def deaths(side: Side, number: np.ndarray) -> np.ndarray:
-    """``int64[n]``: the last matched allocation before each one's end, by its ``number`` (-1: not matched).
+def ends(side: Side, number: np.ndarray) -> np.ndarray:
+    """``int64[n]``: when each allocation ends, as the ``number`` of the last matched one before (-1: none).
 
-    What is never freed has the number after all others.
+    What lives when the last matched one comes lives forever: if a job still frees it on its way out means nothing.
+
+    Args:
+        number: of each allocation, common to both sides; -1 where it is not matched.
     """
-    last = np.full(len(side.change) + 1, NOBODY, dtype=np.int64)
     matched = np.flatnonzero(number != NOBODY)
-    last[side.born[matched]] = np.arange(len(matched))
-    order = np.maximum.accumulate(last[:-1]) if len(side.change) else last[:-1]
-    numbers = np.append(number[matched], NOBODY)  # nothing before: index -1
-    ends = numbers[order[np.minimum(side.died, len(side.change) - 1)]] if len(side) else np.empty(0, dtype=np.int64)
-    return np.where(side.died == len(side.change), len(number) + len(matched), ends)
+    before = np.searchsorted(side.born[matched], side.died)
+    return np.where(before == len(matched), FOREVER, np.append(NOBODY, number[matched])[before])
 
 
-def numbers_of(partner: np.ndarray, predicted: int) -> np.ndarray:
-    """A predicted side's matched allocations by their own row, the others -1."""
-    number = np.full(predicted, NOBODY, dtype=np.int64)
+def both_ends(recorded: Side, predicted: Side, partner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`ends` of the recorded and of the predicted side, matched ones numbered as predicted."""
+    number = np.full(len(predicted), NOBODY, dtype=np.int64)
     taken = partner[partner != NOBODY]
     number[taken] = taken
-    return number
+    return ends(recorded, partner), ends(predicted, number)
 
 
-def _by_lifetime(recorded: Side, predicted: Side, partner: np.ndarray) -> None:
-    """One call made several buffers of a size, and not all were predicted: which were, their ends tell."""
-    ends = deaths(recorded, partner).tolist()
-    expected = deaths(predicted, numbers_of(partner, len(predicted))).tolist()
-    forever = recorded.died == len(recorded.change), predicted.died == len(predicted.change)
+def runs(side: Side) -> np.ndarray:
+    """``int64[n]``: a number for each stretch of allocations by one operator of one module, in one moment."""
+    keys = list(zip(side.operator, side.module, side.moment[side.born].tolist(), side.step[side.born].tolist()))
+    new = [one != two for one, two in zip(keys, keys[1:])]
+    return np.cumsum([0, *new])[:len(keys)]
 
-    def agree(row: int, column: int) -> bool:
-        return forever[0][row] == forever[1][column] and (bool(forever[0][row]) or ends[row] == expected[column])
 
-    def call(row: int) -> tuple:
-        return recorded.operator[row], recorded.module[row], recorded.place(row)
+def _by_lifetime(names: Names, partner: np.ndarray) -> None:
+    """Several buffers of a size come in a row, and not all were predicted: which were, their ends tell.
 
+    In a row: made by one call or, for the names of engines, with nothing else that was predicted between.
+    """
+    ours, theirs = (column.tolist() for column in both_ends(names.recorded, names.predicted, partner))
+    call, gap = runs(names.recorded).tolist(), np.cumsum(partner != NOBODY).tolist()
+    sizes, wanted = names.recorded.bytes.tolist(), {}
+    for row, column in enumerate(partner.tolist()):
+        if column != NOBODY and ours[row] != theirs[column]:
+            places = [(gap[row], True), (gap[row] - 1, True)] if names.engine[column] else [(call[row], False)]
+            for place in places:
+                wanted.setdefault((*place, sizes[row], theirs[column]), []).append(row)
     for row in np.flatnonzero(partner == NOBODY).tolist():
-        for direction in (-1, 1):
-            other = row + direction
-            while 0 <= other < len(recorded) and call(other) == call(row):
-                column = int(partner[other])
-                if column != NOBODY and recorded.bytes[other] == recorded.bytes[row] \
-                        and agree(row, column) and not agree(other, column):
-                    partner[row], partner[other] = column, NOBODY
-                    break
-                other += direction
-            if partner[row] != NOBODY:
+        for place in ((call[row], False), (gap[row], True)):
+            others = [other for other in wanted.get((*place, sizes[row], ours[row]), ()) if partner[other] != NOBODY]
+            if others:
+                partner[row], partner[others[0]] = partner[others[0]], NOBODY
                 break
 
 

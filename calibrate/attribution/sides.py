@@ -172,6 +172,8 @@ def recorded(snapshot: Snapshot) -> Side:
                 raise InputError(f"the snapshot's history begins in the middle of the job (entry {index:,} frees what "
                                  "it never allocated): record one with peakcast measure --snapshot FILE")
             builder.free(rows.pop(address), moment, step)
+    if not builder.allocations:
+        raise InputError("nothing is allocated in the snapshot's history")
     return builder.side(cut_off=bool((trace.action == Action.OOM).any()))
 
 

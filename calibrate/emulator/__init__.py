@@ -11,8 +11,9 @@ its out-of-memory errors are PyTorch's own.
     python -m calibrate.emulator run --gpu h100-80gb -- python job.py
 
 Known limits:
-- No CUDA context, no buffers of NCCL, no private workspaces of cuDNN (attention,
-  convolutions), unless injected (see `injection`); no workspaces of cuBLAS beyond PyTorch's own, cuSOLVER (which is refused).
+- No CUDA context, no buffers of NCCL and no private workspaces of cuDNN (attention,
+  convolutions) unless injected (see `injection`), no memory of cuBLAS beyond
+  PyTorch's own workspace, no cuSOLVER (which is refused).
 - Values of floating-point tensors read back as zero, apart from inputs and
   scalars that are known; those of integers are true where `twins` can follow.
   Printing a CUDA tensor shows zeros. Threads that a job starts by itself read

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--no-integers", action="store_true", help="do not track values of integer tensors")
     run.add_argument("--shadow-real-gpu", action="store_true", help="hide the real GPU of this machine")
     run.add_argument("--inject", metavar="KEY=VALUE", action="append", default=[],
-                     help="make the device differ from the real kind; repeat for more (keys: calibrate/emulator/injection.py)")
+                     help="make it differ from its kind, to test calibration; keys: calibrate/emulator/injection.py")
     run.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command

@@ -45,8 +45,7 @@ class Injection:
 
     Attributes:
         cublas_workspace_config: `CUBLAS_WORKSPACE_CONFIG`, pairs of `:KiB:count`.
-        cublaslt_workspace_kib: `CUBLASLT_WORKSPACE_SIZE`, and `TORCH_CUBLASLT_UNIFIED_WORKSPACE=0`, without which
-            PyTorch takes cuBLAS's workspace for it.
+        cublaslt_workspace_kib: `CUBLASLT_WORKSPACE_SIZE`.
         context_bytes: taken before the job starts.
         cublas_bytes, cudnn_bytes: taken for good when the first handle is made on a device.
         nccl_bytes, nccl_bytes_per_rank: taken by every NCCL communicator, by its number of ranks, until it ends. A
@@ -126,7 +125,6 @@ class Injection:
             changes["CUBLAS_WORKSPACE_CONFIG"] = self.cublas_workspace_config
         if self.cublaslt_workspace_kib:
             changes["CUBLASLT_WORKSPACE_SIZE"] = str(self.cublaslt_workspace_kib)
-            changes["TORCH_CUBLASLT_UNIFIED_WORKSPACE"] = "0"
         if self.roundup_power2_divisions:
             own = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), "")
             rounding = f"roundup_power2_divisions:{self.roundup_power2_divisions}"

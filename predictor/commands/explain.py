@@ -13,6 +13,10 @@ EXAMPLES = """examples:
       --data-parallel-size 8 --zero-stage 2
   peakcast explain --workload job.yaml --layers all --moments 10
   peakcast explain --workload job.yaml --picture timeline.svg
+  peakcast explain --measured record.json
+
+The last one puts a measurement (peakcast measure … --snapshot FILE -o record.json) beside its
+prediction, allocation by allocation; its exit code is 0.
 
 exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input
 """
@@ -26,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--moments", default="5", metavar="N", help="highest moments to show; default: 5")
     group.add_argument("--layers", default="15", metavar="N|all", help="largest layers to show; default: 15")
     group.add_argument("--picture", metavar="FILE.svg", help="also draw the timeline as an SVG file")
+    group.add_argument("--measured", metavar="RECORD", help="explain this measurement by its prediction instead")
 
 
 def run(arguments: argparse.Namespace) -> int:

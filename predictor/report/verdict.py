@@ -35,7 +35,8 @@ def verdict(prediction: Prediction) -> str:
     capacity = size_text(prediction.capacity_bytes or 0)
     note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"
     if prediction.verdict == "fits":
-        return f"Fits {gpu}: peak {peak} of {capacity}{note}."
+        spare = (prediction.capacity_bytes or 0) - (reserved or prediction.peak_allocated).bytes
+        return f"Fits {gpu}: peak {peak} of {capacity}{note}, {size_text(spare)} to spare."
     if prediction.verdict == "uncertain":
         return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
                 f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}.")

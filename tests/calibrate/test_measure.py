@@ -264,6 +264,6 @@ def test_a_worst_rank_that_cannot_be_predicted_asks_for_one(directory, monkeypat
     def cannot(_):
         raise InputError("no formula")
 
-    monkeypatch.setattr("calibrate.predicted._run", cannot)
+    monkeypatch.setattr("predictor.pipeline.prepare", cannot)
     with pytest.raises(InputError, match="no formula.*give --rank 0 … 7"):
         measure(workload(directory, zero_stage=2, data_parallel_size=8))

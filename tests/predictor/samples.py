@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from predictor.events import Factor, Moment
-from predictor.prediction import Bound, Candidate, Peak, Prediction, Timeline
+from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.workload import Workload
 
 GIB = 1 << 30
@@ -35,7 +35,7 @@ def timeline(steps: int = 3) -> Timeline:
 
 
 def prediction(asked: Workload | None = None, **changes) -> Prediction:
-    """A peak of 43 GiB requested, 43.5 GiB allocated, in backward of step 2 on rank 7."""
+    """A peak of 43 GiB requested, 43.5 GiB allocated, 45 GiB reserved, in backward of step 2 on rank 7."""
     asked = asked or workload()
     capacity = asked.capacity
     allocated = 43 * GIB + GIB // 2
@@ -47,8 +47,10 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
     verdict = None if capacity is None else "fits" if capacity >= allocated else "does_not_fit"
     result = Prediction(
         workload=asked.resolved(), filled_in=asked.filled_in,
-        peak_requested=Bound(43 * GIB), peak_allocated=Bound(allocated), peak_reserved=None, peak_device=None,
-        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - allocated, verdict=verdict,
+        peak_requested=Bound(43 * GIB), peak_allocated=Bound(allocated), peak_reserved=Bound(45 * GIB), peak_device=None,
+        fragmentation_bytes=GIB, capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - allocated, verdict=verdict,
+        out_of_memory=OutOfMemory(Moment.FORWARD, "lm_head", "aten::mm", 1, GIB, 22 * GIB, 23 * GIB)
+        if verdict == "does_not_fit" else None,
         peak=Peak(Moment.BACKWARD, LAST_LAYER, "aten::mm", 7, 2),
         factors={factor: tower.get(factor, 0) + language.get(factor, 0) for factor in Factor},
         modules={"vision_tower": tower, "language_model": language}, layers=layers,

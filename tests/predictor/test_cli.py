@@ -16,7 +16,7 @@ def asked(monkeypatch):
     """The workloads that a hand-made predict() was called with."""
     workloads = []
 
-    def predict(workload, timeline=False, progress=None):
+    def predict(workload, **_):
         workloads.append(workload)
         return samples.prediction(workload)
 
@@ -72,7 +72,7 @@ def test_the_exit_code_says_whether_it_fits(asked, command, gpu, code):
 
 def test_an_uncertain_verdict_is_no_success(monkeypatch):
     monkeypatch.setattr("predictor.pipeline.predict",
-                        lambda workload, progress=None: samples.prediction(samples.workload(gpu="h100"), verdict="uncertain"))
+                        lambda workload, **_: samples.prediction(samples.workload(gpu="h100"), verdict="uncertain"))
     assert main(["predict", *ENOUGH]) == 1
 
 
@@ -120,7 +120,7 @@ def test_an_unknown_key_in_a_file_names_the_file(capsys, tmp_path):
 
 
 def test_a_mistake_that_prediction_finds_is_one_line_too(capsys, monkeypatch):
-    def predict(workload, progress=None):
+    def predict(workload, **_):
         raise InputError("first\nsecond")
 
     monkeypatch.setattr("predictor.pipeline.predict", predict)
@@ -147,7 +147,7 @@ def test_version(capsys):
 
 
 def test_an_interrupt_is_quiet(monkeypatch, capsys):
-    def predict(workload, progress=None):
+    def predict(workload, **_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("predictor.pipeline.predict", predict)

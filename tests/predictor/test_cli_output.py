@@ -16,12 +16,12 @@ ENOUGH = ["llava-1.5-7b", "--sequence-length", "1024"]
 
 @pytest.fixture(autouse=True)
 def prediction(monkeypatch):
-    monkeypatch.setattr("predictor.pipeline.predict", lambda workload, timeline=False, progress=None: samples.prediction(workload))
+    monkeypatch.setattr("predictor.pipeline.predict", lambda workload, **_: samples.prediction(workload))
 
 
 @pytest.fixture
 def never(monkeypatch):
-    def predict(workload, timeline=False, progress=None):
+    def predict(workload, **_):
         raise AssertionError("nothing may be computed before the output is known to be writable")
 
     monkeypatch.setattr("predictor.pipeline.predict", predict)
@@ -71,7 +71,7 @@ def test_force_overwrites(tmp_path):
     path = tmp_path / "out"
     path.write_text("old")
     assert main(["predict", *ENOUGH, "-o", str(path), "--force"]) == 0
-    assert path.read_text().startswith("Peak 43.50 GiB allocated.")
+    assert path.read_text().startswith("Peak 43.50 GiB allocated, 45.00 GiB reserved.")
 
 
 @pytest.mark.parametrize("path, message", [
@@ -102,7 +102,7 @@ SHOW = """
 import sys
 import predictor.pipeline
 from tests.predictor import samples
-predictor.pipeline.predict = lambda workload, timeline=False, progress=None: samples.prediction(workload)
+predictor.pipeline.predict = lambda workload, **_: samples.prediction(workload)
 from predictor.cli import main
 sys.exit(main([*sys.argv[1:], "m", "--sequence-length", "9"]))
 """

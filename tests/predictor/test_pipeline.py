@@ -13,6 +13,9 @@ from predictor import Workload, predict
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Factor
+from predictor.snapshot import read
+from predictor.snapshot.replay import replay
+from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
 from tests.predictor.small import small_config
 
 SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2"]
@@ -78,11 +81,29 @@ def test_the_result_has_every_key_of_the_contract(model):
     assert json.loads(json.dumps(document)) == document
 
 
-@pytest.mark.parametrize("less, verdict, code", [(0, "uncertain", 1), (2 << 30, "fits", 0), (-512, "does_not_fit", 1)])
+@pytest.mark.parametrize("less, verdict, code", [
+    (0, "fits", 0), (PAGE_BYTES, "uncertain", 1), (ASSUMED_RUNTIME_BYTES, "uncertain", 1),
+    (ASSUMED_RUNTIME_BYTES + PAGE_BYTES, "does_not_fit", 1)])
 def test_the_verdict_leaves_room_for_what_is_not_modelled(model, less, verdict, code, capsys):
-    peak = predict(workload(model)).peak_allocated.bytes
-    assert main(["predict", model, *SHAPE, "--capacity-bytes", str(peak + less), "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+    least = predict(workload(model), minimum_capacity=True).minimum_capacity_bytes
+    assert main(["predict", model, *SHAPE, "--capacity-bytes", str(least - less), "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == verdict and (document["out_of_memory"] is None) == (verdict == "fits")
+
+
+def test_an_allocator_setting_changes_what_is_reserved_and_not_what_is_requested(model):
+    plain, coarse = (predict(workload(model, allocator_conf=conf)) for conf in (None, "roundup_power2_divisions:2"))
+    assert coarse.peak_requested == plain.peak_requested
+    assert coarse.peak_allocated.bytes > plain.peak_allocated.bytes
+
+
+def test_the_predicted_snapshot_holds_what_the_prediction_says(model, tmp_path):
+    path = tmp_path / "predicted.pickle"
+    assert main(["predict", model, *SHAPE, "--snapshot", str(path), "--json"]) == 0
+    replayed, prediction = replay(read(str(path))), predict(workload(model))
+    assert replayed.divergence is None
+    assert replayed.peak_allocated_bytes == prediction.peak_allocated.bytes
+    assert replayed.peak_reserved_bytes == prediction.peak_reserved.bytes
 
 
 def test_a_pattern_can_freeze_what_the_recipe_trains(model):

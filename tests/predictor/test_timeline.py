@@ -91,9 +91,5 @@ def group_sizes() -> list[int]:
     return [sum(p.numel for p in parameters if p.decay is decay) for decay in (True, False)]
 
 
-def test_rounding_is_to_whole_blocks_of_512():
-    assert timeline.rounded(np.array([0, 1, 512, 513])).tolist() == [0, 512, 512, 1024]
-
-
 def test_every_factor_has_one_name():
     assert len({factor.value for factor in FACTORS}) == len(FACTORS)

@@ -6,6 +6,8 @@
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion(void) { return gpu()->runtime_version; }
 const char *cudnnGetErrorString(cudnnStatus_t status) {
+  if (status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)
+    return "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED";
   return status == CUDNN_STATUS_SUCCESS ? "success" : "error of the emulated GPU";
 }
 void cudnnGetLastErrorString(char *message, size_t size) {

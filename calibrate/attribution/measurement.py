@@ -1,0 +1,77 @@
+"""From a measurement's record to its attribution: finds the memory history, and predicts the same rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from calibrate.attribution.attribution import Attribution, attribute
+from calibrate.attribution.sides import Side, predicted, recorded
+from calibrate.record import Record
+from predictor import gpus, pipeline, snapshot
+from predictor.errors import InputError
+from predictor.suggest import show
+from predictor.workload import Workload
+
+
+def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attribution:
+    """Explain a measurement by what this release predicts of it.
+
+    Args:
+        record: of ``peakcast measure --snapshot``.
+        path: where the record was read; its snapshot may lie beside it.
+
+    Raises:
+        InputError: it has no snapshot, or not its own; or the job cannot be predicted.
+    """
+    file = find_snapshot(record, path)
+    history = read_history(file)
+    peak = record.peak("requested_bytes").bytes
+    if history.peak_bytes != peak:
+        raise InputError(f"{_named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
+                         f"{peak:,}: it is the history of another job")
+    _, _, run, _, _ = pipeline.run_of(workload_of(record))
+    return attribute(history, predicted(run))
+
+
+def read_history(file: str | os.PathLike[str]) -> Side:
+    """The recorded side from a snapshot file.
+
+    Raises:
+        InputError: with the file's name in front.
+    """
+    content = snapshot.read(file)
+    try:
+        return recorded(content)
+    except InputError as error:
+        raise InputError(f"{_named(file)}: {error}") from None
+
+
+def find_snapshot(record: Record, path: str | os.PathLike[str]) -> Path:
+    """The memory history that belongs to a record: where it was written, or beside the record.
+
+    Raises:
+        InputError: none was recorded, or it is nowhere.
+    """
+    if record.snapshot is None:
+        raise InputError(f"{_named(path)}: this measurement has no memory history: measure again with "
+                         "--snapshot FILE")
+    folder, written = Path(path).parent, Path(record.snapshot)
+    for place in (written, folder / written, folder / written.name):
+        if place.is_file():
+            return place
+    raise InputError(f"{_named(path)}: its memory history {show(record.snapshot, 200)[1:-1]} is gone: put it beside "
+                     "the record, or measure again with --snapshot FILE")
+
+
+def workload_of(record: Record) -> Workload:
+    """The workload as it ran: its rank, and the kernels of the GPU it ran on."""
+    workload = Workload.from_mapping(dict(record.workload)).replace(rank=record.rank)
+    try:
+        return workload.replace(gpu=workload.gpu or gpus.find(record.job.device.name).name)
+    except InputError:  # a GPU that nobody knows
+        return workload
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    return show(os.fspath(path), 200)[1:-1]

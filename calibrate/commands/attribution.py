@@ -1,0 +1,36 @@
+"""Explain a measurement: what was predicted of it, allocation by allocation (``peakcast explain --measured``)."""
+
+from __future__ import annotations
+
+import argparse
+
+from predictor.commands import output
+from predictor.errors import InputError
+from predictor.workload import KEYS
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Attributes and reports; the exit code is 0 whatever is found."""
+    given = [name for name in ("workload", "picture", *KEYS) if getattr(arguments, name, None) is not None]
+    if given:
+        name = "MODEL" if given[0] == "model" else "--" + given[0].replace("_", "-")
+        raise InputError(f"--measured names a job that ran: leave out {name}")
+    output.check_path(arguments.output, arguments.force)
+    from calibrate import record
+    from calibrate.attribution.measurement import attribute_record
+
+    measurement = record.read(arguments.measured)
+    attribution = attribute_record(measurement, arguments.measured)
+
+    def document() -> dict:
+        from calibrate.report.attribution import document
+
+        return document(measurement, attribution)
+
+    def report(console) -> None:
+        from calibrate.report.attribution import report
+
+        report(console, measurement, attribution)
+
+    output.write(arguments, document, report)
+    return 0

@@ -1,0 +1,166 @@
+"""A measurement and its prediction side by side: moments, the measured peak, and operators that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from calibrate.attribution import AtPeak, Attribution, Outcome
+from calibrate.attribution.peak import Why
+from calibrate.record import Record, to_plain
+from calibrate.report.measurement import difference, title
+from predictor.events import MOMENTS, Factor
+from predictor.report.table import table, wrapped
+from predictor.report.units import gib, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST = 15
+"""Rows of a table of differences; the JSON has all."""
+REASONS = {
+    Why.MATCHED: "on both sides, same size",
+    Why.OTHER_SIZE: "on both sides, another size",
+    Why.DEVICE_ONLY: "only the device made it",
+    Why.NEVER_CAME: "predicted, never came",
+    Why.ALIVE_ONLY_MEASURED: "alive there only as measured",
+    Why.ALIVE_ONLY_PREDICTED: "alive there only as predicted",
+}
+
+
+def report(console: Console, record: Record, attribution: Attribution) -> None:
+    """The whole answer of ``peakcast explain --measured``."""
+    peak = attribution.at_peak()
+    for line in wrapped(console, headline(peak), indent=0):
+        console.print(line, style="bold")
+    for line in wrapped(console, title(record), indent=0):
+        console.print(line, style="dim")
+    console.print()
+    console.print(moments(attribution))
+    console.print()
+    place = f" in {peak.module}" if peak.module else ""
+    console.print(f"The measured peak: {peak.moment.value} of step {peak.step}, {peak.operator}{place}", style="bold")
+    console.print(reasons(peak))
+    console.print()
+    _differences(console, "What differs there, by operator (bytes)", _at_peak(peak),
+                 ("operator", "factor", "why", "buffers", "measured", "predicted", "difference"))
+    _differences(console, "What differs in the whole job, by operator (bytes)", _in_the_job(attribution),
+                 ("operator", "factor", "moment", "measured", "predicted", "measured n", "predicted n"))
+    for line in notes(attribution):
+        for part in wrapped(console, line, indent=0):
+            console.print(part)
+
+
+def headline(peak: AtPeak) -> str:
+    """Both peaks in one line."""
+    gap = peak.unexplained_bytes
+    how = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}" if gap else "the same to the byte"
+    return (f"Measured peak {size_text(peak.measured_bytes)} requested, {how}"
+            f"{' than' if gap else ' as'} predicted{f' ({gap:+,} bytes)' if gap else ''}.")
+
+
+def moments(attribution: Attribution):
+    """A row for each moment of each step, both sides."""
+    measured, said = attribution.recorded.highest(), attribution.predicted.highest()
+    rows = table("moment (requested GiB)", "step", "measured", "predicted", "difference (bytes)", "off by %",
+                 numbers=True)
+    peak = attribution.at_peak()
+    for step, moment in sorted(measured.keys() | said.keys(), key=lambda at: (at[0], MOMENTS.index(at[1]))):
+        one, two = measured.get((step, moment)), said.get((step, moment))
+        both = one is not None and two is not None
+        rows.add_row(moment.value, str(step), "" if one is None else gib(one), "" if two is None else gib(two),
+                     f"{one - two:+,}" if both else "", difference(two, one) if both else "",
+                     style="bold" if (step, moment) == (peak.step, peak.moment) else None)
+    return rows
+
+
+def reasons(peak: AtPeak):
+    """The peak split by reason; the differences add up to measured less predicted."""
+    rows = table("alive there", "buffers", "measured GiB", "predicted GiB", "difference (bytes)", numbers=True)
+    for why, (count, measured, said) in peak.by_reason().items():
+        if count:
+            rows.add_row(REASONS[why], f"{count:,}", gib(measured), gib(said), f"{measured - said:+,}")
+    if peak.elsewhere_bytes:
+        rows.add_row("the predicted peak is elsewhere", "", "", gib(-peak.elsewhere_bytes),
+                     f"{peak.elsewhere_bytes:+,}")
+    rows.add_row("peak", "", gib(peak.measured_bytes), gib(peak.predicted_bytes), f"{peak.unexplained_bytes:+,}",
+                 style="bold")
+    return rows
+
+
+def notes(attribution: Attribution) -> list[str]:
+    """How many allocations had which outcome, and what was freed elsewhere."""
+    count = attribution.count()
+    lines = [f"{len(attribution.recorded):,} allocations recorded, {len(attribution.predicted):,} predicted: "
+             f"{count[Outcome.MATCHED]:,} are the same, {count[Outcome.OTHER_SIZE]:,} have another size, "
+             f"{count[Outcome.DEVICE_ONLY]:,} only the device made, {count[Outcome.NEVER_CAME]:,} never came."]
+    if count[Outcome.NOT_REACHED]:
+        lines.append(f"The job ran out of memory before it got to {count[Outcome.NOT_REACHED]:,} predicted ones.")
+    lifetimes = attribution.lifetimes()
+    if lifetimes:
+        size = sum(lifetime.bytes for lifetime in lifetimes)
+        lines.append(f"{len(lifetimes):,} of them ({size_text(size)} in all, hardly ever alive together) are freed at "
+                     "another point than predicted: --json lists them.")
+    return lines
+
+
+def document(record: Record, attribution: Attribution) -> dict[str, Any]:
+    """All of it as JSON's types."""
+    peak, measured, said = attribution.at_peak(), attribution.recorded.highest(), attribution.predicted.highest()
+    places = sorted(measured.keys() | said.keys(), key=lambda at: (at[0], MOMENTS.index(at[1])))
+    return to_plain({
+        "workload": record.workload, "rank": record.rank, "measured_on": record.job.measured_on,
+        "measured_peak_requested_bytes": peak.measured_bytes, "predicted_peak_requested_bytes": peak.predicted_bytes,
+        "unexplained_bytes": peak.unexplained_bytes,
+        "moments": [{"step": step, "moment": moment, "measured_requested_bytes": measured.get((step, moment)),
+                     "predicted_requested_bytes": said.get((step, moment))} for step, moment in places],
+        "allocations": {outcome.value: count for outcome, count in attribution.count().items()},
+        "at_peak": {
+            "step": peak.step, "moment": peak.moment, "module": peak.module, "operator": peak.operator,
+            "predicted_there_bytes": peak.predicted_there_bytes, "elsewhere_bytes": peak.elsewhere_bytes,
+            "reasons": {why.value: {"buffers": count, "measured_bytes": one, "predicted_bytes": two}
+                        for why, (count, one, two) in peak.by_reason().items()},
+            "items": [_with_difference(item) for item in peak.items]},
+        "operators": [_with_difference(row) for row in attribution.rows()],
+        "extras": attribution.extras(), "lifetimes": attribution.lifetimes()})
+
+
+def _with_difference(row) -> dict[str, Any]:
+    return asdict(row) | {"difference_bytes": row.difference_bytes}
+
+
+def _at_peak(peak: AtPeak) -> list[tuple[int, list[str]]]:
+    sums: dict[tuple[str, Factor | None, Why], list[int]] = {}
+    for item in peak.items:
+        total = sums.setdefault((item.operator, item.factor, item.why), [0, 0, 0])
+        for place, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
+            total[place] += value
+    return [(measured - said, [operator, _factor(factor), REASONS[why], f"{count:,}", f"{measured:,}", f"{said:,}",
+                               f"{measured - said:+,}"])
+            for (operator, factor, why), (count, measured, said) in sums.items()]
+
+
+def _in_the_job(attribution: Attribution) -> list[tuple[int, list[str]]]:
+    return [(row.difference_bytes, [row.operator, _factor(row.factor), row.moment.value, f"{row.recorded_bytes:,}",
+                                    f"{row.predicted_bytes:,}", f"{row.recorded:,}", f"{row.predicted:,}"])
+            for row in attribution.rows() if row.matched < max(row.predicted, row.recorded)]
+
+
+def _factor(factor: Factor | None) -> str:
+    return factor.value if factor else ""
+
+
+def _differences(console: Console, heading: str, found: Iterable[tuple[int, list[str]]], heads: tuple[str, ...]) -> None:
+    ordered = sorted(found, key=lambda row: -abs(row[0]))
+    if not ordered:
+        return
+    console.print(heading, style="bold")
+    rows = table(*heads, numbers=True)
+    rows.columns[1].justify = rows.columns[2].justify = "left"
+    for _, cells in ordered[:MOST]:
+        rows.add_row(*cells)
+    if len(ordered) > MOST:
+        rows.add_row(f"{len(ordered) - MOST} more (--json)")
+    console.print(rows)
+    console.print()

@@ -1,0 +1,108 @@
+"""Verdict and least capacity, on lists of events made by hand and at random."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor import survival
+from predictor.allocator import AllocatorSettings
+from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
+from predictor.run import Run
+from predictor.sizes import SizeTable
+from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+
+MIB = 1 << 20
+GIB = 1 << 30
+DEFAULT = AllocatorSettings()
+
+
+def run(rows: list[tuple[int, int]], sizes: list[int], streams: list[int] | None = None) -> Run:
+    """Events (kind, buffer) over buffers of so many bytes."""
+    count = len(sizes)
+    kinds, buffers = (np.array(column, dtype=np.int32) for column in zip(*rows))
+    zeros = np.zeros(count, np.int32)
+    events = EventList(
+        kind=kinds.astype(np.int8), buffer=buffers, moment=np.full(len(rows), MOMENTS.index(Moment.FORWARD), np.int8),
+        step=np.ones(len(rows), np.int8),
+        buffers=Buffers(np.arange(count, dtype=np.int32), np.array(streams or [0] * count, np.int8),
+                        np.full(count, FACTORS.index(Factor.ACTIVATIONS), np.int8), zeros, zeros),
+        sizes=SizeTable.constants(sizes), names=("x",))
+    row_bytes = np.array(sizes, dtype=np.int64)
+    return Run(events, 0, row_bytes, np.cumsum(row_bytes[buffers] * events.sign))
+
+
+def test_without_a_capacity_there_is_no_verdict():
+    outcome = survival.judge(lambda _: run([(1, 0)], [30 * MIB]), DEFAULT, None)
+    assert outcome.verdict is None and outcome.simulation.peak_reserved_bytes == 30 * MIB
+
+
+def test_the_verdict_is_sure_only_where_the_assumed_runtime_does_not_matter():
+    def verdict(capacity: int) -> str | None:
+        return survival.judge(lambda _: run([(1, 0)], [GIB]), DEFAULT, capacity).verdict
+
+    assert verdict(GIB + ASSUMED_RUNTIME_BYTES) == "fits"
+    assert verdict(GIB + ASSUMED_RUNTIME_BYTES - PAGE_BYTES) == verdict(GIB) == "uncertain"
+    assert verdict(GIB - PAGE_BYTES) == "does_not_fit"
+
+
+def test_a_job_that_does_not_fit_is_shown_as_it_would_be_and_where_it_fails():
+    outcome = survival.judge(lambda _: run([(1, 0), (1, 1)], [GIB, GIB]), DEFAULT, GIB)
+    assert outcome.simulation.peak_reserved_bytes == 2 * GIB
+    assert outcome.failure.failed_at == 1 and outcome.failure.out_of_memory.requested_bytes == GIB
+
+
+def test_cached_segments_are_given_back_before_it_fails():
+    freed_before = [(1, 0), (-1, 0), (1, 1)]  # 2 GiB cached, too small for 3 GiB
+    assert survival.minimum_capacity(lambda _: run(freed_before, [2 * GIB, 3 * GIB]), DEFAULT) == \
+        3 * GIB + ASSUMED_RUNTIME_BYTES
+
+
+def test_when_events_complete_bounds_the_reserved_peak():
+    rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]  # reused at once, or not before a synchronisation
+    outcome = survival.judge(lambda _: run(rows, [GIB, GIB]), DEFAULT, None)
+    assert (outcome.reserved_low, outcome.reserved_high) == (GIB, 2 * GIB)
+    synchronised = survival.judge(lambda _: run([*rows[:3], (Kind.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
+    assert (synchronised.reserved_low, synchronised.reserved_high) == (GIB, GIB)
+
+
+def test_an_emptied_cache_is_not_reserved():
+    rows = [(1, 0), (-1, 0), (Kind.EMPTY_CACHE, 0), (1, 1)]
+    assert survival.play(run(rows, [2 * GIB, 3 * GIB]), DEFAULT).peak_reserved_bytes == 3 * GIB
+
+
+def test_the_capacity_that_decides_the_events_is_the_one_that_limits_them():
+    """Above 4 GiB this job takes 3 GiB more: it survives from 2 GiB to below 4, and from 5 on."""
+    asked = []
+
+    def run_at(limit):
+        asked.append(limit)
+        greedy = limit is None or limit >= 4 * GIB
+        return run([(1, 0), (1, 1)] if greedy else [(1, 0)], [2 * GIB, 3 * GIB])
+
+    assert survival.minimum_capacity(run_at, DEFAULT) == 5 * GIB + ASSUMED_RUNTIME_BYTES
+    assert asked[0] is None and all(limit % PAGE_BYTES == 0 for limit in asked[1:])
+
+
+@st.composite
+def jobs(draw):
+    """A few allocations of 1 to 60 MiB and frees, at random."""
+    sizes = draw(st.lists(st.integers(MIB, 60 * MIB), min_size=1, max_size=12))
+    rows, alive = [], []
+    for buffer in range(len(sizes)):
+        rows.append((1, buffer))
+        alive.append(buffer)
+        while alive and draw(st.booleans()):
+            rows.append((-1, alive.pop(draw(st.integers(0, len(alive) - 1)))))
+    return run(rows, sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(job=jobs())
+def test_the_least_capacity_is_what_trying_every_page_finds(job):
+    found = survival.minimum_capacity(lambda _: job, DEFAULT) - ASSUMED_RUNTIME_BYTES
+    pages = range(survival.play(job, DEFAULT).peak_reserved_bytes // PAGE_BYTES, -1, -1)
+    last_that_dies = next(page for page in pages
+                          if survival.play(job, DEFAULT, limit_bytes=page * PAGE_BYTES).failed_at is not None)
+    assert found == (last_that_dies + 1) * PAGE_BYTES
