@@ -1,16 +1,15 @@
 """Which recorded allocation is which predicted one: by order and size within each moment of each step.
 
-First those of the same size, then, in the gaps between them, those that the same call made with another
-size. Where several would do, module and operator decide, and between equals of one call their lifetimes.
+As many as can be are of the same size; then as many as can be of those left are the same call's with
+another size. Where several would do, module and operator decide, and between equals their lifetimes.
 
 Engines and optimizers are predicted under names of their own (``zero::flatten``), not those of the aten
 operators that allocate for them. Such a name agrees with any operator of the same size, and with another
-size only with an operator that it was found to stand for elsewhere in the same job.
+size only with an operator that it was found to stand for elsewhere in the same job: so all is done twice.
 """
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,10 +18,10 @@ import numpy as np
 
 from calibrate.attribution.sides import Side
 
-MOST_CELLS = 1 << 23
-"""Largest table of one exact alignment; beyond it the two sides are cut at what they have in common."""
-SAME_OPERATOR, SAME_MODULE, SAME_SIZE = 4, 2, 1
-"""What agrees in a pair, by weight: an operator outweighs all else."""
+BLOCK = 2048
+"""Most allocations a side that one exact alignment takes."""
+SAME_OPERATOR, SAME_MODULE, SAME_SIZE = 4 * BLOCK, 2 * BLOCK, BLOCK
+"""What agrees in a pair, by weight: an operator outweighs all else. A pair of different sizes weighs 1."""
 NOBODY, FOREVER = -1, np.iinfo(np.int64).max
 
 Pairs = list[tuple[int, int]]
@@ -41,41 +40,50 @@ class Names:
         self.operators = column(recorded.operator), column(predicted.operator)
         self.modules = column(recorded.module), column(predicted.module)
         self.engine = np.array(["aten::" not in name for name in predicted.operator], dtype=bool)
+        self.alike = np.eye(len(numbers), dtype=bool)
         keys: dict[tuple[int, ...], int] = {}
         self.keys = tuple([keys.setdefault(key, len(keys)) for key in zip(*(c.tolist() for c in columns))]
                           for columns in zip((recorded.bytes, predicted.bytes), self.operators, self.modules))
 
+    def learn(self, partner: np.ndarray) -> None:
+        """From pairs of the same size: which operators the engines' names stand for."""
+        rows = np.flatnonzero(partner != NOBODY)
+        rows = rows[self.engine[partner[rows]] & (self.recorded.bytes[rows] == self.predicted.bytes[partner[rows]])]
+        self.alike[self.operators[0][rows], self.operators[1][partner[rows]]] = True
+
     def weights(self, row: int, columns: np.ndarray) -> np.ndarray:
-        """How well a recorded allocation agrees with predicted ones of its size; 0 where it cannot be them."""
-        operator = self.operators[0][row] == self.operators[1][columns]
-        module = self.modules[0][row] == self.modules[1][columns]
-        fits = (self.recorded.bytes[row] == self.predicted.bytes[columns]) \
-            & (operator | module | self.engine[columns])
-        return fits * (SAME_SIZE + SAME_OPERATOR * operator + SAME_MODULE * module)
+        """How well a recorded allocation agrees with predicted ones; 0 where it cannot be them."""
+        name, names = self.operators[0][row], self.operators[1][columns]
+        operator, module = name == names, self.modules[0][row] == self.modules[1][columns]
+        size = self.recorded.bytes[row] == self.predicted.bytes[columns]
+        same = size & (operator | module | self.engine[columns])
+        return np.where(same, SAME_SIZE + SAME_OPERATOR * operator + SAME_MODULE * module,
+                        ~size & module & self.alike[name, names])
 
 
 def align(recorded: Side, predicted: Side) -> np.ndarray:
     """``int64[recorded]``: the predicted allocation that each recorded one is, or -1."""
     names = Names(recorded, predicted)
-    partner = np.full(len(recorded), NOBODY, dtype=np.int64)
     ours, theirs = recorded.groups(), predicted.groups()
     groups = [(ours[at].tolist(), theirs[at].tolist()) for at in ours if at in theirs]
-    for rows, columns in groups:
-        for row, column in _same_size(names, rows, columns):
-            partner[row] = column
+    names.learn(_align(names, groups))
+    partner = _align(names, groups)
     _by_lifetime(names, partner)
-    stands_for = {(predicted.operator[column], recorded.operator[row])
-                  for row, column in enumerate(partner.tolist()) if column != NOBODY and names.engine[column]}
+    return partner
+
+
+def _align(names: Names, groups: Iterable[tuple[list[int], list[int]]]) -> np.ndarray:
+    partner = np.full(len(names.recorded), NOBODY, dtype=np.int64)
     for rows, columns in groups:
-        for row, column in _other_size(names, rows, columns, partner, stands_for):
+        for row, column in _group(names, rows, columns):
             partner[row] = column
     return partner
 
 
-# --- the same size -------------------------------------------------------------------------------
+# --- pairs, in order --------------------------------------------------------------------------------
 
 
-def _same_size(names: Names, rows: list[int], columns: list[int]) -> Iterator[tuple[int, int]]:
+def _group(names: Names, rows: list[int], columns: list[int]) -> Iterator[tuple[int, int]]:
     """Pairs of one group: those with a key of their own first, then what lies between them."""
     last = (0, 0)
     ours, theirs = ([names.keys[side][i] for i in members] for side, members in enumerate((rows, columns)))
@@ -106,36 +114,32 @@ def _anchors(ours: Sequence[int], theirs: Sequence[int]) -> Pairs:
 
 
 def _window(names: Names, rows: list[int], columns: list[int]) -> Iterator[tuple[int, int]]:
-    """Pairs between two anchors."""
-    same = 0
-    while same < min(len(rows), len(columns)) and names.keys[0][rows[same]] == names.keys[1][columns[same]]:
-        yield rows[same], columns[same]
-        same += 1
-    rows, columns = rows[same:], columns[same:]
-    if not rows or not columns:
-        return
-    if len(rows) * len(columns) > MOST_CELLS and (cut := _common(names, rows, columns)):
-        i, j, length = cut
-        yield from _window(names, rows[:i], columns[:j])
-        yield from zip(rows[i:i + length], columns[j:j + length])
-        yield from _window(names, rows[i + length:], columns[j + length:])
-        return
-    yield from _best(lambda row, among: names.weights(row, among), rows, columns)
+    """Pairs between two anchors; long stretches block by block, of which the first half counts."""
+    i = j = 0
+    while i < len(rows) and j < len(columns):
+        if names.keys[0][rows[i]] == names.keys[1][columns[j]]:
+            yield rows[i], columns[j]
+            i, j = i + 1, j + 1
+            continue
+        ours, theirs = rows[i:i + BLOCK], columns[j:j + BLOCK]
+        whole = len(rows) - i <= BLOCK and len(columns) - j <= BLOCK
+        pairs = _best(names, ours, theirs)
+        if whole:
+            yield from pairs
+            return
+        middle = ours[len(ours) // 2], theirs[len(theirs) // 2]
+        pairs = [pair for pair in pairs if pair[0] < middle[0] and pair[1] < middle[1]]
+        yield from pairs
+        last = pairs[-1] if pairs else (middle[0] - 1, middle[1] - 1)
+        i, j = bisect_left(rows, last[0] + 1), bisect_left(columns, last[1] + 1)
 
 
-def _common(names: Names, rows: list[int], columns: list[int]) -> tuple[int, int, int] | None:
-    """The longest run of equal sizes: where it begins, and its length."""
-    match = difflib.SequenceMatcher(None, names.recorded.bytes[rows].tolist(), names.predicted.bytes[columns].tolist(),
-                                    autojunk=False).find_longest_match()
-    return (match.a, match.b, match.size) if match.size else None
-
-
-def _best(weights, rows: list[int], columns: list[int]) -> Pairs:
+def _best(names: Names, rows: list[int], columns: list[int]) -> Pairs:
     """The pairs, in order on both sides, whose weights come to most; of equals the first recorded ones."""
     among = np.array(columns)
     table = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int32)
     for i, row in enumerate(rows, 1):
-        weight = weights(row, among)
+        weight = names.weights(row, among)
         taken = np.where(weight > 0, table[i - 1, :-1] + weight, 0)
         np.maximum.accumulate(np.maximum(table[i - 1, 1:], taken), out=table[i, 1:])
     i, j, found = len(rows), len(columns), []
@@ -200,39 +204,3 @@ def _by_lifetime(names: Names, partner: np.ndarray) -> None:
             if others:
                 partner[row], partner[others[0]] = partner[others[0]], NOBODY
                 break
-
-
-# --- another size --------------------------------------------------------------------------------
-
-
-def _other_size(names: Names, rows: list[int], columns: list[int], partner: np.ndarray,
-                stands_for: set[tuple[str, str]]) -> Iterator[tuple[int, int]]:
-    """Pairs among what is left between two matched allocations."""
-    place = {column: index for index, column in enumerate(columns)}
-    taken = {place[column] for column in partner[rows].tolist() if column in place}
-    left: list[int] = []
-    after = 0
-    for row in [*rows, NOBODY]:
-        column = NOBODY if row == NOBODY else int(partner[row])
-        if row != NOBODY and column == NOBODY:
-            left.append(row)
-            continue
-        end = len(columns) if row == NOBODY else place[column]
-        if left and after < end:
-            free = [columns[index] for index in range(after, end) if index not in taken]
-            if free and len(left) * len(free) <= MOST_CELLS:
-                yield from _best(lambda row, among: _likeness(names, row, among, stands_for), left, free)
-        left, after = [], max(after, end + 1)
-
-
-def _likeness(names: Names, row: int, columns: Iterable[int], stands_for: set[tuple[str, str]]) -> np.ndarray:
-    """How well two allocations of different sizes agree; 0 where nothing says that they are one."""
-    recorded, predicted = names.recorded, names.predicted
-
-    def of(column: int) -> int:
-        if recorded.module[row] != predicted.module[column]:
-            return 0
-        same = recorded.operator[row] == predicted.operator[column]
-        return int(same or (predicted.operator[column], recorded.operator[row]) in stands_for)
-
-    return np.array([of(column) for column in columns])

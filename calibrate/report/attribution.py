@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 MOST = 15
 """Rows of a table of differences; the JSON has all."""
 REASONS = {
-    Why.MATCHED: "on both sides, same size",
-    Why.OTHER_SIZE: "on both sides, another size",
-    Why.DEVICE_ONLY: "only the device made it",
-    Why.NEVER_CAME: "predicted, never came",
-    Why.ALIVE_ONLY_MEASURED: "alive there only as measured",
-    Why.ALIVE_ONLY_PREDICTED: "alive there only as predicted",
+    Why.MATCHED: "as predicted",
+    Why.OTHER_SIZE: "another size",
+    Why.DEVICE_ONLY: "only measured",
+    Why.NEVER_CAME: "never came",
+    Why.ALIVE_ONLY_MEASURED: "longer alive",
+    Why.ALIVE_ONLY_PREDICTED: "not alive",
 }
+"""What a buffer is at the measured peak, seen from the prediction."""
 
 
 def report(console: Console, record: Record, attribution: Attribution) -> None:
     """The whole answer of ``peakcast explain --measured``."""
     peak = attribution.at_peak()
-    for line in wrapped(console, headline(peak), indent=0):
-        console.print(line, style="bold")
-    for line in wrapped(console, title(record), indent=0):
-        console.print(line, style="dim")
+    for text, style in ((headline(peak), "bold"), (title(record), "dim")):
+        for line in wrapped(console, text, indent=0):
+            console.print(line, style=style)
     console.print()
     console.print(moments(attribution))
     console.print()
@@ -44,9 +44,9 @@ def report(console: Console, record: Record, attribution: Attribution) -> None:
     console.print(reasons(peak))
     console.print()
     _differences(console, "What differs there, by operator (bytes)", _at_peak(peak),
-                 ("operator", "factor", "why", "buffers", "measured", "predicted", "difference"))
+                 ("operator", "factor", "why", "n", "measured", "predicted", "difference"))
     _differences(console, "What differs in the whole job, by operator (bytes)", _in_the_job(attribution),
-                 ("operator", "factor", "moment", "measured", "predicted", "measured n", "predicted n"))
+                 ("operator", "factor", "moment", "measured", "predicted", "allocations"))
     for line in notes(attribution):
         for part in wrapped(console, line, indent=0):
             console.print(part)
@@ -77,7 +77,7 @@ def moments(attribution: Attribution):
 
 def reasons(peak: AtPeak):
     """The peak split by reason; the differences add up to measured less predicted."""
-    rows = table("alive there", "buffers", "measured GiB", "predicted GiB", "difference (bytes)", numbers=True)
+    rows = table("buffers there", "n", "measured GiB", "predicted GiB", "difference (bytes)", numbers=True)
     for why, (count, measured, said) in peak.by_reason().items():
         if count:
             rows.add_row(REASONS[why], f"{count:,}", gib(measured), gib(said), f"{measured - said:+,}")
@@ -100,8 +100,8 @@ def notes(attribution: Attribution) -> list[str]:
     lifetimes = attribution.lifetimes()
     if lifetimes:
         size = sum(lifetime.bytes for lifetime in lifetimes)
-        lines.append(f"{len(lifetimes):,} of them ({size_text(size)} in all, hardly ever alive together) are freed at "
-                     "another point than predicted: --json lists them.")
+        lines.append(f"{len(lifetimes):,} of them, {size_text(size)} one by one, are freed at another point than "
+                     "predicted: --json lists them.")
     return lines
 
 
@@ -143,7 +143,7 @@ def _at_peak(peak: AtPeak) -> list[tuple[int, list[str]]]:
 
 def _in_the_job(attribution: Attribution) -> list[tuple[int, list[str]]]:
     return [(row.difference_bytes, [row.operator, _factor(row.factor), row.moment.value, f"{row.recorded_bytes:,}",
-                                    f"{row.predicted_bytes:,}", f"{row.recorded:,}", f"{row.predicted:,}"])
+                                    f"{row.predicted_bytes:,}", f"{row.recorded:,} / {row.predicted:,}"])
             for row in attribution.rows() if row.matched < max(row.predicted, row.recorded)]
 
 
@@ -151,12 +151,14 @@ def _factor(factor: Factor | None) -> str:
     return factor.value if factor else ""
 
 
-def _differences(console: Console, heading: str, found: Iterable[tuple[int, list[str]]], heads: tuple[str, ...]) -> None:
+def _differences(console: Console, heading: str, found: Iterable[tuple[int, list[str]]],
+                 heads: tuple[str, ...]) -> None:
     ordered = sorted(found, key=lambda row: -abs(row[0]))
     if not ordered:
         return
     console.print(heading, style="bold")
     rows = table(*heads, numbers=True)
+    rows.columns[0].no_wrap = False  # names give way first
     rows.columns[1].justify = rows.columns[2].justify = "left"
     for _, cells in ordered[:MOST]:
         rows.add_row(*cells)

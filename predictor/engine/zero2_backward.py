@@ -19,6 +19,8 @@ from predictor.events import Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
+DECIDING = ("aten::all", "aten::_is_all_true")
+"""Operators whose result transformers asks for at once."""
 BF16 = 2
 COUNTING = ("aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward")
 """Operators that count elements on the GPU, drop the counter's workspace, and wait for the number before they allocate
@@ -247,10 +249,15 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
 
 def synchronizations(micro: MicroStep) -> list[int]:
     """Positions in the traced micro-step at which the host waits for the device: in each operator that counts,
-    after the first workspace that is made and dropped at once."""
+    after the first workspace that is made and dropped at once; after each whose result decides what comes."""
     events = micro.events
-    counting = [number for number, name in enumerate(events.names) if name in COUNTING]
-    inside = np.isin(events.buffers.operator[events.buffer], counting)
+
+    def of(names: Sequence[str]) -> np.ndarray:
+        return np.isin(events.buffers.operator[events.buffer], [i for i, n in enumerate(events.names) if n in names])
+
+    inside = of(COUNTING)
     dropped = 1 + np.flatnonzero(inside[1:] & (events.kind[1:] < 0) & (events.buffer[1:] == events.buffer[:-1]))
     call = np.cumsum(inside & ~np.append(False, inside[:-1]))[dropped]
-    return (dropped[np.unique(call, return_index=True)[1]] + 1).tolist()
+    counted = dropped[np.unique(call, return_index=True)[1]]
+    asked = np.flatnonzero(of(DECIDING) & (events.kind > 0))
+    return (np.union1d(counted, asked) + 1).tolist()

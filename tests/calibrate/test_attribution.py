@@ -156,15 +156,17 @@ def test_a_workspace_before_the_result_is_told_the_result_s_size():
     assert [(extra.bytes, extra.output_bytes) for extra in explained(lines, story()).extras()] == [(55, OUTPUT)]
 
 
-def test_a_workspace_as_large_as_the_result_is_told_from_it_by_its_end():
-    lines = with_workspace(OUTPUT, after="grad 2 2", dies_after="down 2 2")
-    where = at(lines, "workspace")
-    down = at(lines, "down 2 2")
-    lines[where] = replace(lines[down], key="workspace")  # the same call made it first
+@pytest.mark.parametrize("before", [True, False])
+def test_a_workspace_as_large_as_the_result_is_told_from_it_by_its_end(before):
+    lines = story()
+    where = at(lines, "down 2 2")
+    workspace = replace(lines[where], key="workspace")
+    lines.insert(where + (not before), workspace)
+    lines.insert(where + 2, replace(workspace, sign=-1))
     attribution = explained(lines, story())
-    row = int(np.flatnonzero(attribution.partner == -1)[0])
     assert found(attribution)[Outcome.DEVICE_ONLY] == 1 and attribution.lifetimes() == []
-    assert attribution.recorded.died[row] < attribution.recorded.died[row + 1]
+    row = int(np.flatnonzero(attribution.partner == -1)[0])
+    assert attribution.recorded.died[row] - attribution.recorded.born[row] == 1 + before
 
 
 def test_a_changed_size_is_found():
@@ -309,13 +311,13 @@ def test_a_history_that_cannot_be_used_is_one_clear_line(lines, message):
 # --- speed -----------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_allocations_without_a_name_of_their_own_take_seconds():
+def test_ten_thousand_allocations_that_nothing_tells_apart_take_seconds():
     rng = np.random.default_rng(0)
-    sizes = 512 * rng.integers(1, 6, 50_000)
+    sizes = 512 * rng.integers(1, 6, 10_000)
     lines = [Line(1, str(i), int(size), "aten::mul", "", Moment.FORWARD, 1) for i, size in enumerate(sizes)]
     measured = recorded(parse(history(lines)))
     said = predicted(run_of([line for i, line in enumerate(lines) if i % 97]))
     begin = time.monotonic()
     count = attribute(measured, said).count()
-    assert time.monotonic() - begin < 20
-    assert count[Outcome.NEVER_CAME] == 0 and count[Outcome.DEVICE_ONLY] == len(range(0, 50_000, 97))
+    assert time.monotonic() - begin < 10
+    assert count[Outcome.NEVER_CAME] == 0 and count[Outcome.DEVICE_ONLY] == len(range(0, 10_000, 97))

@@ -1,0 +1,44 @@
+"""Predicted segments and verdicts against PyTorch's own allocator in small jobs on the emulated GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate.measure import measure
+from predictor import pipeline, survival
+from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+from tests.calibrate.small_jobs import needs_emulator, workload
+
+pytestmark = needs_emulator
+
+OVERLAP = {"bf16": {"enabled": True},
+           "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 3_000_000}}
+
+
+def small(directory, **changes):
+    """A tiny LLaVA, as the last of two ranks if nothing else is said."""
+    return workload(directory, **{"gpu": "h100-80gb", "data_parallel_size": 2, "rank": 1} | changes)
+
+
+@pytest.mark.parametrize("changes, events", [
+    ({"data_parallel_size": 1, "rank": 0, "engine": "torch"}, "immediate"),
+    ({"zero_stage": 2, "gradient_accumulation_steps": 3}, "immediate"),
+    ({"deepspeed": OVERLAP}, "immediate"),
+    ({"deepspeed": OVERLAP}, "synchronization"),
+    ({"zero_stage": 2, "allocator_conf": "expandable_segments:True"}, "immediate"),
+])
+def test_reserved_memory_is_that_of_the_real_allocator(tmp_path, changes, events):
+    asked = small(tmp_path, **changes)
+    job = pipeline.prepare(asked)
+    simulation = survival.play(job.run(asked.capacity), job.setup.allocator, completion=events,
+                               total_bytes=asked.capacity)
+    measured = measure(asked, events=events).peak("reserved_bytes").bytes
+    # DeepSpeed's scalars, a few hundred bytes each, are not predicted: at most one segment of the small pool
+    assert 0 <= measured - simulation.peak_reserved_bytes <= PAGE_BYTES
+
+
+def test_a_job_survives_at_its_least_capacity_and_dies_below(tmp_path):
+    asked = small(tmp_path, data_parallel_size=1, rank=0, engine="torch")
+    least = pipeline.prepare(asked).minimum_capacity() - ASSUMED_RUNTIME_BYTES
+    there, below = (measure(asked.replace(capacity_bytes=least - less)) for less in (0, PAGE_BYTES))
+    assert there.job.out_of_memory is None and below.job.out_of_memory is not None
