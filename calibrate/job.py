@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from calibrate.record import MeasuredJob, OutOfMemory, to_plain
+from calibrate.record import MeasuredJob, OutOfMemory
 from predictor.errors import InputError
+from predictor.plain import to_plain
 from predictor.workload import Workload
 
 PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -21,10 +21,11 @@ from calibrate import alone, predicted
 from calibrate.emulator import Injection, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import Order
-from calibrate.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record, from_plain
+from calibrate.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record
 from predictor import gpus
 from predictor.errors import InputError
 from predictor.pipeline import DEFAULT_GPU
+from predictor.plain import from_plain
 from predictor.suggest import show
 from predictor.version import VERSION
 from predictor.workload import Workload

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,38 +14,75 @@ from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
 from predictor.gpus import Gpu
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
+from predictor.profile import Choice
 from predictor.run import Run
 from predictor.sizes import Shape
-from predictor.survival import ASSUMED_RUNTIME_BYTES, Outcome
-from predictor.workload import Workload
+from predictor.survival import Outcome
 
-NOT_MODELLED = (
-    "CUDA context, NCCL and library memory outside PyTorch's allocator",
-    "private workspaces of cuDNN engines",
-    "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop",
-)
+if TYPE_CHECKING:
+    from predictor.pipeline import Job
+
+RUNTIME = "CUDA context, NCCL and library memory outside PyTorch's allocator"
+WORKSPACES = "private workspaces of cuDNN engines"
+LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
 
 
-def answer(workload: Workload, formula: Formula, outcome: Outcome, shape: Shape, gpu: Gpu, *, notes: tuple[str, ...],
-           with_timeline: bool, minimum_capacity_bytes: int | None) -> Prediction:
+def answer(job: Job, outcome: Outcome, *, notes: tuple[str, ...], with_timeline: bool,
+           minimum_capacity_bytes: int | None) -> Prediction:
     """The prediction that a run and its simulation amount to."""
+    workload, formula, margin = job.workload, job.formula, job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
     peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
     modules, layers = _split(run, simulation.peak_at, peak_allocated, formula.facts)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=workload.resolved(), filled_in=workload.filled_in,
-        peak_requested=Bound(run.peak), peak_allocated=Bound(peak_allocated),
-        peak_reserved=Bound(peak_reserved, outcome.reserved_low, outcome.reserved_high), peak_device=None,
+        peak_requested=_bound(run.peak, margin.of("requested"), job.profile),
+        peak_allocated=_bound(peak_allocated, margin.of("allocated"), job.profile),
+        peak_reserved=_bound(peak_reserved, margin.of("reserved"), job.profile, outcome.reserved_low,
+                             outcome.reserved_high),
+        peak_device=_device(peak_reserved, job),
         fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_allocated,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=NOT_MODELLED + notes, provenance=_provenance(workload, formula, gpu),
-        candidates=_candidates(run, formula, shape, gpu) if with_timeline else (),
+        not_modelled=_not_modelled(job.profile) + notes, provenance=_provenance(job),
+        candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None)
+
+
+def _bound(size: int, relative: tuple[float, float], profile: Choice | None, low: int | None = None,
+           high: int | None = None) -> Bound:
+    """A size with its interval: from the profile, and from what is not known beforehand."""
+    if profile is None:
+        return Bound(size, low, high)
+    return Bound(size, math.floor((low or size) * (1 + relative[0])), math.ceil((high or size) * (1 + relative[1])))
+
+
+def _device(reserved: int, job: Job) -> Bound | None:
+    """What ``nvidia-smi`` shows, where a profile knows the runtime."""
+    if job.profile is None:
+        return None
+    margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.data_parallel_size)
+    low, high = margin.of("reserved")
+    return Bound(reserved + expected, math.floor(reserved * (1 + low)) + margin.runtime_low,
+                 math.ceil(reserved * (1 + high)) + margin.runtime_high)
+
+
+def _not_modelled(profile: Choice | None) -> tuple[str, ...]:
+    """What a profile measured on a real GPU covers is left out."""
+    if profile is None:
+        return (RUNTIME, WORKSPACES, LOOP)
+    found = profile.profile
+    notes = [] if found.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
+    if found.measured_on != "device":
+        notes.append(WORKSPACES)
+    notes.append(LOOP)
+    if profile.extrapolates:
+        notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
+    return tuple(notes)
 
 
 def _failure(outcome: Outcome) -> OutOfMemory | None:
@@ -126,6 +165,11 @@ def _curve(run: Run, points: int = 600) -> Timeline:
         bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
 
 
-def _provenance(workload: Workload, formula: Formula, gpu: Gpu) -> dict:
-    return {"versions": dict(workload.versions), "kernels_of": gpu.name, "profile": None,
-            "runtime_bytes": ASSUMED_RUNTIME_BYTES, "formula": formula.provenance, "measured_on": "assumed"}
+def _provenance(job: Job) -> dict:
+    profile = job.profile and {
+        "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
+        "level": {counter: interval.level for counter, interval in job.profile.profile.residuals.items()},
+        "extrapolates": list(job.profile.extrapolates)}
+    return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
+            "runtime_bytes": job.margin.runtime_high, "formula": job.formula.provenance,
+            "measured_on": profile["measured_on"] if profile else "assumed"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from predictor import deepspeed_config, gpus, models, regimes, store, survival
-from predictor.allocator import AllocatorSettings
+from predictor import calibrated, deepspeed_config, gpus, models, profile, regimes, store, survival
 from predictor.answer import answer
+from predictor.calibrated import Margin
 from predictor.engine import torch_loop
 from predictor.engine.setup import Setup
 from predictor.engine.zero2 import Zero2
@@ -18,6 +18,7 @@ from predictor.events import EventList
 from predictor.formula import Formula
 from predictor.gpus import Gpu
 from predictor.prediction import Prediction
+from predictor.profile import Choice
 from predictor.run import Run, evaluate, sizes_at
 from predictor.sizes import Shape
 from predictor.workload import Workload
@@ -43,8 +44,7 @@ def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: boo
             modelled, or a model that must be traced while torch is not installed.
     """
     job = prepare(workload, progress)
-    return answer(job.workload, job.formula, job.judge(), job.shape, job.gpu,
-                  notes=job.setup.zero.notes if job.setup.zero else (), with_timeline=timeline,
+    return answer(job, job.judge(), notes=job.setup.zero.notes if job.setup.zero else (), with_timeline=timeline,
                   minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
 
 
@@ -58,15 +58,22 @@ class Job:
     rank: int
     shape: Shape
     gpu: Gpu
+    profile: Choice | None = None
+
+    @property
+    def margin(self) -> Margin:
+        """How far off the prediction may be."""
+        return calibrated.margin(self.profile, self.setup.data_parallel_size)
 
     def run(self, limit_bytes: int | None) -> Run:
         """Its events where PyTorch can have so many bytes (None: without limit)."""
         setup = replace(self.setup, capacity_bytes=limit_bytes)
-        return evaluate(compose(self.formula, setup, self.rank), self.rank, self.shape, self.gpu)
+        return evaluate(compose(self.formula, setup, self.rank), self.rank, self.shape, self.gpu,
+                        calibrated.coefficients(self.profile))
 
     def judge(self) -> survival.Outcome:
         """Whether it fits its GPU."""
-        return survival.judge(self.run, self.setup.allocator, self.workload.capacity)
+        return survival.judge(self.run, self.setup.allocator, self.workload.capacity, self.margin)
 
     def snapshot(self) -> dict[str, Any]:
         """The history that the prediction is of, as ``torch.cuda.memory._snapshot()`` would return it."""
@@ -75,7 +82,7 @@ class Job:
 
     def minimum_capacity(self) -> int:
         """Smallest GPU memory that it survives in, in bytes."""
-        return survival.minimum_capacity(self.run, self.setup.allocator)
+        return survival.minimum_capacity(self.run, self.setup.allocator, self.margin)
 
 
 def prepare(workload: Workload, progress: Progress | None = None) -> Job:
@@ -90,8 +97,15 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
                   workload.per_device_train_batch_size * workload.images_per_sample)
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
-    setup = setup_of(workload, formula)
-    return Job(workload, formula, setup, worst_rank(formula, setup, workload.rank, shape, gpu), shape, gpu)
+    chosen = profile.choose(workload.profile, gpu.name, workload.versions, {
+        "tokens": shape.batch * shape.sequence, "images": shape.images,
+        "data_parallel_size": workload.data_parallel_size})
+    if chosen and chosen.profile.workspaces:
+        micro = calibrated.with_workspaces(formula.micro, chosen.profile.workspaces, shape, gpu)
+        formula = replace(formula, micro=micro)
+    setup = replace(setup_of(workload, formula),
+                    allocator=calibrated.allocator_settings(workload.allocator_conf, chosen))
+    return Job(workload, formula, setup, worst_rank(formula, setup, workload.rank, shape, gpu), shape, gpu, chosen)
 
 
 def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Workload, Formula, Run, Shape, Gpu]:
@@ -169,8 +183,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
     return Setup(
         facts=formula.facts, optim=workload.optim, param_groups=workload.param_groups,
         max_grad_norm=workload.max_grad_norm, gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity,
-        allocator=AllocatorSettings.parse(workload.allocator_conf or ""))
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,9 +31,14 @@ class Run:
         return int(self.live.max())
 
 
-def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu) -> Run:
-    """Put numbers to a composed run."""
+def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu,
+             coefficients: tuple[float, ...] | None = None) -> Run:
+    """Put numbers to a composed run; ``coefficients`` multiply the bytes of each of ``FACTORS``."""
     row_bytes = sizes_at(events, shape, gpu)
+    if coefficients is not None:  # a size row for each factor
+        size = events.buffers.size + len(row_bytes) * events.buffers.factor.astype(np.int32)
+        events = replace(events, buffers=replace(events.buffers, size=size))
+        row_bytes = np.rint(np.outer(coefficients, row_bytes)).astype(np.int64).ravel()
     return Run(events, rank, row_bytes, timeline.running_sum(events, row_bytes))
 
 

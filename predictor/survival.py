@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import Simulation, simulate
+from predictor.calibrated import Margin
 from predictor.events import Kind
 from predictor.run import Run
 from predictor.snapshot.recording import RecordingAllocator
 
-ASSUMED_RUNTIME_BYTES = 1 << 30
-"""CUDA context, NCCL and libraries, until a profile has measured them: between, the verdict is uncertain."""
-
 PAGE_BYTES = 2 << 20
 """Segments are multiples of it, so finer capacities make no difference."""
+
+NO_PROFILE = Margin()
 
 RunAt = Callable[[int | None], Run]
 """The composed run where PyTorch can have so many bytes (None: without limit)."""
@@ -69,8 +69,9 @@ def _play(run: Run, kinds: Iterable[int], allocator: CachingAllocator) -> Simula
                     allocator)
 
 
-def judge(run_at: RunAt, settings: AllocatorSettings, capacity_bytes: int | None) -> Outcome:
-    """Whether a job fits a GPU of a capacity, with the assumed runtime beside it or at least without."""
+def judge(run_at: RunAt, settings: AllocatorSettings, capacity_bytes: int | None,
+          margin: Margin = NO_PROFILE) -> Outcome:
+    """Whether a job fits a GPU of a capacity: surely, at best, or not."""
 
     def outcome(limit: int | None, run: Run) -> Outcome:
         ends = [play(run, settings, completion=completion, limit_bytes=limit, total_bytes=capacity_bytes)
@@ -82,11 +83,11 @@ def judge(run_at: RunAt, settings: AllocatorSettings, capacity_bytes: int | None
 
     if capacity_bytes is None:
         return outcome(None, run_at(None))
-    less = max(0, capacity_bytes - ASSUMED_RUNTIME_BYTES)
-    certain = outcome(less, run_at(less))
+    surely, at_best = margin.limits(capacity_bytes)
+    certain = outcome(surely, run_at(surely))
     if certain.failure is None:
         return replace(certain, verdict="fits")
-    possible = outcome(capacity_bytes, run_at(capacity_bytes))
+    possible = outcome(at_best, run_at(at_best))
     if possible.simulation.failed_at is None:
         return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
     wanted = outcome(None, possible.run)
@@ -107,8 +108,8 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
     return allocator
 
 
-def minimum_capacity(run_at: RunAt, settings: AllocatorSettings) -> int:
-    """Smallest capacity at and above which the job survives, the assumed runtime included; bytes.
+def minimum_capacity(run_at: RunAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE) -> int:
+    """Smallest capacity at and above which the job surely survives, the runtime included; bytes.
 
     Survival need not grow with capacity, so halving would not do. But a run that survives at a capacity and holds at
     most R bytes there is the same run at every capacity from R up to that one: what was granted still is, what was
@@ -121,5 +122,5 @@ def minimum_capacity(run_at: RunAt, settings: AllocatorSettings) -> int:
         run = run_at(limit)
         ends = [play(run, settings, completion=completion, limit_bytes=limit) for completion in completions(run)]
         if any(end.failed_at is not None for end in ends):
-            return limit + PAGE_BYTES + ASSUMED_RUNTIME_BYTES
+            return margin.capacity(limit + PAGE_BYTES)
         limit = max(end.peak_reserved_bytes for end in ends) - PAGE_BYTES

@@ -173,7 +173,8 @@ class Workload:
     capacity_bytes: int | None = key(Size(), None, "gpu", "memory of the GPU, such as 80GiB; overrides the GPU's own")
     allocator_conf: str | None = key(_AllocatorConf("SETTINGS"), None, "gpu",
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
-    profile: None = key(Later("no calibration profile exists yet; leave it out"), None, "gpu", "")
+    profile: str | None = key(Text("FILE"), None, "gpu",
+                              "a calibration; none: no one; default: the shipped one of the GPU, if there is")
     versions: FrozenMap = key(Table(dict.fromkeys(PINNED, _Version()), PINNED), FrozenMap(PINNED), "gpu",
                               "of torch, transformers, deepspeed")
 

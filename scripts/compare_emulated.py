@@ -136,7 +136,7 @@ def repeat(rows: list[dict], grouped: str) -> int:
 def workload_of(job: dict, grouped: str) -> tuple[Workload, str]:
     """A job's workload and when events complete."""
     keys = job | {"model": grouped if job["model"] == "grouped" else job["model"], "gpu": "h100-80gb",
-                  "capacity_bytes": PLENTY}
+                  "capacity_bytes": PLENTY, "profile": "none"}
     events = keys.pop("events", "immediate")
     return Workload(**keys), events
 

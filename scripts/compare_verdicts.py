@@ -25,8 +25,9 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrate.measure import measure
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.pipeline import prepare
-from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+from predictor.survival import PAGE_BYTES
 from predictor.workload import Workload
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "h100-80gb" / "verdicts.jsonl"
@@ -81,7 +82,7 @@ def main() -> int:
 
 def sweep(workload: Workload) -> dict:
     """The predicted limit of PyTorch's share, and the nearest capacities at which the job survived and died."""
-    workload = workload.replace(gpu="h100-80gb")
+    workload = workload.replace(gpu="h100-80gb", profile="none")
     predicted = prepare(workload).minimum_capacity() - ASSUMED_RUNTIME_BYTES
     # blocks shared by two streams: the limit holds for whichever completion of events needs more
     modes = ("immediate", "synchronization") if workload.deepspeed else ("immediate",)

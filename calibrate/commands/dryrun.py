@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         "optimizer_steps": _value("--optimizer-steps", Whole(1, 1 << 20), arguments.optimizer_steps),
     }
     from calibrate.dryrun import dryrun
-    from calibrate.record import to_plain
+    from predictor.plain import to_plain
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone

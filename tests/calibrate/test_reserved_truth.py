@@ -6,7 +6,8 @@ import pytest
 
 from calibrate.measure import measure
 from predictor import pipeline, survival
-from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.survival import PAGE_BYTES
 from tests.calibrate.small_jobs import needs_emulator, workload
 
 pytestmark = needs_emulator
@@ -17,7 +18,7 @@ OVERLAP = {"bf16": {"enabled": True},
 
 def small(directory, **changes):
     """A tiny LLaVA, as the last of two ranks if nothing else is said."""
-    return workload(directory, **{"gpu": "h100-80gb", "data_parallel_size": 2, "rank": 1} | changes)
+    return workload(directory, **{"gpu": "h100-80gb", "profile": "none", "data_parallel_size": 2, "rank": 1} | changes)
 
 
 @pytest.mark.parametrize("changes, events", [

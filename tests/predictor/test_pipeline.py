@@ -10,15 +10,16 @@ import textwrap
 import pytest
 
 from predictor import Workload, predict
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Factor
 from predictor.snapshot import read
 from predictor.snapshot.replay import replay
-from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+from predictor.survival import PAGE_BYTES
 from tests.predictor.small import small_config
 
-SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2"]
+SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2", "--profile", "none"]
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def model(tmp_path, monkeypatch):
 
 
 def workload(model, **keys) -> Workload:
-    return Workload(model=model, **({"sequence_length": 64, "per_device_train_batch_size": 2} | keys))
+    return Workload(model=model, **({"sequence_length": 64, "per_device_train_batch_size": 2, "profile": "none"} | keys))
 
 
 def test_a_local_directory_is_traced_once_and_kept(model, tmp_path):

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from predictor import survival
 from predictor.allocator import AllocatorSettings
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
 from predictor.run import Run
 from predictor.sizes import SizeTable
-from predictor.survival import ASSUMED_RUNTIME_BYTES, PAGE_BYTES
+from predictor.survival import PAGE_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,0 +1,246 @@
+"""A cluster's calibration: what the trace cannot know, measured once and saved.
+
+    profiles/<gpu>/<stack>.json    found by GPU and software; or any file that ``--profile`` names
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.events import Factor
+from predictor.files import read_mapping, write_whole
+from predictor.plain import from_plain, to_plain
+from predictor.suggest import show
+
+SCHEMA_VERSION = 1
+SHIPPED = Path(__file__).resolve().parents[1] / "profiles"
+COUNTERS = ("requested", "allocated", "reserved", "device")
+FAR = 2.0
+"""A shape is far outside when it lies beyond the calibrated range by more than this factor."""
+WIDER = 2.0
+"""Intervals grow by this factor for each way in which a prediction extrapolates."""
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """What a factor's predicted bytes are multiplied by.
+
+    Attributes:
+        fitted: False where the value is theory's 1, because the data cannot tell it from another factor's.
+        applied: whether predictions use it; one within half a percent of 1 is not applied.
+        note: why.
+    """
+
+    value: float
+    standard_error: float | None
+    samples: int
+    fitted: bool
+    applied: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class OperatorWorkspace:
+    """Bytes that each call of an operator holds while it runs, beyond what is predicted.
+
+    ``fixed_bytes + bytes_per_call_byte * call``, where ``call`` is the bytes that the call is predicted to
+    allocate: the buffers of this operator in this module that are allocated one after the other.
+    """
+
+    operator: str
+    fixed_bytes: float
+    fixed_standard_error: float
+    bytes_per_call_byte: float
+    ratio_standard_error: float
+    samples: int
+    source: str
+
+
+@dataclass(frozen=True)
+class AllocatorFit:
+    """Rounding that the device's allocator does beyond the workload's own settings; 0: none."""
+
+    roundup_power2_divisions: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device memory that is not PyTorch's allocator's: context, cuBLAS, cuDNN, and NCCL by number of ranks.
+
+    Attributes:
+        standard_error: of one prediction; None where it is assumed.
+        measured_on: ``device``, ``emulated`` or ``assumed``.
+        source: where an assumed value comes from.
+    """
+
+    fixed_bytes: int
+    nccl_bytes: int
+    nccl_bytes_per_rank: int
+    standard_error: float | None
+    measured_on: str
+    source: str
+
+    def bytes(self, ranks: int) -> int:
+        """With so many ranks; one alone makes no communicator."""
+        return self.fixed_bytes + (self.nccl_bytes + self.nccl_bytes_per_rank * ranks if ranks > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Measured less predicted, relative to predicted: bounds that hold for ``level`` of held-out jobs."""
+
+    low: float
+    high: float
+    level: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that was measured."""
+
+    gpu: str
+    product: str
+    capacity_bytes: int
+    driver: str | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One calibration. Factors without a coefficient have 1.
+
+    Attributes:
+        residuals: by counter: requested, allocated, reserved, device.
+        calibrated: range of each quantity that the fitted jobs cover: ``tokens``, ``images``, ``data_parallel_size``.
+        provenance: date, command, commit, the measurements it was fitted on.
+    """
+
+    schema_version: int
+    peakcast_version: str
+    device: Device
+    software: Mapping[str, str]
+    measured_on: str
+    coefficients: Mapping[str, Coefficient]
+    workspaces: tuple[OperatorWorkspace, ...]
+    allocator: AllocatorFit
+    runtime: Runtime
+    residuals: Mapping[str, Interval]
+    calibrated: Mapping[str, tuple[float, ...]]
+    provenance: Mapping[str, Any]
+
+
+def read(path: str | os.PathLike[str]) -> Profile:
+    """A profile from its file.
+
+    Raises:
+        InputError: missing, corrupt, of another schema version, or with values that make no sense.
+    """
+    name = show(os.fspath(path), 200)[1:-1]
+    document = read_mapping(path, "the profile")
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"{name}: schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: "
+                         "calibrate again, or use the release that wrote it")
+    profile = from_plain(Profile, document, name)
+    _check(profile, name)
+    return profile
+
+
+def _check(profile: Profile, name: str) -> None:
+    factors, counters = [factor.value for factor in Factor], COUNTERS
+    for kind, given, known in (("factor", profile.coefficients, factors), ("counter", profile.residuals, counters)):
+        for key in given:
+            if key not in known:
+                raise InputError(f"{name}: {show(key)} is no {kind}: they are {', '.join(known)}")
+    numbers = [(f"coefficients.{key}", c.value, 0.1, 10) for key, c in profile.coefficients.items()]
+    numbers += [(f"residuals.{key}.{end}", getattr(i, end), -1, 10) for key, i in profile.residuals.items()
+                for end in ("low", "high")]
+    numbers += [(f"workspaces: {w.operator}", value, -1 << 40, 1 << 40) for w in profile.workspaces
+                for value in (w.fixed_bytes, w.bytes_per_call_byte)]
+    numbers += [("runtime.fixed_bytes", profile.runtime.fixed_bytes, 0, 1 << 40)]
+    for key, value, low, high in numbers:
+        if not (math.isfinite(value) and low <= value <= high):
+            raise InputError(f"{name}: {key} is {value}, which makes no sense: calibrate again")
+    for key, bounds in profile.calibrated.items():
+        if len(bounds) != 2 or not bounds[0] <= bounds[1]:
+            raise InputError(f"{name}: calibrated.{key} must be a lower and an upper bound")
+
+
+def write(path: str, profile: Profile) -> None:
+    """Writes a whole file or nothing; InputError if it cannot be written."""
+    write_whole(path, (json.dumps(to_plain(profile), indent=2) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The profile that answers, by the name of its file, and in which ways it extrapolates."""
+
+    profile: Profile
+    name: str
+    extrapolates: tuple[str, ...] = ()
+
+    def interval(self, counter: str) -> tuple[float, float]:
+        """Relative bounds of a counter, widened where it extrapolates; none known: 0."""
+        found = self.profile.residuals.get(counter)
+        width = WIDER ** len(self.extrapolates)
+        return (found.low * width, found.high * width) if found else (0.0, 0.0)
+
+
+def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float]) -> Choice | None:
+    """The profile for a GPU and software: the given file, else the shipped one that is nearest; None for none.
+
+    Args:
+        given: a path, ``none``, or None for the shipped one.
+        quantities: of the workload, by the keys of ``Profile.calibrated``.
+
+    Raises:
+        InputError: the file cannot be read, or is of another GPU.
+    """
+    if given == "none":
+        return None
+    if given is not None:
+        profile, name = read(given), given
+        if profile.device.gpu != gpu:
+            raise InputError(f"{show(given, 200)[1:-1]}: is a profile of {profile.device.gpu}, and the GPU is "
+                             f"{gpu}: name another profile, or --profile none")
+    else:
+        found = [(read(path), path) for path in sorted((SHIPPED / gpu).glob("*.json")) if _is_profile(path)]
+        if not found:
+            return None
+        profile, path = min(found, key=lambda pair: (len(_other_versions(pair[0], versions)),
+                                                     MEASURED.index(pair[0].measured_on), pair[1].name))
+        name = f"{gpu}/{path.name}"
+    return Choice(profile, name, tuple(_other_versions(profile, versions) + _far(profile, quantities)))
+
+
+MEASURED = ("device", "emulated", "assumed")
+
+
+def _is_profile(path: Path) -> bool:
+    return path.name.startswith("profile-")
+
+
+def _other_versions(profile: Profile, versions: Mapping[str, str]) -> list[str]:
+    return [f"{name} {versions[name]} (calibrated with {profile.software.get(name)})" for name in sorted(versions)
+            if _minor(versions[name]) != _minor(profile.software.get(name, ""))]
+
+
+def _minor(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]
+
+
+def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
+    result = []
+    for key, value in quantities.items():
+        low, high = profile.calibrated.get(key, (value, value))
+        if not low / FAR <= value <= high * FAR:
+            result.append(f"{key.replace('_', ' ')} {value:,.0f} (calibrated from {low:,.0f} to {high:,.0f})")
+    return result
