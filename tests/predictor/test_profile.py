@@ -1,0 +1,187 @@
+"""Profiles: read and refused, chosen, and what each part of one changes in a prediction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor import calibrated, gpus, profile
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
+from predictor.cli import main
+from predictor.errors import InputError
+from predictor.events import FACTORS, Factor
+from predictor.plain import to_plain
+from predictor.profile import (
+    AllocatorFit,
+    Choice,
+    Coefficient,
+    Device,
+    Interval,
+    OperatorWorkspace,
+    Profile,
+    Runtime,
+)
+from predictor.run import evaluate
+from predictor.sizes import Shape
+from predictor.workload import PINNED
+from tests.predictor.test_formula import key, made
+
+H100 = gpus.find("h100-80gb")
+SHAPE = Shape(2, 64, 2)
+MIB = 1 << 20
+
+
+def calibration(**changes) -> Profile:
+    """A profile without effect but for what is changed."""
+    values = {
+        "schema_version": 1, "peakcast_version": "0", "device": Device("h100-80gb", "NVIDIA H100 80GB HBM3", 80 << 30, None),
+        "software": dict(PINNED), "measured_on": "device", "coefficients": {}, "workspaces": (),
+        "allocator": AllocatorFit(0, 0), "runtime": Runtime(500 * MIB, 0, 0, 1.0, "device", "measured"),
+        "residuals": {}, "calibrated": {}, "provenance": {}}
+    return Profile(**values | changes)
+
+
+def written(tmp_path, document) -> str:
+    path = tmp_path / "profile.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def test_a_profile_survives_its_file(tmp_path):
+    original = calibration(residuals={"reserved": Interval(-0.01, 0.02, 0.9, 60)}, calibrated={"tokens": (64.0, 128.0)})
+    path = str(tmp_path / "p.json")
+    profile.write(path, original)
+    assert profile.read(path) == original
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"schema_version": 2}, "schema_version is 2, and this release reads 1"),
+    ({"schema_version": None}, "schema_version is None"),
+    ({"coefficients": {"speed": to_plain(Coefficient(1.0, 0.0, 1, True, True, ""))}}, '"speed" is no factor'),
+    ({"residuals": {"reserved": {"low": 0.0, "high": 11.0, "level": 0.9, "samples": 1}}}, "residuals.reserved.high is 11.0"),
+    ({"calibrated": {"tokens": [2, 1]}}, "calibrated.tokens must be a lower and an upper bound"),
+    ({"runtime": 3}, "must be a mapping"), ({"workspaces": {}}, "must be a list"), ({"more": 1}, 'unknown key "more"'),
+])
+def test_a_bad_profile_is_one_clear_line(tmp_path, change, message):
+    path = written(tmp_path, to_plain(calibration()) | change)
+    with pytest.raises(InputError) as error:
+        profile.read(path)
+    assert message in str(error.value) and str(error.value).startswith(path) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}'])
+def test_a_corrupt_profile_is_one_line_and_exit_code_2(tmp_path, capsys, text):
+    path = written(tmp_path, text)
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and path in err and err.count("\n") == 1
+
+
+def test_a_profile_of_another_gpu_is_refused(tmp_path):
+    path = written(tmp_path, to_plain(calibration()))
+    with pytest.raises(InputError, match="is a profile of h100-80gb, and the GPU is l40s"):
+        profile.choose(path, "l40s", PINNED, {})
+
+
+def test_no_profile_on_request():
+    assert profile.choose("none", "h100-80gb", PINNED, {}) is None
+
+
+def test_other_versions_and_far_shapes_are_extrapolation(tmp_path):
+    path = written(tmp_path, to_plain(calibration(calibrated={"tokens": (1000.0, 2000.0)})))
+    assert profile.choose(path, "h100-80gb", PINNED, {"tokens": 4000}).extrapolates == ()
+    chosen = profile.choose(path, "h100-80gb", PINNED | {"torch": "2.9.1"}, {"tokens": 4001})
+    assert chosen.extrapolates == ("torch 2.9.1 (calibrated with 2.11.0)", "tokens 4,001 (calibrated from 1,000 to 2,000)")
+
+
+def test_each_extrapolation_doubles_the_interval():
+    residuals = {"reserved": Interval(-0.01, 0.02, 0.9, 60)}
+    choice = Choice(calibration(residuals=residuals), "p", ("a", "b"))
+    assert choice.interval("reserved") == (-0.04, 0.08)
+    assert choice.interval("allocated") == (0.0, 0.0)
+
+
+def test_the_runtime_grows_with_the_ranks_of_a_communicator():
+    runtime = Runtime(500, 100, 7, None, "device", "")
+    assert [runtime.bytes(ranks) for ranks in (1, 2, 8)] == [500, 614, 656]
+
+
+def test_the_limits_leave_room_for_runtime_and_residuals():
+    profile_ = calibration(runtime=Runtime(1000, 0, 0, 50.0, "device", ""),
+                           residuals={"reserved": Interval(-0.5, 0.25, 0.9, 60)})
+    found = margin(Choice(profile_, "p"), 1)
+    assert (found.runtime_low, found.runtime_high) == (900, 1100)
+    assert found.limits(11_100) == (8_000, 20_400)
+    assert found.capacity(8_000) == 11_100
+
+
+def test_an_assumed_runtime_may_be_anything_from_nothing():
+    found = margin(Choice(calibration(runtime=Runtime(1000, 0, 0, None, "assumed", "x")), "p"), 1)
+    assert (found.runtime_low, found.runtime_high) == (0, 1000)
+    assert Margin().limits(ASSUMED_RUNTIME_BYTES + 5) == (5, ASSUMED_RUNTIME_BYTES + 5)
+
+
+def test_a_workspace_joins_every_call_of_its_operator_and_nothing_else():
+    micro = made(key()).micro
+    workspace = OperatorWorkspace("aten::mm", 4096, 0, 0.5, 0, 9, "test")
+    more = with_workspaces(micro, [workspace], SHAPE, H100)
+    row_bytes = micro.events.sizes.at(SHAPE, H100)
+    names = micro.events.names
+    products = [call for call in calibrated.calls(micro.events, row_bytes) if names[call[0]] == "aten::mm"]
+    added = more.events.sizes.at(SHAPE, H100)[more.events.buffers.size[len(micro.events.buffers):]]
+    assert added.tolist() == [4096 + -(-bytes_ // 2) for *_, bytes_ in products] and len(products) > 10
+    kept = more.events.buffer < len(micro.events.buffers)
+    assert np.array_equal(more.events.buffer[kept], micro.events.buffer)
+    assert np.array_equal(more.events.kind[~kept], np.tile([1, -1], len(products)))
+
+
+def test_hooks_stay_at_their_events_when_workspaces_come_between():
+    micro = made(key()).micro
+    more = with_workspaces(micro, [OperatorWorkspace("aten::mm", 512, 0, 0, 0, 1, "")], SHAPE, H100)
+    old, new = micro.events, more.events
+    for before, after in zip(micro.ready[:, 0].tolist(), more.ready[:, 0].tolist()):
+        if before < len(old):
+            assert (old.kind[before], old.buffer[before]) == (new.kind[after], new.buffer[after])
+
+
+def test_without_workspaces_the_micro_step_is_the_same_object():
+    micro = made(key()).micro
+    assert with_workspaces(micro, [OperatorWorkspace("aten::nothing", 512, 0, 0, 0, 1, "")], SHAPE, H100) is micro
+
+
+def test_coefficients_multiply_the_bytes_of_their_factor_only():
+    events = made(key()).micro.events
+    doubled = tuple(2.0 if factor is Factor.ACTIVATIONS else 1.0 for factor in FACTORS)
+    plain, scaled = (evaluate(events, 0, SHAPE, H100, given) for given in (None, doubled))
+    activation = events.buffers.factor == FACTORS.index(Factor.ACTIVATIONS)
+    before, after = (run.row_bytes[run.events.buffers.size] for run in (plain, scaled))
+    assert np.array_equal(after, np.where(activation, 2 * before, before)) and activation.any()
+
+
+def test_a_coefficient_that_is_not_applied_changes_nothing():
+    given = {"activations": Coefficient(1.004, 0.001, 9, True, False, "theory's 1")}
+    assert calibrated.coefficients(Choice(calibration(coefficients=given), "p")) is None
+    applied = {"activations": replace(given["activations"], applied=True)}
+    assert 1.004 in calibrated.coefficients(Choice(calibration(coefficients=applied), "p"))
+
+
+def test_the_rounding_that_a_profile_found_gives_way_to_the_workloads_own_settings():
+    choice = Choice(calibration(allocator=AllocatorFit(4, 9)), "p")
+    assert max(calibrated.allocator_settings(None, choice).roundup_power2_divisions) == 4
+    assert max(calibrated.allocator_settings("max_split_size_mb:64", choice).roundup_power2_divisions) == 0
+
+
+def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):
+    path = written(tmp_path, to_plain(calibration(residuals={
+        counter: Interval(-0.01, 0.02, 0.9, 60) for counter in ("requested", "allocated", "reserved")})))
+    command = ["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--json"]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    reserved = document["peak_reserved_bytes"]
+    assert document["peak_reserved_bytes_low"] == int(np.floor(reserved * 0.99))
+    assert document["peak_reserved_bytes_high"] == int(np.ceil(reserved * 1.02))
+    assert document["peak_device_bytes"] == reserved + 500 * MIB
+    assert document["provenance"]["profile"]["name"] == path and document["provenance"]["measured_on"] == "device"
