@@ -108,12 +108,6 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     return Job(workload, formula, setup, worst_rank(formula, setup, workload.rank, shape, gpu), shape, gpu, chosen)
 
 
-def run_of(workload: Workload, progress: Progress | None = None) -> tuple[Workload, Formula, Run, Shape, Gpu]:
-    """As :func:`prepare`, with the run at the workload's own capacity."""
-    job = prepare(workload, progress)
-    return job.workload, job.formula, job.run(job.workload.capacity), job.shape, job.gpu
-
-
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
     """The formula that answers for a workload's regime; traced now if nobody has it."""
     check_engine(workload)

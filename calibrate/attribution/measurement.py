@@ -30,8 +30,8 @@ def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attributio
     if history.peak_bytes != peak:
         raise InputError(f"{_named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
                          f"{peak:,}: it is the history of another job")
-    _, _, run, _, _ = pipeline.run_of(workload_of(record))
-    return attribute(history, predicted(run))
+    workload = workload_of(record)
+    return attribute(history, predicted(pipeline.prepare(workload).run(workload.capacity)))
 
 
 def read_history(file: str | os.PathLike[str]) -> Side:
@@ -65,8 +65,8 @@ def find_snapshot(record: Record, path: str | os.PathLike[str]) -> Path:
 
 
 def workload_of(record: Record) -> Workload:
-    """The workload as it ran: its rank, and the kernels of the GPU it ran on."""
-    workload = Workload.from_mapping(dict(record.workload)).replace(rank=record.rank)
+    """The workload as it ran: its rank, the kernels of its GPU; no profile, which would hide what it explains."""
+    workload = Workload.from_mapping(dict(record.workload)).replace(rank=record.rank, profile="none")
     try:
         return workload.replace(gpu=workload.gpu or gpus.find(record.job.device.name).name)
     except InputError:  # a GPU that nobody knows
