@@ -73,6 +73,28 @@ def layer_norm(call: Call) -> None:
     call.free(copy)
 
 
+def layer_norm_backward(call: Call) -> None:
+    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda)."""
+    gradient, source = call.args[:2]
+    copy = None if source.is_contiguous() else call.allocate(source.numel() * source.element_size())
+    call.around(*(() if gradient.is_contiguous() else (gradient.numel() * gradient.element_size(),)))
+    if copy is not None:
+        call.free(copy)
+
+
+def index(call: Call) -> None:
+    """Copies of several indices with unlike strides (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
+    indices = [tensor for tensor in call.args[1] if tensor is not None]
+    copies = []
+    if len(indices) > 1 and all(tensor.dtype == torch.int64 for tensor in indices):
+        wide = torch.broadcast_tensors(*indices)
+        if len({tensor.stride() for tensor in wide}) > 1:
+            copies = [call.allocate(8 * tensor.numel()) for tensor in wide if not tensor.is_contiguous()]
+    call.results()
+    for copy in reversed(copies):
+        call.free(copy)
+
+
 def reduction(call: Call) -> None:
     """Sums: a cast copy of discrete input (ATen/native/ReduceOps.cpp), partial results (Reduce.cuh)."""
     source, out = call.args[0], call.out[0]
@@ -142,11 +164,15 @@ def embedding_backward(call: Call) -> None:
     ordered, original = call.allocate(each), call.allocate(each)
     call.through(each, ("embedding_sort", (tokens,)))
     call.results()
-    segment = ("embedding_segments", (tokens, vocabulary))
-    call.through(each, segment, segment, ("embedding_partials", (tokens, vocabulary, 2)),
+    segment, number = ("embedding_segments", (tokens, vocabulary)), ("embedding_number", (tokens,))
+    offsets, count = call.allocate(each), call.allocate(number)
+    call.through(each, ("embedding_unique", (tokens,)))
+    partials, starts = call.allocate(segment), call.allocate(segment)
+    call.through(("embedding_scan", (tokens, vocabulary)))
+    call.through(number, ("embedding_partials", (tokens, vocabulary, 2)),
                  ("embedding_partials", (tokens, vocabulary, width)))
-    call.free(original)
-    call.free(ordered)
+    for buffer in (starts, partials, count, offsets, original, ordered):
+        call.free(buffer)
 
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
@@ -155,9 +181,12 @@ def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def cudnn_forward(call: Call) -> None:
-    """Seed and offset come before the results (attention.cu, _scaled_dot_product_cudnn_attention_cuda)."""
+    """Seed and offset come before the results, sums of rows only if asked for (attention.cu,
+    _scaled_dot_product_cudnn_attention_cuda)."""
     call.results(*(tensor for tensor in call.out if tensor.dim() == 0))
-    call.results()
+    call.results(call.out[0])
+    if call.args[4]:  # compute_log_sumexp
+        call.results()
 
 
 def cudnn_backward(call: Call) -> None:
@@ -180,12 +209,11 @@ def flash_backward(call: Call) -> None:
 
 
 def efficient_forward(call: Call) -> None:
-    """Sums of rows, rounded up (attention.cu, _efficient_attention_forward)."""
+    """Sums of rows, rounded up; seed and offset stay on the CPU (attention.cu, _efficient_attention_forward)."""
     out, sums, *_ = call.out
     call.results(out)
     if sums.numel():
         call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
-    call.results()
 
 
 def padded_mask(call: Call) -> None:
@@ -209,6 +237,8 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::baddbmm": matrix_product,
     "aten::addmm": fused_bias,
     "aten::native_layer_norm": layer_norm,
+    "aten::native_layer_norm_backward": layer_norm_backward,
+    "aten::index": index,
     "aten::sum": reduction,
     "aten::_safe_softmax": safe_softmax,
     "aten::_softmax_backward_data": softmax_backward,

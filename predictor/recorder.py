@@ -137,16 +137,15 @@ UNSHARED = (4, 2)
 def accumulated(func, args):
     """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
 
-    torch/csrc/autograd/input_buffer.cpp (``can_accumulate_inplace``) adds into a gradient that only the
-    engine holds, but never while a dispatch mode is on. The engine calls with no Python frame between.
+    torch/csrc/autograd/input_buffer.cpp (``accumulate``) adds into the gradient that came first, if only the
+    engine holds it, but never while a dispatch mode is on. The engine calls with no Python frame between.
     """
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name in ("inner", "_fn", "__torch_dispatch__"):
         frame = frame.f_back
     if frame is None or frame.f_code.co_name != "_engine_run_backward":
         return func, args
-    for target, other in (args[:2], args[1::-1]):
-        counts = target._use_count(), torch._C._storage_Use_Count(target.untyped_storage()._cdata)
-        if counts == UNSHARED:
-            return torch.ops.aten.add_.Tensor, (target, other)
+    first, second = args[:2]
+    if (first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)) == UNSHARED:
+        return torch.ops.aten.add_.Tensor, (first, second)
     return func, args

@@ -191,6 +191,21 @@ def embedding_sort(gpu, tokens):
     return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, 4096), 0)
 
 
+def embedding_number(gpu, tokens):
+    """One int64: how many segments there are (the same function)."""
+    return np.where(tokens > FEW_INDICES, INT64, 0)
+
+
+def embedding_unique(gpu, tokens):
+    """CUB's select of the first of each token (the same function, unique_by_key); read off at 3,073 to 400,000."""
+    return np.where(tokens > FEW_INDICES, _round_up((_ceil_div(tokens, 4224) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
+
+
+def embedding_scan(gpu, tokens, vocabulary):
+    """CUB's scan over the segments (the same function, exclusive_scan)."""
+    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary)), 0)
+
+
 def embedding_segments(gpu, tokens, vocabulary):
     """One int64 for each distinct token there can be (EmbeddingBackwardKernel.cu, partials_per_segment)."""
     return np.where(tokens > FEW_INDICES, INT64 * np.minimum(tokens, vocabulary), 0)
@@ -210,7 +225,8 @@ FUNCTIONS = {
         efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
         cub_scan, cub_select, cub_count,
-        embedding_indices, embedding_sort, embedding_segments, embedding_partials,
+        embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
+        embedding_partials,
     )
 }
 """Name in a formula file -> function."""
