@@ -43,7 +43,7 @@ def answer(job: Job, outcome: Outcome, *, notes: tuple[str, ...], with_timeline:
                              outcome.reserved_high),
         peak_device=_device(peak_reserved, job),
         fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
-        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_allocated,
+        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_reserved,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
@@ -87,12 +87,12 @@ def _not_modelled(profile: Choice | None) -> tuple[str, ...]:
 
 def _failure(outcome: Outcome) -> OutOfMemory | None:
     """Where the job runs out of memory; if that is uncertain, where it would with the least room."""
-    failure = outcome.failure
-    if failure is None or failure.failed_at is None or failure.out_of_memory is None:
+    if outcome.failure is None:
         return None
-    tag, error = outcome.run.events[failure.failed_at].tag, failure.out_of_memory
-    return OutOfMemory(tag.moment, tag.module, tag.operator, tag.step, error.requested_bytes, error.allocated_bytes,
-                       error.reserved_bytes)
+    run, simulation = outcome.failure.run, outcome.failure.simulation
+    tag, error = run.events[simulation.failed_at].tag, simulation.out_of_memory
+    return OutOfMemory(tag.moment, tag.module, tag.operator, tag.step, run.rank, error.requested_bytes,
+                       error.allocated_bytes, error.reserved_bytes)
 
 
 def _point(run: Run, index: int) -> dict:

@@ -30,14 +30,16 @@ Progress = Callable[[Sequence], Iterable]
 
 
 def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: bool = False,
-            progress: Progress | None = None) -> Prediction:
+            progress: Progress | None = None, tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict one workload's peak memory.
 
     Args:
         workload: what is trained and how.
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
-        minimum_capacity: also search the smallest GPU memory that the job survives in; a second or two.
+        minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
+            ``max_split_size_mb`` up to a minute.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
+        tell: hears of each limit, in bytes, that the search tries.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not
@@ -45,48 +47,68 @@ def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: boo
     """
     job = prepare(workload, progress)
     return answer(job, job.judge(), notes=job.setup.zero.notes if job.setup.zero else (), with_timeline=timeline,
-                  minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
+                  minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A workload with everything that answers for it; ``rank`` is the asked one, or the worst."""
+    """A workload with everything that answers for it."""
 
     workload: Workload
     formula: Formula
     setup: Setup
-    rank: int
     shape: Shape
     gpu: Gpu
     profile: Choice | None = None
+
+    @property
+    def rank(self) -> int:
+        """The asked rank, or the one with the highest requested peak at the workload's own capacity."""
+        return self.ranks(self.workload.capacity)[0]
 
     @property
     def margin(self) -> Margin:
         """How far off the prediction may be."""
         return calibrated.margin(self.profile, self.setup.data_parallel_size)
 
-    def run(self, limit_bytes: int | None) -> Run:
-        """Its events where PyTorch can have so many bytes (None: without limit)."""
+    def ranks(self, limit_bytes: int | None) -> list[int]:
+        """Ranks that decide whether it survives: the worst, the first and the last; or the asked one."""
+        degree = self.setup.data_parallel_size
+        if self.workload.rank != "worst" or degree == 1:
+            return [0 if self.workload.rank == "worst" else self.workload.rank]
+        traced = self.formula.micro.events
+        traced_bytes = sizes_at(traced, self.shape, self.gpu)[traced.buffers.size]
+        engine = zero2(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        peaks = engine.peaks(range(degree), traced_bytes)
+        return list(dict.fromkeys([peaks.index(max(peaks)), 0, degree - 1]))
+
+    def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
+        """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
         setup = replace(self.setup, capacity_bytes=limit_bytes)
-        return evaluate(compose(self.formula, setup, self.rank), self.rank, self.shape, self.gpu,
+        rank = self.ranks(limit_bytes)[0] if rank is None else rank
+        return evaluate(compose(self.formula, setup, rank), rank, self.shape, self.gpu,
                         calibrated.coefficients(self.profile))
+
+    def runs(self, limit_bytes: int | None) -> list[Run]:
+        """The runs of :meth:`ranks`."""
+        return [self.run(limit_bytes, rank) for rank in self.ranks(limit_bytes)]
 
     def judge(self) -> survival.Outcome:
         """Whether it fits its GPU."""
-        return survival.judge(self.run, self.setup.allocator, self.workload.capacity, self.margin)
+        return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
 
     def snapshot(self) -> dict[str, Any]:
         """The history that the prediction is of, as ``torch.cuda.memory._snapshot()`` would return it."""
         settings = self.setup.allocator
         return survival.record(self.judge(), settings, self.workload.capacity).snapshot()
 
-    def minimum_capacity(self) -> int:
-        """Smallest GPU memory that it survives in, in bytes."""
-        return survival.minimum_capacity(self.run, self.setup.allocator, self.margin)
+    def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
+        """Smallest GPU memory that it survives in, in bytes; ``tell`` hears of each limit that is tried."""
+        return survival.minimum_capacity(self.runs, self.setup.allocator, self.margin, tell)
 
 
 def prepare(workload: Workload, progress: Progress | None = None) -> Job:
-    """A workload with its formula and worst rank, and with the defaults that only the model could settle.
+    """A workload with its formula, and with the defaults that only the model could settle.
 
     Raises:
         InputError: as :func:`predict`.
@@ -105,7 +127,7 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
         formula = replace(formula, micro=micro)
     setup = replace(setup_of(workload, formula),
                     allocator=calibrated.allocator_settings(workload.allocator_conf, chosen))
-    return Job(workload, formula, setup, worst_rank(formula, setup, workload.rank, shape, gpu), shape, gpu, chosen)
+    return Job(workload, formula, setup, shape, gpu, chosen)
 
 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
@@ -190,13 +212,3 @@ def zero2(formula: Formula, setup: Setup) -> Zero2:
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     """The events of a whole run of one rank, independent of the shape."""
     return torch_loop.compose(formula.micro, setup) if setup.zero is None else zero2(formula, setup).rank(rank)
-
-
-def worst_rank(formula: Formula, setup: Setup, rank: int | str, shape: Shape, gpu: Gpu) -> int:
-    """The asked rank, or the one with the highest requested peak (the lowest of equals)."""
-    if rank != "worst" or setup.data_parallel_size == 1:
-        return 0 if rank == "worst" else rank
-    traced = formula.micro.events
-    traced_bytes = sizes_at(traced, shape, gpu)[traced.buffers.size]
-    peaks = zero2(formula, setup).peaks(range(setup.data_parallel_size), traced_bytes)
-    return peaks.index(max(peaks))

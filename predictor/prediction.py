@@ -37,6 +37,7 @@ class OutOfMemory:
     module: str
     operator: str
     step: int
+    rank: int
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
@@ -79,7 +80,7 @@ class Prediction:
     ``factors`` adds up to ``peak_allocated.bytes``; ``modules`` splits the same sum by modality
     module, then factor; ``layers`` by dotted layer path, then factor; ``moments`` is the highest
     requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
-    bytes when these are highest.
+    bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
     """
 
     workload: Mapping[str, Any]

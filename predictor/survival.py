@@ -6,7 +6,7 @@ anew for each capacity that is asked about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
@@ -21,8 +21,17 @@ PAGE_BYTES = 2 << 20
 
 NO_PROFILE = Margin()
 
-RunAt = Callable[[int | None], Run]
-"""The composed run where PyTorch can have so many bytes (None: without limit)."""
+RunsAt = Callable[[int | None], Sequence[Run]]
+"""The composed runs of the ranks to look at, the one to report first, where PyTorch can have so many bytes (None:
+without limit)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ran out of memory."""
+
+    run: Run
+    simulation: Simulation
 
 
 @dataclass(frozen=True)
@@ -30,19 +39,19 @@ class Outcome:
     """The run that was looked at and what became of it.
 
     Attributes:
-        verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
-        reserved_low, reserved_high: peak reserved bytes at both ends of when events complete, where that matters.
-        failure: the simulation that ran out of memory, unless it fits.
         limit_bytes: what PyTorch could have in ``simulation``; None for no limit.
+        reserved_low, reserved_high: peak reserved bytes at both ends of when events complete, where that matters.
+        failure: where a rank ran out of memory, unless it fits.
+        verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
     """
 
     run: Run
     simulation: Simulation
     limit_bytes: int | None
-    verdict: str | None
     reserved_low: int | None
     reserved_high: int | None
-    failure: Simulation | None
+    failure: Failure | None
+    verdict: str | None = None
 
 
 def completions(run: Run) -> tuple[str, ...]:
@@ -69,29 +78,32 @@ def _play(run: Run, kinds: Iterable[int], allocator: CachingAllocator) -> Simula
                     allocator)
 
 
-def judge(run_at: RunAt, settings: AllocatorSettings, capacity_bytes: int | None,
+def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | None,
           margin: Margin = NO_PROFILE) -> Outcome:
-    """Whether a job fits a GPU of a capacity: surely, at best, or not."""
+    """Whether a job fits a GPU of a capacity: surely, at best, or not. It fits if every rank that is looked at does."""
 
     def outcome(limit: int | None, run: Run) -> Outcome:
         ends = [play(run, settings, completion=completion, limit_bytes=limit, total_bytes=capacity_bytes)
                 for completion in completions(run)]
         reserved = [end.peak_reserved_bytes for end in ends]
         low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
-        failure = next((end for end in ends if end.failed_at is not None), None)
-        return Outcome(run, ends[0], limit, None, low, high, failure)
+        failed = next((end for end in ends if end.failed_at is not None), None)
+        return Outcome(run, ends[0], limit, low, high, failed and Failure(run, failed))
+
+    def worst(limit: int | None) -> Outcome:
+        outcomes = [outcome(limit, run) for run in runs_at(limit)]
+        return next((found for found in outcomes if found.failure), outcomes[0])
 
     if capacity_bytes is None:
-        return outcome(None, run_at(None))
+        return outcome(None, runs_at(None)[0])
     surely, at_best = margin.limits(capacity_bytes)
-    certain = outcome(surely, run_at(surely))
+    certain = worst(surely)
     if certain.failure is None:
         return replace(certain, verdict="fits")
-    possible = outcome(at_best, run_at(at_best))
+    possible = worst(at_best)
     if possible.simulation.failed_at is None:
         return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
-    wanted = outcome(None, possible.run)
-    return replace(wanted, verdict="does_not_fit", failure=possible.failure)
+    return replace(outcome(None, possible.run), verdict="does_not_fit", failure=possible.failure)
 
 
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
@@ -108,19 +120,20 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
     return allocator
 
 
-def minimum_capacity(run_at: RunAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE) -> int:
+def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,
+                     tell: Callable[[int], None] = lambda _: None) -> int:
     """Smallest capacity at and above which the job surely survives, the runtime included; bytes.
 
     Survival need not grow with capacity, so halving would not do. But a run that survives at a capacity and holds at
     most R bytes there is the same run at every capacity from R up to that one: what was granted still is, what was
     refused still is. So the search goes down from R to R, each time looking a page below, until a run fails: no
-    capacity is left out. (With ``garbage_collection_threshold`` it is a search only: capacity then matters
-    where nothing is refused.)
+    capacity is left out. ``tell`` hears of each limit that is tried.
     """
     limit = None
     while True:
-        run = run_at(limit)
-        ends = [play(run, settings, completion=completion, limit_bytes=limit) for completion in completions(run)]
+        ends = [play(run, settings, completion=completion, limit_bytes=limit)
+                for run in runs_at(limit) for completion in completions(run)]
         if any(end.failed_at is not None for end in ends):
             return margin.capacity(limit + PAGE_BYTES)
         limit = max(end.peak_reserved_bytes for end in ends) - PAGE_BYTES
+        tell(limit)

@@ -79,9 +79,11 @@ class _AllocatorConf(Text):
         from predictor.allocator import AllocatorSettings
 
         try:
-            AllocatorSettings.parse(super().check(value))
+            settings = AllocatorSettings.parse(super().check(value))
         except InputError as error:
-            raise Invalid(f"holds {error}" if not str(error).startswith("PYTORCH") else str(error)) from None
+            raise Invalid(f"is wrong: {error}") from None
+        if settings.per_process_memory_fraction < 1:
+            raise Invalid("per_process_memory_fraction is not supported: give that share as capacity_bytes")
         return value
 
     from_text = check

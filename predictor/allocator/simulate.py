@@ -16,7 +16,6 @@ class Simulation:
 
     Attributes:
         peak_at: event at which allocated bytes were highest (the first of equals).
-        reserved_peak_at: event at which reserved bytes were highest.
         reserved_at_peak_bytes: reserved bytes when allocated ones were highest.
         failed_at: event that ran out of memory; None if all is well.
         out_of_memory: what was asked for then.
@@ -24,7 +23,6 @@ class Simulation:
 
     allocator: CachingAllocator
     peak_at: int
-    reserved_peak_at: int
     reserved_at_peak_bytes: int
     failed_at: int | None = None
     out_of_memory: OutOfMemory | None = None
@@ -51,7 +49,7 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
         streams: the stream of every buffer.
     """
     malloc, free, blocks = allocator.malloc, allocator.free, {}
-    peak = reserved = peak_at = reserved_peak_at = reserved_at_peak = 0
+    peak = peak_at = reserved_at_peak = 0
     for index, (kind, buffer) in enumerate(zip(kinds, buffers)):
         size = sizes[buffer]
         if kind == -1:
@@ -63,11 +61,9 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
             try:
                 blocks[buffer] = malloc(size, streams[buffer])
             except OutOfMemory as error:
-                return Simulation(allocator, peak_at, reserved_peak_at, reserved_at_peak, index, error)
+                return Simulation(allocator, peak_at, reserved_at_peak, index, error)
             if allocator.peak_allocated_bytes > peak:
                 peak, peak_at, reserved_at_peak = allocator.peak_allocated_bytes, index, allocator.reserved_bytes
-            if allocator.peak_reserved_bytes > reserved:
-                reserved, reserved_peak_at = allocator.peak_reserved_bytes, index
         elif kind >= Kind.RECORD_STREAM:
             if size:
                 allocator.record_stream(blocks[buffer], kind - Kind.RECORD_STREAM)
@@ -75,4 +71,4 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
             allocator.empty_cache()
         else:
             allocator.synchronize()
-    return Simulation(allocator, peak_at, reserved_peak_at, reserved_at_peak)
+    return Simulation(allocator, peak_at, reserved_at_peak)

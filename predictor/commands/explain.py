@@ -39,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     layers = None if arguments.layers == "all" else _count("--layers", arguments.layers)
     for path in (arguments.output, arguments.picture):
         output.check_path(path, arguments.force)
-    if arguments.picture and arguments.picture == arguments.output:
-        raise InputError("--picture and -o name the same file: give two")
+    output.check_different(arguments.picture, arguments.output, "--picture and -o")
     if arguments.picture and not arguments.picture.endswith(".svg"):
         raise InputError("--picture writes SVG: name a file that ends in .svg")
     workload = options.workload(arguments)

@@ -53,6 +53,12 @@ def check_path(path: str | None, force: bool) -> None:
         raise InputError(f"{name}: its directory is not writable")
 
 
+def check_different(first: str | None, second: str | None, options: str) -> None:
+    """Refuses two outputs that are one file."""
+    if first and second and os.path.realpath(first) == os.path.realpath(second):
+        raise InputError(f"{options} name the same file: give two")
+
+
 def write_file(path: str, text: str) -> None:
     """Writes a whole text file or nothing."""
     write_whole(path, text.encode())
@@ -101,3 +107,9 @@ def progress(shapes):
 
     return track(shapes, description="Tracing the model (once; kept for next time)", console=Console(stderr=True),
                  transient=True)
+
+
+def searching(limit_bytes: int) -> None:
+    """The limit that a search has come to, in one line of the terminal that is written again and again."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rsurvives with {limit_bytes / 2**30:,.2f} GiB for PyTorch … ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
-from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast predict llava-1.5-7b --recipe finetune --per-device-train-batch-size 16 \\
@@ -24,21 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_output(parser)
     group = parser.add_argument_group("what else to find out")
     group.add_argument("--minimum-capacity", action="store_true",
-                       help="also search the smallest GPU memory that the job survives in (a second or two)")
+                       help="also search the smallest GPU memory that the job survives in (a second or two; with "
+                       "max_split_size_mb up to a minute)")
     group.add_argument("--snapshot", metavar="FILE",
-                       help="also write the predicted memory history; opens in https://pytorch.org/memory_viz")
+                       help="also write the predicted memory history, without limit if it does not fit; opens in "
+                       "https://pytorch.org/memory_viz")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts and reports; the exit code says whether it fits."""
     for path in (arguments.output, arguments.snapshot):
         output.check_path(path, arguments.force)
-    if arguments.snapshot and arguments.snapshot == arguments.output:
-        raise InputError("--snapshot and -o name the same file: give two")
+    output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
     from predictor import pipeline  # numpy takes a while; a mistake should be told at once
 
-    prediction = pipeline.predict(workload, minimum_capacity=arguments.minimum_capacity, progress=output.progress)
+    prediction = pipeline.predict(workload, minimum_capacity=arguments.minimum_capacity, progress=output.progress,
+                                  tell=output.searching)
     if arguments.snapshot:
         from predictor import snapshot
 

@@ -67,8 +67,11 @@ class Zero2:
             np.concatenate([part.seldom() for part in parts] + [tape.seldom()]))
         return self.vocabulary.assemble(self.start, step)
 
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[int]:
-        """Peak requested bytes of ranks, not laid out; ``traced_bytes`` are those of the traced buffers."""
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+        """Peak requested bytes of ranks, not laid out: of the run, and of its steps alone, which differ by rank.
+
+        ``traced_bytes`` are those of the traced buffers.
+        """
         change = self.backward.change(traced_bytes)
         return [self._peak(rank, change, traced_bytes) for rank in ranks]
 
@@ -87,15 +90,15 @@ class Zero2:
         self._optimizer_step(tape, owned, parts[0].held)
         return parts, tape
 
-    def _peak(self, rank: int, change: np.ndarray, traced_bytes: np.ndarray) -> int:
+    def _peak(self, rank: int, change: np.ndarray, traced_bytes: np.ndarray) -> tuple[int, int]:
         parts, tape = self._step(rank)
-        peak, live = self.start_rise
+        (start, live), peak = self.start_rise, 0
         for first in (True, False):  # the later steps are alike
             rises = [part.rise(change, traced_bytes, first=first) for part in parts]
             rises.append(tape.rise(lambda buffer: parts[0].held_bytes(buffer, traced_bytes), first=first))
             for highest, growth in rises:
                 peak, live = max(peak, live + highest), live + growth
-        return peak
+        return max(start, peak), peak
 
     def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int]) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group.

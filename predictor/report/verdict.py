@@ -35,8 +35,7 @@ def verdict(prediction: Prediction) -> str:
     capacity = size_text(prediction.capacity_bytes or 0)
     note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"
     if prediction.verdict == "fits":
-        spare = (prediction.capacity_bytes or 0) - (reserved or prediction.peak_allocated).bytes
-        return f"Fits {gpu}: peak {peak} of {capacity}{note}, {size_text(spare)} to spare."
+        return f"Fits {gpu}: peak {peak} of {capacity}{note}; {size_text(prediction.headroom_bytes or 0)} stay free."
     if prediction.verdict == "uncertain":
         return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
                 f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}.")
@@ -50,7 +49,7 @@ def failure(prediction: Prediction) -> str:
         return ""
     when = "start-up" if error.step == 0 else f"{error.moment.value} of step {error.step}"
     where = " in ".join(part for part in (error.operator, error.module) if part)
-    return f" in {when}, where {where or 'an allocation'} wants {size_text(error.requested_bytes)}"
+    return f" in {when} on rank {error.rank}, where {where or 'an allocation'} wants {size_text(error.requested_bytes)}"
 
 
 def peak_text(peak: Peak) -> str:

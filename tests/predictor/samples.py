@@ -48,8 +48,8 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
     result = Prediction(
         workload=asked.resolved(), filled_in=asked.filled_in,
         peak_requested=Bound(43 * GIB), peak_allocated=Bound(allocated), peak_reserved=Bound(45 * GIB), peak_device=None,
-        fragmentation_bytes=GIB, capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - allocated, verdict=verdict,
-        out_of_memory=OutOfMemory(Moment.FORWARD, "lm_head", "aten::mm", 1, GIB, 22 * GIB, 23 * GIB)
+        fragmentation_bytes=GIB, capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - 45 * GIB, verdict=verdict,
+        out_of_memory=OutOfMemory(Moment.FORWARD, "lm_head", "aten::mm", 1, 7, GIB, 22 * GIB, 23 * GIB)
         if verdict == "does_not_fit" else None,
         peak=Peak(Moment.BACKWARD, LAST_LAYER, "aten::mm", 7, 2),
         factors={factor: tower.get(factor, 0) + language.get(factor, 0) for factor in Factor},

@@ -228,3 +228,22 @@ def test_parameter_counts_are_those_of_the_published_models(name, parameters):
     facts = parser.describe(parser.build(models.find(name), attn_implementation="sdpa", recipe="full"))
     assert sum(p.numel for p in facts.parameters if not p.buffer) == parameters
     assert facts.tokens_per_image == 576
+
+
+def test_the_least_capacity_holds_for_every_rank(model):
+    """Start-up, the same on all ranks, can be the requested peak while the steps of some need more."""
+    job = {"recipe": "full", "zero_stage": 2, "data_parallel_size": 5}
+    least = predict(workload(model, **job), minimum_capacity=True).minimum_capacity_bytes
+    for rank in range(5):
+        assert predict(workload(model, **job, rank=rank), minimum_capacity=True).minimum_capacity_bytes <= least
+
+
+def test_a_share_of_the_memory_is_asked_for_as_capacity(model):
+    with pytest.raises(InputError, match="per_process_memory_fraction is not supported: give that share as capacity_bytes"):
+        workload(model, allocator_conf="per_process_memory_fraction:0.5")
+
+
+def test_two_outputs_cannot_be_one_file(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", model, *SHAPE, "--snapshot", "a", "-o", "./a"]) == 2
+    assert "--snapshot and -o name the same file" in capsys.readouterr().err

@@ -37,11 +37,11 @@ def test_a_little_is_not_shown_as_nothing():
 
 @pytest.mark.parametrize("gpu, line", [
     (None, "Peak 43.50 GiB allocated, 45.00 GiB reserved. No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict."),
-    ("h100-80gb", "Fits h100-80gb: peak 43.50 GiB allocated, 45.00 GiB reserved of 79.11 GiB, 34.11 GiB to spare."),
-    ("rtx-a6000", "Fits rtx-a6000: peak 43.50 GiB allocated, 45.00 GiB reserved of 47.54 GiB (an assumed capacity), "
-                  "2.54 GiB to spare."),
-    ("rtx-4090", "Does not fit rtx-4090 (23.64 GiB): out of memory in forward of step 1, where aten::mm in lm_head wants "
-                 "1.00 GiB. It would peak at 43.50 GiB allocated, 45.00 GiB reserved."),
+    ("h100-80gb", "Fits h100-80gb: peak 43.50 GiB allocated, 45.00 GiB reserved of 79.11 GiB; 34.11 GiB stay free."),
+    ("rtx-a6000", "Fits rtx-a6000: peak 43.50 GiB allocated, 45.00 GiB reserved of 47.54 GiB (an assumed capacity); "
+                  "2.54 GiB stay free."),
+    ("rtx-4090", "Does not fit rtx-4090 (23.64 GiB): out of memory in forward of step 1 on rank 7, where aten::mm in "
+                 "lm_head wants 1.00 GiB. It would peak at 43.50 GiB allocated, 45.00 GiB reserved."),
 ])
 def test_the_verdict_gives_the_numbers_that_decide(gpu, line):
     assert verdict(samples.prediction(samples.workload(gpu=gpu))) == line
@@ -55,7 +55,7 @@ def test_an_interval_is_shown_where_there_is_one():
 def test_the_table_of_predict():
     text = shown(table.report, samples.prediction(samples.workload(gpu="h100-80gb")))
     assert text == """\
-Fits h100-80gb: peak 43.50 GiB allocated, 45.00 GiB reserved of 79.11 GiB, 34.11 GiB to spare.
+Fits h100-80gb: peak 43.50 GiB allocated, 45.00 GiB reserved of 79.11 GiB; 34.11 GiB stay free.
 llava-1.5-7b · finetune · batch 16 x 1,024 tokens · bf16 · adamw_torch_fused · checkpointing ·
   ZeRO-2 on 8 GPUs
 

@@ -34,14 +34,36 @@ def run(rows: list[tuple[int, int]], sizes: list[int], streams: list[int] | None
     return Run(events, 0, row_bytes, np.cumsum(row_bytes[buffers] * events.sign))
 
 
+def one(*arguments) -> list[Run]:
+    """The only rank."""
+    return [run(*arguments)]
+
+
+def test_it_fits_only_if_every_rank_does():
+    small, large = run([(1, 0)], [GIB]), run([(1, 0)], [3 * GIB])
+    outcome = survival.judge(lambda _: [small, large], DEFAULT, 2 * GIB)
+    assert outcome.verdict == "does_not_fit" and outcome.failure.run is large and outcome.run is large
+    assert survival.minimum_capacity(lambda _: [small, large], DEFAULT) == 3 * GIB + ASSUMED_RUNTIME_BYTES
+
+
+def test_an_uncertain_verdict_tells_where_the_run_with_less_room_fails():
+    """With less room another run is composed; the failure is that run's, not the reported one's."""
+    def runs_at(limit):
+        return one([(1, 0)], [GIB]) if limit >= 2 * GIB else one([(1, 0), (1, 1)], [GIB, GIB])
+
+    outcome = survival.judge(runs_at, DEFAULT, 2 * GIB)
+    assert outcome.verdict == "uncertain" and len(outcome.run.events) == 1
+    assert len(outcome.failure.run.events) == 2 and outcome.failure.simulation.failed_at == 1
+
+
 def test_without_a_capacity_there_is_no_verdict():
-    outcome = survival.judge(lambda _: run([(1, 0)], [30 * MIB]), DEFAULT, None)
+    outcome = survival.judge(lambda _: one([(1, 0)], [30 * MIB]), DEFAULT, None)
     assert outcome.verdict is None and outcome.simulation.peak_reserved_bytes == 30 * MIB
 
 
 def test_the_verdict_is_sure_only_where_the_assumed_runtime_does_not_matter():
     def verdict(capacity: int) -> str | None:
-        return survival.judge(lambda _: run([(1, 0)], [GIB]), DEFAULT, capacity).verdict
+        return survival.judge(lambda _: one([(1, 0)], [GIB]), DEFAULT, capacity).verdict
 
     assert verdict(GIB + ASSUMED_RUNTIME_BYTES) == "fits"
     assert verdict(GIB + ASSUMED_RUNTIME_BYTES - PAGE_BYTES) == verdict(GIB) == "uncertain"
@@ -49,22 +71,23 @@ def test_the_verdict_is_sure_only_where_the_assumed_runtime_does_not_matter():
 
 
 def test_a_job_that_does_not_fit_is_shown_as_it_would_be_and_where_it_fails():
-    outcome = survival.judge(lambda _: run([(1, 0), (1, 1)], [GIB, GIB]), DEFAULT, GIB)
+    outcome = survival.judge(lambda _: one([(1, 0), (1, 1)], [GIB, GIB]), DEFAULT, GIB)
     assert outcome.simulation.peak_reserved_bytes == 2 * GIB
-    assert outcome.failure.failed_at == 1 and outcome.failure.out_of_memory.requested_bytes == GIB
+    assert outcome.failure.simulation.failed_at == 1
+    assert outcome.failure.simulation.out_of_memory.requested_bytes == GIB
 
 
 def test_cached_segments_are_given_back_before_it_fails():
     freed_before = [(1, 0), (-1, 0), (1, 1)]  # 2 GiB cached, too small for 3 GiB
-    assert survival.minimum_capacity(lambda _: run(freed_before, [2 * GIB, 3 * GIB]), DEFAULT) == \
+    assert survival.minimum_capacity(lambda _: one(freed_before, [2 * GIB, 3 * GIB]), DEFAULT) == \
         3 * GIB + ASSUMED_RUNTIME_BYTES
 
 
 def test_when_events_complete_bounds_the_reserved_peak():
     rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]  # reused at once, or not before a synchronisation
-    outcome = survival.judge(lambda _: run(rows, [GIB, GIB]), DEFAULT, None)
+    outcome = survival.judge(lambda _: one(rows, [GIB, GIB]), DEFAULT, None)
     assert (outcome.reserved_low, outcome.reserved_high) == (GIB, 2 * GIB)
-    synchronised = survival.judge(lambda _: run([*rows[:3], (Kind.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
+    synchronised = survival.judge(lambda _: one([*rows[:3], (Kind.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
     assert (synchronised.reserved_low, synchronised.reserved_high) == (GIB, GIB)
 
 
@@ -80,7 +103,7 @@ def test_the_capacity_that_decides_the_events_is_the_one_that_limits_them():
     def run_at(limit):
         asked.append(limit)
         greedy = limit is None or limit >= 4 * GIB
-        return run([(1, 0), (1, 1)] if greedy else [(1, 0)], [2 * GIB, 3 * GIB])
+        return one([(1, 0), (1, 1)] if greedy else [(1, 0)], [2 * GIB, 3 * GIB])
 
     assert survival.minimum_capacity(run_at, DEFAULT) == 5 * GIB + ASSUMED_RUNTIME_BYTES
     assert asked[0] is None and all(limit % PAGE_BYTES == 0 for limit in asked[1:])
@@ -102,7 +125,7 @@ def jobs(draw):
 @settings(max_examples=60, deadline=None)
 @given(job=jobs())
 def test_the_least_capacity_is_what_trying_every_page_finds(job):
-    found = survival.minimum_capacity(lambda _: job, DEFAULT) - ASSUMED_RUNTIME_BYTES
+    found = survival.minimum_capacity(lambda _: [job], DEFAULT) - ASSUMED_RUNTIME_BYTES
     pages = range(survival.play(job, DEFAULT).peak_reserved_bytes // PAGE_BYTES, -1, -1)
     last_that_dies = next(page for page in pages
                           if survival.play(job, DEFAULT, limit_bytes=page * PAGE_BYTES).failed_at is not None)
