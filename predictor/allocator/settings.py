@@ -16,6 +16,7 @@ from predictor.allocator.constants import (
     MIB,
     ROUNDUP_INTERVALS,
     UNLIMITED,
+    UNLIMITED_TOTAL,
 )
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
@@ -80,9 +81,13 @@ def _wrong(key: str, value: str, must: str) -> InputError:
 
 
 def _whole(key: str, value: str) -> int:
+    """64 bits, as PyTorch reads it (ConfigTokenizer::toSizeT, AllocatorConfig.h)."""
     if not value.isascii() or not value.isdigit():
         raise _wrong(key, value, "a whole number")
-    return int(value)
+    digits = value.lstrip("0") or "0"
+    if len(digits) > len(str(UNLIMITED)) or int(digits) > UNLIMITED:
+        raise _wrong(key, value, "a whole number below 2^64")
+    return int(digits)
 
 
 def _power_of_2(number: int) -> bool:
@@ -102,10 +107,12 @@ def _mebibytes(field: str) -> _Reader:
 
 
 def _large_segment_size(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    size = _whole(key, value)
-    if size * MIB <= LARGE_REQUEST:
+    """PyTorch sets no upper limit; here it is 1 TiB, of which the simulated driver has addresses for some dozens."""
+    size = _whole(key, value) * MIB
+    if size <= LARGE_REQUEST:
         raise _wrong(key, value, f"more than {LARGE_REQUEST // MIB} (MiB)")
-    size = min(size, UNLIMITED // MIB) * MIB
+    if size > UNLIMITED_TOTAL:
+        raise _wrong(key, value, f"{UNLIMITED_TOTAL // MIB} or less (MiB): no device has that much")
     return replace(settings, large_segment_size_bytes=size, max_non_split_rounding_bytes=size)
 
 

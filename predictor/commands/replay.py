@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocator-conf", metavar="SETTINGS",
                         help="as PYTORCH_CUDA_ALLOC_CONF; default: what the snapshot names")
     parser.add_argument("--capacity-bytes", metavar="SIZE",
-                        help="the device's memory, such as 80GiB; only expandable segments need it")
+                        help="the device's memory, such as 80GiB; only expandable segments need it; "
+                             "default: what the snapshot names (those of peakcast predict do)")
     output.add_output(parser)
 
 

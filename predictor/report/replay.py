@@ -48,7 +48,8 @@ def report(console: Console, result: Replay, name: str) -> None:
 def document(result: Replay, path: str) -> dict[str, Any]:
     """The same as data."""
     return {
-        "snapshot": path, "device": result.device, "allocator_conf": result.settings, "events": result.events,
+        "snapshot": path, "device": result.device, "allocator_conf": result.settings,
+        "capacity_bytes": result.total_bytes, "events": result.events,
         "peak_requested_bytes": result.peak_requested_bytes, "peak_allocated_bytes": result.peak_allocated_bytes,
         "peak_active_bytes": result.peak_active_bytes, "peak_reserved_bytes": result.peak_reserved_bytes,
         "segments": list(result.segments), "start": _plain(result.start),
@@ -73,6 +74,9 @@ def _verdict(result: Replay) -> str:
     why = "" if not result.guesses else (
         f" The recording does not tell the exact size of {result.guesses:,} blocks that were there before it "
         "began, which may be the cause.")
+    if result.is_expandable and result.total_bytes is None:
+        why += (" Segments are expandable, and how far they reach depends on the device's memory, which the recording "
+                "does not tell: give it with --capacity-bytes.")
     return f"Simulation and recording differ, {where}. Recorded: {recorded}. Simulated: {simulated}.{why}"
 
 

@@ -21,6 +21,10 @@ ACTIONS = {action.name.lower(): action for action in Action}
 STATES = {state.value: state for state in State} | {"active_awaiting_free": State.PENDING}
 LARGEST_INTEGER = (1 << 63) - 1
 MOST_DEVICES = 1 << 10
+TOTAL_BYTES = "device_total_memory"
+"""A key of peakcast's own: for each device its memory in bytes, None if unknown. PyTorch's readers pass it over."""
+
+LARGEST_TOTAL_BYTES = 1 << 50
 
 
 class Invalid(Exception):
@@ -59,7 +63,16 @@ def parse(value: Any) -> Snapshot:
         raise Invalid("allocator_settings is not a dictionary of names")
     _check_overlaps(segments)
     return Snapshot(tuple(segments), tuple(_trace(trace, f"device_traces[{i}]") for i, trace in enumerate(traces)),
-                    settings)
+                    settings, _total_bytes(value.get(TOTAL_BYTES, []), len(traces)))
+
+
+def _total_bytes(value: Any, devices: int) -> dict[int, int]:
+    if not isinstance(value, list) or len(value) > devices:
+        raise Invalid(f"{TOTAL_BYTES} must be a list with a number for each device, not {show(value)}")
+    for number, size in enumerate(value):
+        if size is not None and (type(size) is not int or not 1 <= size <= LARGEST_TOTAL_BYTES):
+            raise Invalid(f"{TOTAL_BYTES}[{number}] must be a whole number from 1 to 2^50, or None, not {show(size)}")
+    return {number: size for number, size in enumerate(value) if size is not None}
 
 
 def _segment(item: Any, where: str) -> Segment:

@@ -39,6 +39,7 @@ class Question:
         given_back: counts the pieces that the simulation has given back for it so far.
         at_first: called before the first answer.
         at_no: called instead of a no; may raise.
+        later: where a range of addresses, reserved although nothing is mapped for it now, begins; None if unknown.
     """
 
     answers: Iterable[Answer] = ()
@@ -46,6 +47,7 @@ class Question:
     given_back: Callable[[], int] = lambda: 0
     at_first: Callable[[], None] = lambda: None
     at_no: Callable[[], None] = lambda: None
+    later: Callable[[], int | None] = lambda: None
 
 
 class RecordedDriver:
@@ -82,8 +84,8 @@ class RecordedDriver:
         """Addresses that begin at the next recorded piece, for mapping begins at the lowest address."""
         if self._answers and self._next() is None:
             raise TooEarly
-        unused = self._answers and self._answers[0].address not in self._ends
-        address = self._answers[0].address if unused else self._new(size)
+        recorded = self._answers[0].address if self._answers else self._question.later()
+        address = self._new(size) if recorded is None or recorded in self._ends else recorded
         self._ends[address] = address  # the ranges of expandable segments reach far, and count by their beginnings
         return address
 

@@ -74,7 +74,7 @@ class RecordingAllocator(CachingAllocator):
     def snapshot(self, device: int = 0) -> dict[str, Any]:
         """What ``torch.cuda.memory._snapshot()`` would return now."""
         return snapshot_of(self.snapshot_segments(), self.entries, device=device,
-                           settings=allocator_settings(self.settings))
+                           settings=allocator_settings(self.settings), total_bytes=self.driver.total_bytes)
 
     def _note_free(self, action: Action, address: int, size: int, stream: int) -> None:
         self.entries.append(Entry(action, address, size, stream, self._tags.get(address)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -152,11 +152,13 @@ class Snapshot:
         segments: of all devices, as listed.
         traces: one a device, by its number; empty where nothing was recorded.
         settings: ``allocator_settings`` as in the file, empty before PyTorch 2.2.
+        total_bytes: the memory of each device that the file tells; only peakcast's own do.
     """
 
     segments: tuple[Segment, ...]
     traces: tuple[Trace, ...]
     settings: Mapping[str, Any]
+    total_bytes: Mapping[int, int] = field(default_factory=dict)
 
     def segments_of(self, device: int) -> tuple[Segment, ...]:
         """The segments of one device."""

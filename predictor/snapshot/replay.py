@@ -8,6 +8,7 @@ these decisions is compared with the recorded one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from predictor.allocator import AllocatorSettings
+from predictor.allocator.constants import MIB, UNLIMITED
 from predictor.allocator.sizes import round_to_division
 from predictor.errors import InputError
 from predictor.snapshot.records import Action, Segment, Snapshot, State, Trace
-from predictor.snapshot.run import GIVEN_BACK, NEW, Divergence, Run
+from predictor.snapshot.run import GIVEN_BACK, NEW, Contradiction, Divergence, Run
 from predictor.snapshot.start import Inconsistent, start_of
 from predictor.suggest import show
+
+KEY = re.compile("[0-9]{1,9}")
+"""Of ``roundup_power2_divisions``: a power of 2, in MiB."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Replay:
 
     Attributes:
         settings: of the allocator, as text.
+        total_bytes: the device's memory, None if unknown.
+        is_expandable: some segments are expandable, so that the device's memory counts.
         start: what the allocator held when the recording began.
         guesses: blocks of the beginning whose size the recording does not tell to the byte; a divergence may
             come from them.
@@ -65,6 +72,8 @@ class Replay:
     device: int
     events: int
     settings: str
+    total_bytes: int | None
+    is_expandable: bool
     start: Totals
     guesses: int
     peak_requested_bytes: int
@@ -88,17 +97,18 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
 
     Args:
         settings: in place of those that the snapshot names.
-        total_bytes: the device's memory. With expandable segments it says how far each can reach, by which the
-            allocator chooses between two; None for far.
+        total_bytes: the device's memory; None for what the snapshot says, and if it says nothing, for much. With
+            expandable segments it says how far each can reach, by which the allocator chooses between two.
 
     Raises:
-        InputError: the history and the listed segments do not belong together, or settings or a history
-            that are not simulated.
+        InputError: the history and the listed segments do not belong together, the history contradicts itself, or
+            settings or a history that are not simulated.
     """
     given, settings = settings, settings_of(snapshot.settings) if settings is None else settings
     if device >= len(snapshot.traces):
         raise InputError(f"there is no device {device} in it: it lists {len(snapshot.traces)}")
     trace, segments = snapshot.traces[device], snapshot.segments_of(device)
+    total_bytes, given_bytes = snapshot.total_bytes.get(device) if total_bytes is None else total_bytes, total_bytes
     divisions = settings.roundup_power2_divisions
     try:
         start = start_of(trace, segments, lambda size: round_to_division(size, divisions),
@@ -107,14 +117,22 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
         cure = "take the snapshot before recording stops, and while no other thread allocates"
         raise InputError(f"its history does not lead to the segments it lists: {error}; "
                          f"{cure if given is None else 'it was recorded with other allocator settings'}") from None
-    if start.handles and (settings.expandable_segments or any(segment.is_expandable for segment in segments)):
+    is_expandable = settings.expandable_segments or any(
+        segment.is_expandable for segment in (*segments, *start.segments))
+    if start.handles and is_expandable:
         raise InputError("it has private pools (CUDA graphs, MemPool) in expandable segments, which are not simulated")
-    run = Run(settings, start, total_bytes)
-    run.all(trace, start.streams)
+    try:
+        run = Run(settings, start, total_bytes)
+        run.all(trace, start.streams)
+    except Contradiction as error:
+        other = ["other allocator settings"] * (given is not None) + ["another capacity"] * (given_bytes is not None)
+        cure = f"was it recorded with {' or '.join(other)}?" if other else "record it again"
+        raise InputError(f"its history contradicts itself {error}: {cure}") from error
     run.compare_end(segments)
     simulation = run.allocator
     return Replay(
-        device=device, events=len(trace), settings=str(settings), start=_totals(start.segments),
+        device=device, events=len(trace), settings=str(settings), total_bytes=total_bytes,
+        is_expandable=is_expandable, start=_totals(start.segments),
         guesses=start.guesses,
         peak_requested_bytes=simulation.peak_requested_bytes, peak_allocated_bytes=simulation.peak_allocated_bytes,
         peak_active_bytes=simulation.peak_active_bytes, peak_reserved_bytes=simulation.peak_reserved_bytes,
@@ -126,6 +144,9 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
 def settings_of(mapping: Mapping[str, Any]) -> AllocatorSettings:
     """The settings that a snapshot names; the default where it names none (before PyTorch 2.2).
 
+    ``max_split_size`` is in bytes, of 64 bits, and -1 without limit. It and ``roundup_power2_divisions`` can only be
+    what the text of the settings allows, too.
+
     Raises:
         InputError: some that are not simulated or not understood.
     """
@@ -133,15 +154,27 @@ def settings_of(mapping: Mapping[str, Any]) -> AllocatorSettings:
     settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
     size, table = mapping.get("max_split_size", -1), mapping.get("roundup_power2_divisions", {})
     expandable = mapping.get("expandable_segments", settings.expandable_segments)
-    if type(size) is not int or type(expandable) is not bool or not isinstance(table, Mapping) or not all(
-            type(value) is int and isinstance(key, str) and key.isdecimal() for key, value in table.items()):
+    if not _is_whole(size) or type(expandable) is not bool or not isinstance(table, Mapping) or not all(
+            _is_whole(value) and isinstance(key, str) and KEY.fullmatch(key) for key, value in table.items()):
         raise InputError(f"its allocator_settings are not what PyTorch writes: {show(dict(mapping), 200)}")
-    if size > 0:
-        settings = replace(settings, max_split_size_bytes=size)
-    divisions = tuple(max(table[key], 0) for key in sorted(table, key=int))
-    if len(divisions) == len(settings.roundup_power2_divisions):
-        settings = replace(settings, roundup_power2_divisions=divisions)
+    changes = []
+    if size not in (-1, 0):
+        mebibytes, rest = divmod(size % (UNLIMITED + 1), MIB)
+        if rest:
+            raise InputError(f"its allocator_settings: max_split_size {size:,} must be a whole number of MiB")
+        changes.append(f"max_split_size_mb:{mebibytes}")
+    changes += [f"roundup_power2_divisions:[{key}:{table[key]}]" for key in sorted(table, key=int)]
+    checked = AllocatorSettings.parse(",".join([f"large_segment_size_mb:{settings.large_segment_size_bytes // MIB}",
+                                                *changes]))
+    if size not in (-1, 0):
+        settings = replace(settings, max_split_size_bytes=checked.max_split_size_bytes)
+    if len(table) == len(settings.roundup_power2_divisions):
+        settings = replace(settings, roundup_power2_divisions=tuple(table[key] for key in sorted(table, key=int)))
     return replace(settings, expandable_segments=expandable)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value <= UNLIMITED
 
 
 def _totals(segments: Iterable[Segment]) -> Totals:

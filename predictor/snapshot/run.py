@@ -5,24 +5,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from predictor.allocator import AllocatorSettings, Block, BlockRecord, CachingAllocator, OutOfMemory, SegmentRecord
+from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from predictor.allocator import events as allocator_events
-from predictor.allocator.blocks import ADDRESS_BITS
-from predictor.allocator.constants import SMALL_SIZE
+from predictor.allocator.blocks import ADDRESS_BITS, FREE, Arena
+from predictor.allocator.constants import SMALL_SEGMENT, SMALL_SIZE
 from predictor.allocator.search import choose
 from predictor.allocator.sizes import round_to_division
-from predictor.snapshot.recorded_driver import ELSEWHERE, Answer, Question, RecordedDriver, Refused, TooEarly
-from predictor.snapshot.records import Action, Segment, State, Trace
+from predictor.snapshot.recorded_driver import Answer, Question, RecordedDriver, Refused, TooEarly
+from predictor.snapshot.records import Action, Segment, Trace
+from predictor.snapshot.seed import seed
 from predictor.snapshot.start import Start
+from predictor.snapshot.wording import blocks_text, events_text, layout
 
 NEW = {Action.SEGMENT_ALLOC: "segment_alloc", Action.SEGMENT_MAP: "segment_map"}
 GIVEN_BACK = {Action.SEGMENT_FREE: "segment_free", Action.SEGMENT_UNMAP: "segment_unmap"}
 PLAIN = [Action.FREE_REQUESTED, Action.FREE_COMPLETED]
 AFTER_PLAIN = frozenset((Action.ALLOC, Action.FREE_REQUESTED, Action.SEGMENT_ALLOC))
-MANY = 4
-"""Blocks or segments that a message lists."""
+TRIPPED = (AttributeError, LookupError, RuntimeError, ValueError)
+"""What the simulation raises where a history breaks a rule that it relies on."""
+
+
+class Contradiction(Exception):
+    """The history does things that no allocator does; the message says where and, where it is known, what."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +46,50 @@ class Run:
         # Limits and garbage collection are in the history: as refusals, and as segments given back.
         rules = replace(settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         self._collects = settings.garbage_collection_threshold > 0
+        self._divisions = settings.roundup_power2_divisions
         self._handles = start.handles
+        self._maps: dict[tuple[bool, int], list[int]] | None = None  # entries, by "is small" and stream
         self.driver = RecordedDriver(total_bytes)
         self.allocator = CachingAllocator(rules, self.driver, completion="synchronization")
         self.divergence: Divergence | None = None
-        self._blocks = seed(self.allocator, start)
+        try:
+            self._blocks = seed(self.allocator, start)
+        except TRIPPED as error:
+            raise Contradiction("in the segments that it began with") from error
         self.sizes = [segment.total_size for segment in start.segments]
         self._told: list[tuple[str, int, int, int]] = []
         self.allocator.observer = lambda *event: self._told.append(event)
 
     def all(self, trace: Trace, streams: Sequence[int]) -> None:
-        """Every entry in order; ``streams`` as in :class:`Start`."""
+        """Every entry in order; ``streams`` as in :class:`Start`.
+
+        Raises:
+            Contradiction: the simulation cannot follow.
+        """
         actions, addresses, sizes = trace.action.tolist(), trace.address.tolist(), trace.size.tolist()
         self._actions, self._addresses, self._sizes, self._streams = actions, addresses, sizes, streams
         blocks, free = self._blocks, self.allocator.free
         waiting: list[int] = []  # entries that belong to the next allocation, or to none
-        for index, action in enumerate(actions):
-            if action == Action.ALLOC or action == Action.OOM:
-                self._allocate(index, waiting)
-                waiting.clear()
-            elif action == Action.FREE_REQUESTED:
-                if waiting:
-                    self._by_themselves(waiting)
-                address = addresses[index]
-                if self._is_plain(index):
-                    free(blocks.pop(address))
-                else:
-                    self.allocator.free_requested(blocks[address])
-            elif action <= Action.SEGMENT_UNMAP and not (action == Action.FREE_COMPLETED and self._is_plain(index - 1)):
-                waiting.append(index)
-        self._by_themselves(waiting)
+        index = 0
+        try:
+            for index, action in enumerate(actions):
+                if action == Action.ALLOC or action == Action.OOM:
+                    self._allocate(index, waiting)
+                    waiting.clear()
+                elif action == Action.FREE_REQUESTED:
+                    if waiting:
+                        self._by_themselves(waiting)
+                    address = addresses[index]
+                    if self._is_plain(index):
+                        free(blocks.pop(address))
+                    else:
+                        self.allocator.free_requested(blocks[address])
+                elif action <= Action.SEGMENT_UNMAP and not (
+                        action == Action.FREE_COMPLETED and self._is_plain(index - 1)):
+                    waiting.append(index)
+            self._by_themselves(waiting)
+        except TRIPPED as error:
+            raise Contradiction(f"at entry {index:,}, {self._text(index)}") from error
 
     def _is_plain(self, index: int) -> bool:
         """Whether a block was freed for good when that was requested, so that the next two entries are one step.
@@ -91,11 +110,12 @@ class Run:
             if self._handles:
                 later = [i for i in waiting if self._actions[i] not in NEW]
             else:
-                self._leave_to_simulation(waiting, stream)
+                self._leave_to_simulation(waiting, size, stream)
         else:
             self._do(waiting)
         self.driver.expect(Question(self._answers(waiting), fails, self._count_given_back,
-                                    at_first=lambda: self._undergo(later), at_no=self._give_up))
+                                    at_first=lambda: self._undergo(later), at_no=self._give_up,
+                                    later=lambda: self._mapped_later(index)))
         block = self._malloc(size, stream, waiting)
         self._undergo(later)
         allocator_events.synchronize_and_free(self.allocator)
@@ -109,7 +129,11 @@ class Run:
         elif not fails:
             if block is None:  # go on, with memory that the recorded driver did not give
                 self.driver.expect(Question())
-                block = self.allocator.malloc(size, stream)
+                try:
+                    block = self.allocator.malloc(size, stream)
+                except OutOfMemory:  # LARGEST_REQUEST
+                    raise Contradiction(
+                        f"at entry {index:,}, {self._text(index)}, which PyTorch never gives") from None
                 self._compare(index, ())
             self._blocks[self._addresses[index]] = block
 
@@ -129,9 +153,9 @@ class Run:
     def _was_short(self, index: int, waiting: Sequence[int]) -> bool:
         """Whether the allocator gave back memory because it was refused some, after its search for a free block.
 
-        The history shows the same for a call of ``empty_cache()`` before the allocation. If the search finds
-        nothing as things are, that makes no difference; if it would find something, it was such a call.
-        Garbage is collected before the driver is asked.
+        The history shows the same for a call of ``empty_cache()`` before the allocation. If the search would find
+        something as things are, it was such a call. If it finds nothing, the two only differ where frees that wait
+        here were complete before (see :meth:`_leave_to_simulation`). Garbage is collected before the driver is asked.
         """
         actions = {self._actions[i] for i in waiting}
         fails = self._actions[index] == Action.OOM
@@ -149,18 +173,17 @@ class Run:
 
     def _finds(self, size: int, stream: int) -> bool:
         """Whether a free block would serve a request as things are (``get_free_block``)."""
-        size = round_to_division(size, self.allocator.settings.roundup_power2_divisions)
+        size = round_to_division(size, self._divisions)
         arena = self.allocator.arena(size <= SMALL_SIZE, stream)
-        best = bisect_left(arena.keys, size << ADDRESS_BITS)
-        if not self.allocator.settings.expandable_segments:  # those also extend into blocks that the search skips
-            best = choose(self.allocator, arena, size, best)
-        return best < len(arena.keys)
+        best = choose(self.allocator, arena, size, bisect_left(arena.keys, size << ADDRESS_BITS))
+        return best < len(arena.keys) or self.allocator.settings.expandable_segments and _has_mapped(arena, size)
 
-    def _leave_to_simulation(self, waiting: Sequence[int], stream: int) -> None:
+    def _leave_to_simulation(self, waiting: Sequence[int], size: int, stream: int) -> None:
         """Deferred frees complete when the simulation waits for them; it gives back what it finds.
 
         It does not wait where oversize blocks of the same stream are enough (``release_available_cached_blocks``):
-        the frees were complete before.
+        the frees were complete before the search. If the search would then find a block, it came after a call of
+        ``empty_cache()`` that took this block away.
         """
         limit = self.allocator.settings.max_split_size_bytes
         given_back = [i for i in waiting if self._actions[i] in GIVEN_BACK]
@@ -169,7 +192,8 @@ class Run:
             for i in given_back)
         completed = [i for i in waiting if self._actions[i] == Action.FREE_COMPLETED]
         if not waited:
-            return self._do(completed)
+            self._do(completed)
+            return self._do(given_back) if self._finds(size, stream) else None
         for i in completed:
             allocator_events.insert(self.allocator, self._blocks.pop(self._addresses[i]), {stream})
 
@@ -183,6 +207,25 @@ class Run:
             if self._actions[i] in NEW:
                 yield Answer(self._addresses[i], self._sizes[i], after)
             after += self._actions[i] in GIVEN_BACK
+
+    def _mapped_later(self, index: int) -> int | None:
+        """Where the range begins that a failed allocation reserved: it stays, and is mapped from its beginning later.
+
+        That is the next address mapped for the pool and stream that is in none of its other ranges.
+        """
+        if self._maps is None:
+            self._maps = {}
+            for i, action in enumerate(self._actions):
+                if action == Action.SEGMENT_MAP:  # for the small pool always one page
+                    self._maps.setdefault((self._sizes[i] == SMALL_SEGMENT, self._streams[i]), []).append(i)
+        size, stream = round_to_division(self._sizes[index], self._divisions), self._streams[index]
+        arena = self.allocator.arena(size <= SMALL_SIZE, stream)
+        ranges = {block.expandable for block in arena.unmapped.values()}
+        maps = self._maps.get((size <= SMALL_SIZE, stream), [])
+        for i in maps[bisect_left(maps, index):]:
+            if not any(known.address <= self._addresses[i] < known.address + known.size for known in ranges):
+                return self._addresses[i]
+        return None
 
     def _count_given_back(self) -> int:
         return sum(event[0] in GIVEN_BACK.values() for event in self._told)
@@ -223,17 +266,17 @@ class Run:
         for kind, order in ((GIVEN_BACK.values(), sorted), (NEW.values(), list)):
             one, two = (order(event for event in events if event[0] in kind) for events in (recorded, told))
             if one != two:
-                self._diverge(index, _events(one), _events(two))
+                self._diverge(index, events_text(one), events_text(two))
 
     def compare_end(self, segments: Iterable[Segment]) -> None:
         """The segments and blocks that the recording lists at its end."""
-        recorded = {segment.address: _layout(segment, segment.stream) for segment in segments}
-        simulated = {segment.address: _layout(segment, self._handles.get(segment.stream, segment.stream))
+        recorded = {segment.address: layout(segment, segment.stream) for segment in segments}
+        simulated = {segment.address: layout(segment, self._handles.get(segment.stream, segment.stream))
                      for segment in self.allocator.snapshot_segments()}
         for address in sorted(recorded.keys() | simulated.keys()):
             one, two = recorded.get(address), simulated.get(address)
             if one != two:
-                self._diverge(None, f"the segment at {address:#x} has {_blocks(one)}", _blocks(two))
+                self._diverge(None, f"the segment at {address:#x} has {blocks_text(one)}", blocks_text(two))
 
     def _diverge(self, index: int | None, recorded: str, simulated: str) -> None:
         if self.divergence is None:
@@ -243,45 +286,18 @@ class Run:
         return f"{Action(self._actions[i]).name.lower()} of {self._sizes[i]:,} bytes at {self._addresses[i]:#x}"
 
 
-def seed(allocator: CachingAllocator, start: Start) -> dict[int, Block]:
-    """Puts an empty allocator into the state of the beginning; returns the blocks in use, by address."""
-    page = {"small": allocator.small.page_bytes, "large": allocator.large.page_bytes}
-    # A range begins where its lowest page was ever mapped: such a page is put there, then unmapped again.
-    lowest = {(s.pool, s.stream): s.address for s in reversed(start.segments) if s.is_expandable}
-    below = [SegmentRecord(address, size, stream, pool, True, (BlockRecord(address, size, 0, "inactive"),))
-             for (pool, stream), address in start.floors.items()
-             if address + (size := page[pool]) <= lowest.get((pool, stream), 0)]
-    blocks = allocator.seed([_record(segment) for segment in start.segments] + below)
-    for record in below:
-        allocator.release_segment(record.address)
-    allocator.reset_peaks()
-    return blocks
+def _has_mapped(arena: Arena, size: int) -> bool:
+    """Whether an expandable segment serves a request without new pages, from a block that the search passed over.
 
-
-def _record(segment: Segment) -> SegmentRecord:
-    blocks = tuple(BlockRecord(b.address, b.size, b.requested_size, b.state.value) for b in segment.blocks)
-    return SegmentRecord(segment.address, segment.total_size, segment.stream, segment.pool, segment.is_expandable,
-                         blocks)
-
-
-def _layout(segment: Any, stream: int) -> tuple[Any, ...]:
-    """What must be equal: all but what the last user of a free block asked for."""
-    return stream, segment.total_size, tuple(
-        (b.address - segment.address, b.size, 0 if b.state == State.FREE else b.requested_size, State(b.state).value)
-        for b in segment.blocks)
-
-
-def _blocks(layout: tuple[Any, ...] | None) -> str:
-    if layout is None:
-        return "nothing"
-    blocks = [f"{size:,} {'free' if state == State.FREE else 'in use'}" for _, size, _, state in layout[2]]
-    return f"{layout[1]:,} bytes: {_some(blocks)}"
-
-
-def _events(events: Sequence[tuple[str, int, int, int]]) -> str:
-    return _some([f"{action} of {size:,} bytes" + (f" at {address:#x}" if address < ELSEWHERE else "")
-                  for action, address, size, _ in events]) or "no segment"
-
-
-def _some(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:MANY]) + (f" and {len(texts) - MANY} more" if len(texts) > MANY else "")
+    Blocks from ``max_split_size`` on are passed over; then the first range with room is taken, and in it the free
+    block before the unmapped addresses (``find_expandable_block``).
+    """
+    for address in arena.unmapped_addresses:
+        unmapped = arena.unmapped[address]
+        before = unmapped.prev
+        mapped = before.size if before is not None and before.state == FREE else 0
+        if mapped >= size:
+            return True
+        if mapped + unmapped.size >= size:
+            return False
+    return False

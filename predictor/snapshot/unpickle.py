@@ -11,8 +11,10 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import pickle
 import resource
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,15 +55,17 @@ def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
             more than plain data.
     """
     name = show(path, 200)[1:-1]
-    data = _bytes(path, name, limit_bytes)
-    if not data:
+    data = _contents(path, name, limit_bytes)
+    size_bytes, head = len(data.getbuffer()), data.read(len(TORCH_ZIP))
+    data.seek(0)
+    if not size_bytes:
         raise InputError(f"{name}: is empty: this is not a memory snapshot")
-    if data.startswith(TORCH_ZIP):
+    if head == TORCH_ZIP:
         raise InputError(f"{name}: is a zip archive, perhaps of torch.save: write it with "
                          "torch.cuda.memory._dump_snapshot")
     try:
-        with _bounded_memory(SPARE_BYTES + BYTES_PER_PICKLED_BYTE * len(data)):
-            return _Plain(io.BufferedReader(io.BytesIO(data))).load()
+        with _bounded_memory(SPARE_BYTES + BYTES_PER_PICKLED_BYTE * size_bytes):
+            return _Plain(io.BufferedReader(data)).load()
     except InputError as error:
         raise InputError(f"{name}: not a memory snapshot: {error}") from None
     except MemoryError:
@@ -75,21 +79,26 @@ def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
         raise InputError(f"{name}: not a pickle that torch.cuda.memory._dump_snapshot writes: {text}") from None
 
 
-def _bytes(path: str, name: str, limit_bytes: int) -> bytes:
+def _contents(path: str, name: str, limit_bytes: int) -> io.BytesIO:
+    """The uncompressed bytes, held once."""
     try:
-        if Path(path).is_dir():
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
             raise InputError(f"{name}: is a directory: name the snapshot in it")
+        if not stat.S_ISREG(mode):  # a pipe may never begin, a device never end
+            raise InputError(f"{name}: is no regular file: write the snapshot into one")
         with open(path, "rb") as stream:
             head = stream.read(max(map(len, COMPRESSED)))
         opener = next((opener for magic, opener in COMPRESSED.items() if head.startswith(magic)), open)
-        data = bytearray()
+        data = io.BytesIO()
         with opener(path, "rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
-                data += chunk
-                if len(data) > limit_bytes:
+                data.write(chunk)
+                if data.tell() > limit_bytes:
                     raise InputError(f"{name}: is larger than {_size(limit_bytes)} uncompressed: "
                                      "record fewer entries (max_entries) or no stacks")
-        return bytes(data)
+        data.seek(0)
+        return data
     except FileNotFoundError:
         raise InputError(f"{name}: no such file: check the path of the snapshot") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile):

@@ -16,6 +16,7 @@ from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import UNLIMITED
 from predictor.events import Tag
 from predictor.files import write_whole
+from predictor.snapshot.reader import TOTAL_BYTES
 from predictor.snapshot.records import Action, State
 
 PICKLE_PROTOCOL = 4
@@ -67,15 +68,16 @@ class Entry:
 
 
 def snapshot_of(segments: Iterable[SegmentLike], entries: Iterable[Entry], *, device: int = 0,
-                settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+                settings: Mapping[str, Any] | None = None, total_bytes: int | None = None) -> dict[str, Any]:
     """The dictionary that ``torch.cuda.memory._snapshot()`` would return; its keys and those of its parts are
-    PyTorch 2.11's (``THCPModule_memorySnapshot`` in torch/csrc/cuda/Module.cpp).
+    PyTorch 2.11's (``THCPModule_memorySnapshot`` in torch/csrc/cuda/Module.cpp), and one is peakcast's: TOTAL_BYTES.
 
     Args:
         segments: what the allocator holds after the last entry, in its order.
         entries: what it did, in order; entry i is given the time of i microseconds.
         device: the GPU's number.
         settings: ``allocator_settings``, in PyTorch's own keys.
+        total_bytes: the device's memory; a replay of expandable segments needs it.
     """
     trace, annotations, names = [], [], _Names()
     tags: dict[int, Tag | None] = {}
@@ -96,6 +98,7 @@ def snapshot_of(segments: Iterable[SegmentLike], entries: Iterable[Entry], *, de
         "device_traces": [[] for _ in range(device)] + [trace],
         "allocator_settings": dict(settings or {}),
         "external_annotations": annotations,
+        TOTAL_BYTES: [None] * device + [total_bytes],
     }
 
 

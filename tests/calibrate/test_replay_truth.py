@@ -95,3 +95,24 @@ def test_random_work_recorded_from_the_start_or_in_mid_run_is_replayed(conf, eve
 def test_private_pools_in_expandable_segments_are_refused(tmp_path):
     with pytest.raises(InputError, match="private pools .* in expandable segments"):
         record_random_work(tmp_path, 1, "expandable_segments:True", "immediate", 3_000_000_000, "pools")
+
+
+EMPTY_CACHE = """
+import sys, torch
+torch.cuda.memory._record_memory_history()
+x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+del x
+torch.cuda.empty_cache()
+y = torch.empty(95 << 20, dtype=torch.uint8, device="cuda")
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+"""
+
+
+def test_an_emptied_cache_before_an_oversize_block_is_replayed(tmp_path):
+    path = tmp_path / "history.pickle"
+    subprocess.run(
+        [sys.executable, "-m", "calibrate.emulator", "run", "--gpu", "h100-80gb", "--", sys.executable, "-c",
+         EMPTY_CACHE, str(path)], cwd=ROOT, check=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32"})
+    result = replay(read(path))
+    assert result.divergence is None and result.segments == (100 * MIB, 96 * MIB)

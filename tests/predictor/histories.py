@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from predictor.allocator import AllocatorSettings, SimulatedDriver
 from predictor.snapshot.reader import parse
 from predictor.snapshot.recording import RecordingAllocator
 from predictor.snapshot.replay import Replay, replay
@@ -27,6 +28,17 @@ def steps() -> RecordingAllocator:
     allocator.malloc(4 * MIB)
     allocator.free(first)
     allocator.malloc(1000)
+    return allocator
+
+
+def mapped(total_bytes: int) -> RecordingAllocator:
+    """Expandable segments of a device of so many bytes, small enough that two ranges are needed."""
+    allocator = RecordingAllocator(AllocatorSettings(expandable_segments=True), SimulatedDriver(total_bytes))
+    blocks = [allocator.malloc(20 * MIB) for _ in range(5)]
+    for block in blocks[:4:2]:
+        allocator.free(block)
+    allocator.empty_cache()
+    allocator.malloc(40 * MIB)
     return allocator
 
 

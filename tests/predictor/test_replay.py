@@ -10,7 +10,7 @@ from predictor.snapshot import read
 from predictor.snapshot.recording import RecordingAllocator
 from predictor.snapshot.replay import Totals, replay, settings_of
 from predictor.snapshot.run import Divergence
-from tests.predictor.histories import MIB, raw, recorded, replayed, steps
+from tests.predictor.histories import MIB, mapped, raw, recorded, replayed, steps
 
 GIB = 1 << 30
 KEPT = ["llava-1.5-7b-zero2", "small-overlap", "small-out-of-memory", "random-warm", "random-warm-expandable",
@@ -210,6 +210,42 @@ def test_giving_back_a_segment_in_use_is_a_difference():
         replayed(value)
 
 
+def test_the_devices_memory_is_taken_from_the_snapshot():
+    assert replayed(raw(mapped(100 * MIB))).divergence is None
+    assert replayed(raw(mapped(100 * MIB), device_total_memory=[])).divergence is not None
+
+
+# --- what one history can mean ------------------------------------------------------------------------------
+
+
+def test_a_block_that_empty_cache_took_away_is_not_searched_for():
+    allocator = RecordingAllocator(AllocatorSettings.parse("max_split_size_mb:32"))
+    allocator.free(allocator.malloc(100 * MIB))
+    allocator.empty_cache()
+    allocator.malloc(95 * MIB)
+    result = replayed(raw(allocator))
+    assert result.divergence is None and result.segments == (100 * MIB, 96 * MIB)
+
+
+def test_the_same_release_by_the_allocator_itself_is_replayed():
+    allocator = RecordingAllocator(AllocatorSettings.parse("max_split_size_mb:32"), SimulatedDriver(150 * MIB))
+    allocator.free(allocator.malloc(100 * MIB))
+    allocator.malloc(60 * MIB)  # no more than 20 MiB larger may a block be
+    result = replayed(raw(allocator))
+    assert result.divergence is None and result.segments == (100 * MIB, 60 * MIB)
+
+
+def test_addresses_that_a_failed_allocation_reserved_are_used_later():
+    allocator = RecordingAllocator(AllocatorSettings(expandable_segments=True), SimulatedDriver(110 * MIB))
+    allocator.malloc(70 * MIB)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(50 * MIB, stream=7)
+    allocator.malloc(MIB)
+    allocator.malloc(15 * MIB, stream=7)
+    result = replayed(raw(allocator))
+    assert result.divergence is None and result.segments == (80 * MIB, 2 * MIB, 20 * MIB)
+
+
 # --- what is no history ------------------------------------------------------------------------------------
 
 
@@ -239,6 +275,34 @@ def test_an_overlapping_segment_given_back_is_refused():
     value["device_traces"][0].append({"action": "segment_free", "addr": value["segments"][0]["address"] + 512,
                                       "size": 512, "stream": 0})
     with pytest.raises(InputError, match="overlaps another segment"):
+        replayed(value)
+
+
+def test_an_allocation_that_pytorch_never_gives_is_refused():
+    value = raw(steps(), 0, segments=[{
+        "device": 0, "address": 512, "total_size": 1 << 62, "stream": 0, "segment_type": "large",
+        "blocks": [{"size": 1 << 62, "requested_size": 1 << 62, "state": "active_allocated"}]}])
+    value["device_traces"] = [[{"action": action, "addr": 512, "size": 1 << 62, "stream": 0}
+                               for action in ("segment_alloc", "alloc")]]
+    with pytest.raises(InputError, match="contradicts itself at entry 1, alloc of 4,611,686,018,427,387,904 bytes"):
+        replayed(value)
+
+
+def test_expandable_segments_that_the_simulation_cannot_follow_are_refused():
+    allocator = RecordingAllocator(AllocatorSettings(expandable_segments=True))
+    allocator.malloc(30 * MIB)
+    with pytest.raises(InputError, match="contradicts itself at entry 1, alloc .*: was it recorded with another cap"):
+        replayed(raw(allocator), total_bytes=MIB)  # the range of addresses is shorter than the block
+
+
+def test_a_beginning_that_contradicts_itself_is_refused():
+    allocator = RecordingAllocator(AllocatorSettings(expandable_segments=True))
+    allocator.malloc(15 * MIB)
+    value = raw(allocator)
+    trace, at = value["device_traces"][0], value["segments"][0]["address"]
+    trace[:0] = [{"action": "segment_map", "addr": at + 12 * MIB, "size": 2 * MIB, "stream": 0},
+                 {"action": "segment_unmap", "addr": at + 12 * MIB, "size": 1 << 62, "stream": 0}]
+    with pytest.raises(InputError, match="contradicts itself in the segments that it began with: record it again"):
         replayed(value)
 
 
@@ -277,6 +341,12 @@ def test_settings_are_read_from_text_and_fields():
     ({"max_split_size": "64"}, "not what PyTorch writes"),
     ({"roundup_power2_divisions": {"1": None}}, "not what PyTorch writes"),
     ({"expandable_segments": None}, "not what PyTorch writes"),
+    ({"max_split_size": 1}, "max_split_size 1 must be a whole number of MiB"),
+    ({"max_split_size": 2 * MIB}, 'max_split_size_mb: "2" must be 20 or more'),
+    ({"max_split_size": 1 << 70}, "not what PyTorch writes"),
+    ({"roundup_power2_divisions": {"1": 3}}, 'roundup_power2_divisions: .* must be a list of sizes with a power of 2'),
+    ({"roundup_power2_divisions": {"3": 4}}, "sizes .MiB. that are powers of 2"),
+    ({"roundup_power2_divisions": {"9" * 5000: 4}}, "not what PyTorch writes"),
 ])
 def test_settings_that_are_not_understood_are_refused(mapping, expected):
     with pytest.raises(InputError, match=expected):

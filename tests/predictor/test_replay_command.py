@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from predictor.cli import main
-from tests.predictor.histories import MIB, raw, recorded, steps
+from tests.predictor.histories import MIB, mapped, raw, recorded, steps
 
 ROOT = Path(__file__).parents[2]
 SMALL = str(recorded("small-out-of-memory"))
@@ -37,6 +37,14 @@ def test_a_difference_is_exit_code_1_and_is_named(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "differ, first at entry 1,788. Recorded: no segment. Simulated: segment_alloc of 12,582,912 bytes." in text
     assert "50,713,329,664 B 40.12 GiB 43,083,890,688 B" in text
+
+
+def test_a_difference_of_expandable_segments_names_the_capacity(capsys, tmp_path):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps(raw(mapped(100 * MIB), device_total_memory=[])))
+    assert main(["replay", str(path)]) == 1
+    assert "does not tell: give it with --capacity-bytes." in " ".join(capsys.readouterr().out.split())
+    assert main(["replay", str(path), "--capacity-bytes", "100MiB"]) == 0
 
 
 def test_the_json_form(capsys):
@@ -99,6 +107,10 @@ def test_of_several_devices_one_is_chosen(capsys, tmp_path):
     ([SMALL, "--device", "5"], f"{SMALL}: there is no device 5 in it: it lists 1"),
     ([SMALL, "--allocator-conf", "max_split"],
      'allocator settings: cannot read "max_split"; write key:value,key:value'),
+    ([SMALL, "--allocator-conf", "large_segment_size_mb:99999999999"],
+     'allocator setting large_segment_size_mb: "99999999999" must be 1048576 or less (MiB): no device has that much'),
+    ([SMALL, "--allocator-conf", "max_split_size_mb:18446744073709551616"],
+     'allocator setting max_split_size_mb: "18446744073709551616" must be a whole number below 2^64'),
     ([SMALL, "--capacity-bytes", "x"], '--capacity-bytes must be a size such as 80GiB, not "x"'),
     ([], "the following arguments are required: SNAPSHOT (see peakcast replay --help)"),
 ])

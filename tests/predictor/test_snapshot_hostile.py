@@ -8,6 +8,7 @@ import pickle
 import pickletools
 import random
 import resource
+import tracemalloc
 
 import pytest
 
@@ -151,3 +152,22 @@ def test_only_plain_data_is_built():
     assert unpickle._Plain.__mro__[1] is pickle.Unpickler  # the C one: its opcodes reach classes by find_class only
     names = {opcode.name for opcode, _, _ in pickletools.genops(small())}
     assert not names & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"}
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no regular file: write the snapshot into one"):
+        read(tmp_path / "pipe")
+
+
+def test_the_uncompressed_bytes_are_held_once(tmp_path):
+    size = 64 << 20
+    path = tmp_path / "x.pickle"
+    path.write_bytes(gzip.compress(bytes(size), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="not a pickle"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()

@@ -144,3 +144,7 @@ def test_settings_survive(conf):
     settings = AllocatorSettings.parse(conf)
     assert settings_of(allocator_settings(settings)) == settings
     assert re.fullmatch(r"[\w:.,\[\]>]*", allocator_settings(settings)["PYTORCH_CUDA_ALLOC_CONF"])
+
+
+def test_the_devices_memory_is_told(allocator):
+    assert parse(allocator.snapshot(device=2)).total_bytes == {2: 100 * MIB}
