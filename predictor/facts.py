@@ -53,6 +53,7 @@ class ModelFacts:
     parameters: tuple[Parameter, ...]
 
 
+    @cached_property
     def moved(self) -> list[int]:
         """Indices of the tensors in the order of ``model.to(device)``: children first (``nn.Module._apply``)."""
         tree: dict = {}

@@ -83,16 +83,25 @@ class Tape:
         """``bool[events]``: what only the first step has."""
         return np.array([row in self.once for row in range(len(self.rows))], dtype=bool)
 
-    def rise(self, other: Callable[[int], int], *, first: bool) -> tuple[int, int]:
-        """Highest running sum and growth, in bytes; ``other`` gives the bytes of buffers that are not its own."""
-        sizes, live, highest = [size for size, *_ in self.attributes], 0, 0
-        for row, (kind, buffer, _, _) in enumerate(self.rows):
-            if (first or row not in self.once) and kind <= Kind.ALLOCATE:
-                own = buffer - self.first
-                live += kind * (sizes[own] if own >= 0 else other(buffer))
-                if live > highest:
-                    highest = live
-        return highest, live
+    def rises(self, other: Callable[[int], int]) -> tuple[Rise, Rise]:
+        """Of the first step and of a later one; ``other`` gives the bytes of buffers that are not its own."""
+        sizes, first = [size for size, *_ in self.attributes], self.first
+        changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
+                   for kind, buffer, _, _ in self.rows]
+        again = changes
+        if self.once:
+            again = [0 if row in self.once else change for row, change in enumerate(changes)]
+        return rise_of(changes), rise_of(again)
+
+
+Rise = tuple[int, int]
+"""Highest running sum and growth, in bytes."""
+
+
+def rise_of(changes: list[int]) -> Rise:
+    """Of bytes that come and go."""
+    live = list(accumulate(changes, initial=0))
+    return max(live), live[-1]
 
 
 def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:

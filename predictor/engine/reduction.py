@@ -77,6 +77,9 @@ def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> Iterator[tuple
     if not zero.reduce_scatter:
         yield (converted * sum(numels),) if converted != 2 else ()
         return
+    if len(pieces) == len(pieces[0]) == 1:  # most are one slice of one owner
+        yield _collective(numels, converted)
+        return
     runs: list[list[int]] = []  # consecutive slices of one owner are one range
     for _, rank, numel in chain.from_iterable(pieces):
         if runs and runs[-1][0] == rank:

@@ -19,7 +19,7 @@ from predictor.formula import MicroStep
 def compose(micro: MicroStep, setup: Setup) -> EventList:
     """Start-up and three steps."""
     vocabulary, start = Vocabulary(micro), Tape()
-    for index in setup.facts.moved():
+    for index in setup.facts.moved:
         tensor = setup.facts.parameters[index]
         start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
     return vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),

@@ -52,7 +52,7 @@ class Zero2:
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
-        self.start_rise = start.rise(int, first=True)
+        self.start_rise, _ = start.rises(int)
 
     def has(self, behaviour: str) -> bool:
         """Whether this release of DeepSpeed does it."""
@@ -93,10 +93,10 @@ class Zero2:
     def _peak(self, rank: int, change: np.ndarray, traced_bytes: np.ndarray) -> tuple[int, int]:
         parts, tape = self._step(rank)
         (start, live), peak = self.start_rise, 0
-        for first in (True, False):  # the later steps are alike
-            rises = [part.rise(change, traced_bytes, first=first) for part in parts]
-            rises.append(tape.rise(lambda buffer: parts[0].held_bytes(buffer, traced_bytes), first=first))
-            for highest, growth in rises:
+        rises = [part.rises(change, traced_bytes) for part in parts]
+        rises.append(tape.rises(lambda buffer: parts[0].held_bytes(buffer, traced_bytes)))
+        for step in zip(*rises):  # the first, and a later one: they are alike
+            for highest, growth in step:
                 peak, live = max(peak, live + highest), live + growth
         return max(start, peak), peak
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.engine import reduction
-from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary, weave
+from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import Setup
 from predictor.events import Buffers, Factor, Kind, Moment, sign
@@ -139,15 +139,18 @@ class Part:
         """``bool[events]``: what only the first step has."""
         return np.concatenate([~self.template.passing[self.keep], self.tape.seldom()])
 
-    def rise(self, change: np.ndarray, traced_bytes: np.ndarray, *, first: bool) -> tuple[int, int]:
-        """Highest running sum and growth, in bytes, of the first step or a later one; ``change`` is the template's."""
-        change = np.where(self.keep if first else self.keep & self.template.passing, change, 0)
-        if self.partition:
-            event, size_bytes = self.partition
-            change[event] = size_bytes
-        live = np.cumsum(change)
-        highest, growth = self.tape.rise(lambda buffer: self.held_bytes(buffer, traced_bytes), first=first)
-        return max(int(live.max()), int(live[-1]) + highest), int(live[-1]) + growth
+    def rises(self, change: np.ndarray, traced_bytes: np.ndarray) -> list[Rise]:
+        """Of the first step and of a later one; ``change`` is the template's."""
+        result = []
+        tape = self.tape.rises(lambda buffer: self.held_bytes(buffer, traced_bytes))
+        for keep, (highest, growth) in zip((self.keep, self.keep & self.template.passing), tape):
+            events = np.where(keep, change, 0)
+            if self.partition:
+                event, size_bytes = self.partition
+                events[event] = size_bytes
+            live = np.cumsum(events)
+            result.append((max(int(live.max()), int(live[-1]) + highest), int(live[-1]) + growth))
+        return result
 
     def held_bytes(self, buffer: int, traced_bytes: np.ndarray) -> int:
         """Bytes of one of its gradients."""

@@ -28,7 +28,7 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
     """
     tape, tensors = Tape(), setup.facts.parameters
     buffers = {index: tape.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
-               for index in setup.facts.moved()}
+               for index in setup.facts.moved}
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
     gradients = [tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
