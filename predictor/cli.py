@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
     "measure": "calibrate.commands.measure",
+    "calibrate": "calibrate.commands.calibrate",
     "dryrun": "calibrate.commands.dryrun",
     "replay": "predictor.commands.replay",
 }

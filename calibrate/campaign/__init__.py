@@ -1,0 +1,1 @@
+"""The jobs of one calibration: what is measured (``design``), where it is kept (``rows``), how it runs (``run``)."""

@@ -1,0 +1,87 @@
+"""One job of a campaign: measured, explained allocation by allocation, and made a row."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calibrate.attribution import Attribution, attribute, predicted, recorded
+from calibrate.campaign import design
+from calibrate.campaign.design import Job
+from calibrate.campaign.rows import SKIPPED, Row, Unexplained, Workspace
+from calibrate.emulator import Injection
+from calibrate.measure import measure
+from calibrate.record import MeasuredOn, Record
+from predictor import pipeline, snapshot
+from predictor.errors import InputError
+from predictor.workload import Workload
+
+
+@dataclass(frozen=True)
+class Where:
+    """The device that a campaign measures; ``gpu`` as in a workload. What ``measure`` takes besides."""
+
+    gpu: str
+    device: MeasuredOn
+    events: str = "immediate"
+    inject: Injection | None = None
+
+
+def row_of(job: Job, where: Where) -> Row:
+    """Run a job. Whatever becomes of it is a row, so that the others go on."""
+    row = Row(job.id, job.role, job.group, dict(job.keys))
+    try:
+        return _measured(row, design.workload(job.keys, gpu=where.gpu, profile="none"), where)
+    except InputError as error:
+        return replace(row, failed=str(error))
+    except Exception as error:  # a bug, or a host without memory or disk
+        return replace(row, failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _measured(row: Row, workload: Workload, where: Where) -> Row:
+    prepared = _prepared(workload)
+    if prepared is not None:
+        outcome = prepared.judge()
+        if outcome.verdict == "does_not_fit":
+            needed = outcome.simulation.peak_reserved_bytes
+            return replace(row, failed=f"{SKIPPED}needs {needed:,} bytes, the device has {workload.capacity:,}")
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
+        history = str(Path(directory) / "history.pickle")
+        record = measure(workload, device=where.device, snapshot=history, events=where.events, inject=where.inject)
+        # what was measured, whatever file its model lay in
+        named = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=None)
+        row = replace(row, record=named, failed=_out_of_memory(record))
+        if record.predicted is None:
+            return row
+        prepared = _prepared(workload.replace(rank=record.rank))
+        return explained(row, attribute(recorded(snapshot.read(history)), predicted(prepared.run(workload.capacity))))
+
+
+def _prepared(workload: Workload) -> pipeline.Job | None:
+    try:
+        return pipeline.prepare(workload)
+    except InputError:  # an engine that is measured only; a mistake is found again by measuring
+        return None
+
+
+def _out_of_memory(record: Record) -> str | None:
+    found = record.job.out_of_memory
+    return found and f"out of memory in {found.moment.value} of step {found.step}"
+
+
+def explained(row: Row, attribution: Attribution) -> Row:
+    """The row with what its attribution says."""
+    calls = Counter((extra.operator, extra.moment.value, extra.call_bytes, extra.bytes)
+                    for extra in attribution.extras())
+    peak = attribution.at_peak()
+    items: dict[tuple[str, str, str], list[int]] = {}
+    for item in peak.items:
+        total = items.setdefault((item.why.value, item.operator, item.moment.value), [0, 0, 0])
+        for index, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
+            total[index] += value
+    return replace(
+        row, unexplained_bytes=peak.unexplained_bytes,
+        workspaces=tuple(Workspace(*key, count) for key, count in sorted(calls.items())),
+        unexplained_items=tuple(Unexplained(*key, *total) for key, total in sorted(items.items())))

@@ -1,0 +1,178 @@
+"""What a campaign found: a line of JSON a job, appended as jobs end, read again when it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from calibrate.campaign import design
+from calibrate.record import Record
+from predictor.errors import InputError
+from predictor.plain import from_plain, to_plain
+from predictor.suggest import show
+from predictor.workload import Workload
+
+SKIPPED = "skipped: "
+"""Begins ``Row.failed`` of a job that was not run because it would not fit."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What calls of an operator allocated beyond the prediction, over all steps.
+
+    Attributes:
+        call_bytes: all that the call is predicted to allocate.
+        bytes: recorded less predicted, of one allocation.
+        count: how many there were with these values.
+    """
+
+    operator: str
+    moment: str
+    call_bytes: int
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """Buffers at the measured peak that do not count the same on both sides (``calibrate.attribution.Item``)."""
+
+    why: str
+    operator: str
+    moment: str
+    count: int
+    measured_bytes: int
+    predicted_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job of a campaign and what was measured.
+
+    Attributes:
+        id, role, group, job: of :class:`calibrate.campaign.design.Job`; ``job`` are its keys.
+        record: None if nothing was measured. Its ``workload.model`` is the job's, not a path. ``predicted`` is None
+            for the jobs of :data:`calibrate.campaign.design.COMMUNICATORS`.
+        unexplained_bytes: measured less predicted peak of requested bytes; None if there is no prediction.
+        failed: why the job is of no use to a fit: it ended early, ran out of memory (then with a record), or was
+            skipped. None if all is well.
+    """
+
+    id: str
+    role: str
+    group: str
+    job: Mapping[str, Any]
+    record: Record | None = None
+    workspaces: tuple[Workspace, ...] = ()
+    unexplained_bytes: int | None = None
+    unexplained_items: tuple[Unexplained, ...] = ()
+    failed: str | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was not run because it would not fit."""
+        return self.failed is not None and self.failed.startswith(SKIPPED)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended before anything was measured, as it should not."""
+        return self.failed is not None and self.record is None and not self.skipped
+
+    def workload(self) -> Workload:
+        """As it ran: its rank, on its GPU."""
+        more = {} if self.record is None else {"rank": self.record.rank, "gpu": self.record.workload["gpu"]}
+        return design.workload(self.job, **more)
+
+
+def read(path: str | os.PathLike[str]) -> list[Row]:
+    """All rows, the last of each job, in the order of their ids: when jobs ended does not matter.
+
+    A last line without an end was being written when the campaign was killed: it does not count.
+
+    Raises:
+        InputError: not readable, or a line that is no row.
+    """
+    try:
+        with open(path, "rb") as stream:
+            lines = stream.read().split(b"\n")[:-1]
+    except OSError as error:
+        raise InputError(f"{_named(path)}: cannot be read: {error.strerror}") from None
+    rows: dict[str, Row] = {}
+    for number, line in enumerate(lines, 1):
+        row = _row(line, f"{_named(path)}, line {number}")
+        rows[row.id] = row
+    return [rows[key] for key in sorted(rows)]
+
+
+def _row(line: bytes, where: str) -> Row:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        raise InputError(f"{where}: not valid JSON: this is no file of measurements, or it was damaged") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{where}: not a mapping: this is no file of measurements")
+    return from_plain(Row, document, where)
+
+
+def to_line(row: Row) -> bytes:
+    """The row as JSON and the end of its line."""
+    return json.dumps(to_plain(row), separators=(",", ":")).encode() + b"\n"
+
+
+class Store:
+    """The file of one campaign, open for appending, and what is in it."""
+
+    def __init__(self, path: str, handle: int, rows: list[Row]) -> None:
+        self.path, self._handle = path, handle
+        self._rows = {row.id: row for row in rows}
+
+    @property
+    def rows(self) -> list[Row]:
+        """The last row of each job, in the order of their ids."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def forget_failed(self) -> None:
+        """Act as if the failed jobs had no row; the file keeps theirs, and a later row of a job counts."""
+        self._rows = {key: row for key, row in self._rows.items() if row.failed is None}
+
+    def add(self, row: Row) -> None:
+        """Append a row; it is on the disk, whole, when this returns."""
+        line = to_line(row)
+        if os.write(self._handle, line) != len(line):
+            raise InputError(f"{_named(self.path)}: the disk is full: the same command goes on when it is not")
+        os.fsync(self._handle)
+        self._rows[row.id] = row
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Store]:
+    """The store in a file, made if there is none; a torn last line is cut off.
+
+    Raises:
+        InputError: it cannot be written, another campaign is writing it, or as :func:`read`.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise InputError(f"{_named(path)}: cannot be written: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{_named(path)}: another calibration is writing it: wait for it, or name another file "
+                             "with --measurements") from None
+        rows = read(path)
+        with open(path, "rb") as stream:
+            os.ftruncate(handle, stream.read().rfind(b"\n") + 1)
+        yield Store(path, handle, rows)
+    finally:
+        os.close(handle)
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    return show(os.fspath(path), 200)[1:-1]

@@ -1,0 +1,124 @@
+"""Runs the jobs of a campaign in processes of their own, some at a time, and keeps what they find."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from calibrate.campaign.design import Job
+from calibrate.campaign.rows import Row, Store
+from calibrate.job import PR_SET_PDEATHSIG
+from predictor.errors import InputError
+
+RowOf = Callable[[Job], Row]
+FAILURES = 3
+"""So many jobs that fail before any succeeds are not the jobs' fault."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``workers`` jobs at a time; none is begun after ``seconds`` (None: no limit)."""
+
+    workers: int = 1
+    seconds: float | None = None
+
+
+def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
+        done: Callable[[Row], None] = lambda row: None) -> int:
+    """Run, in order, the jobs that the store has no row of.
+
+    Args:
+        row_of: what a worker does; it is sent to one by ``pickle``.
+        done: told of each row after it is kept.
+
+    Returns:
+        How many jobs were left when the time was over.
+
+    Raises:
+        InputError: all jobs fail from the first on; nothing of what was measured is lost.
+    """
+    known = {row.id for row in store.rows}
+    left = [job for job in jobs if job.id not in known]
+    ended = None if limits.seconds is None else time.monotonic() + limits.seconds
+    results = _results(left, row_of, limits.workers, lambda: ended is not None and time.monotonic() >= ended)
+    broken = count = 0
+    try:
+        for row in results:
+            store.add(row)
+            count += 1
+            broken += row.broken
+            done(row)
+            if broken == count == FAILURES:
+                raise InputError(f"the first {FAILURES} jobs failed, so this is no matter of the jobs: {row.failed} "
+                                 "(put it right and add --retry-failed)")
+    finally:
+        results.close()
+    return len(left) - count
+
+
+def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[], bool]) -> Iterator[Row]:
+    """Rows as jobs end; leaving the loop ends the workers."""
+    waiting = list(jobs)
+    busy: dict[Connection, tuple[BaseProcess, Job]] = {}
+    try:
+        while True:
+            while waiting and len(busy) < workers and not over():
+                connection, process = _start(row_of)
+                busy[connection] = process, waiting[0]
+                connection.send(waiting.pop(0))
+            if not busy:
+                return
+            for connection in wait(list(busy)):
+                process, job = busy[connection]
+                try:
+                    row = connection.recv()
+                except EOFError:
+                    process.join()
+                    row = Row(job.id, job.role, job.group, dict(job.keys),
+                              failed=f"the process that measured it ended with exit code {process.exitcode}")
+                if not row.broken and waiting and not over():
+                    yield row
+                    busy[connection] = process, waiting[0]
+                    connection.send(waiting.pop(0))
+                else:  # another worker takes the next: this one may be in no state to
+                    busy.pop(connection)
+                    _stop(connection, process)
+                    yield row
+    finally:
+        for connection, (process, _) in busy.items():
+            _stop(connection, process)
+
+
+def _start(row_of: RowOf) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")  # nothing of this process's state reaches a measurement
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, row_of), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _stop(connection: Connection, process: BaseProcess) -> None:
+    connection.close()
+    process.terminate()
+    process.join()
+
+
+def _serve(connection: Connection, row_of: RowOf) -> None:
+    """A worker: a job in, its row out, until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job ends, temporary files go
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        connection.send(row_of(job))

@@ -1,0 +1,236 @@
+"""Calibrate a cluster: measure a set of short jobs, once, and save what they teach as a profile."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from predictor.commands import output
+from predictor.errors import InputError
+from predictor.suggest import show
+
+if TYPE_CHECKING:
+    from calibrate.campaign.design import Job
+    from calibrate.campaign.one import Where
+    from calibrate.campaign.rows import Row, Store
+
+EXAMPLES = """examples:
+  peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
+  peakcast calibrate --device emulated --gpu a100-80gb --quick -o a100.json
+  peakcast calibrate --device cuda --gpu h100-80gb --plan-only
+  torchrun --nnodes 2 --nproc-per-node 8 ... --no-python peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
+
+Each job is three training steps of a shallow model of full width, in a process of its own; a few are whole models.
+What was measured is kept in a file beside the profile, a line a job: after an interruption the same command goes on
+where it was. Then peakcast predict ... --profile FILE uses the profile. Nothing leaves this machine.
+
+exit codes: 0 the profile is written, 2 bad input or environment, or nothing could be measured
+"""
+DEVICES = {"cuda": "device", "emulated": "emulated"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds where to measure, how much, and where the profile goes."""
+    where = parser.add_argument_group("where to measure")
+    where.add_argument("--device", choices=tuple(DEVICES), help="a real GPU, or an emulated one (no GPU is needed)")
+    where.add_argument("--gpu", metavar="GPU", help="which GPU it is, such as h100-80gb, a100-40gb, l40s")
+    where.add_argument("--events", default="immediate", metavar="WHEN",
+                       help="when events complete on the emulated GPU: immediate, launches:N or synchronization; "
+                            "default: immediate")
+    where.add_argument("--inject", metavar="KEY=VALUE", action="append", default=[],
+                       help="make the emulated GPU differ from its kind, to test calibration; keys: "
+                            "calibrate/emulator/injection.py")
+    extent = parser.add_argument_group("how much to measure")
+    extent.add_argument("--quick", action="store_true", help="a small set of jobs: a rougher profile")
+    extent.add_argument("--time-limit", metavar="MINUTES",
+                        help="begin no job after so many minutes, and fit what was measured")
+    extent.add_argument("--jobs", metavar="N", help="jobs at a time; default: 1 on a real GPU, a core each on an "
+                                                    "emulated one")
+    extent.add_argument("--plan-only", action="store_true", help="show the jobs and how long they take; run nothing")
+    extent.add_argument("--retry-failed", action="store_true", help="run jobs again that failed before")
+    group = parser.add_argument_group("output")
+    group.add_argument("-o", "--output", metavar="FILE", help="the profile, a JSON file")
+    group.add_argument("--measurements", metavar="FILE",
+                       help="what was measured, a line a job; default: beside the profile, ending in .jsonl")
+    group.add_argument("--json", action="store_true", help="the result as JSON, and nothing else, on the output")
+    group.add_argument("--force", action="store_true", help="overwrite a profile that exists")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plans, measures, fits and writes the profile."""
+    where = _where(arguments)
+    minutes = _number(arguments.time_limit, "--time-limit", 0.1)
+    workers = _number(arguments.jobs, "--jobs", 1, whole=True)
+    workers = workers or (1 if where.device.value == "device" else os.cpu_count() or 1)
+    from calibrate import alone
+    from calibrate.campaign import design
+
+    degree = int(os.environ["WORLD_SIZE"]) if alone.launched() else None
+    # alone, NCCL's process group is to be had on the emulated GPU only
+    jobs = design.campaign(quick=arguments.quick, communicators=where.device.value == "emulated", degree=degree)
+    workers = 1 if degree else workers
+    if arguments.plan_only:
+        _show_plan(arguments, jobs, workers)
+        return 0
+    if arguments.output is None:
+        raise InputError("-o is not given: name the file of the profile, such as h100.json")
+    if arguments.measurements == arguments.output:
+        raise InputError("-o and --measurements name the same file: name two")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
+    if degree and os.environ["RANK"] != "0":
+        return _follow(jobs, where)
+    output.check_path(arguments.output, arguments.force)
+    path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
+    from calibrate.campaign import rows
+
+    with rows.opened(path) as store:
+        _check_same(store.rows, where, path)
+        if arguments.retry_failed:
+            store.forget_failed()
+        left = _measure(jobs, where, store, workers, None if minutes is None else 60 * minutes, degree)
+        measured = store.rows
+    _check_same(measured, where, path)
+    return _finish(arguments, measured, where, path, left)
+
+
+def _where(arguments: argparse.Namespace) -> Where:
+    for name in ("device", "gpu"):
+        if getattr(arguments, name) is None:
+            raise InputError(f"--{name} is not given: say "
+                             + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
+    from calibrate.campaign.one import Where
+    from calibrate.emulator import Injection
+    from calibrate.emulator.job_environment import has_real_driver
+    from calibrate.record import MeasuredOn
+    from predictor import gpus
+
+    device = MeasuredOn(DEVICES[arguments.device])
+    gpu = gpus.find(arguments.gpu).name
+    if device is MeasuredOn.DEVICE and arguments.inject:
+        raise InputError("nothing can be injected into a real GPU: --inject needs --device emulated")
+    if device is MeasuredOn.DEVICE and not arguments.plan_only and not has_real_driver():
+        raise InputError("this machine has no NVIDIA driver: run this where the GPU is, or add --device emulated")
+    return Where(gpu, device, arguments.events, Injection.from_words(arguments.inject) if arguments.inject else None)
+
+
+def _number(text: str | None, option: str, least: float, whole: bool = False) -> Any:
+    if text is None:
+        return None
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= 1e6:
+        raise InputError(f"{option} must be a {'whole ' if whole else ''}number from {least:g}, not {show(text)}")
+    return value
+
+
+def _check_same(rows: list[Row], where: Where, path: str) -> None:
+    """All rows are of this device, and of one software."""
+    first = None
+    for row in rows:
+        if row.record is None:
+            continue
+        job, gpu = row.record.job, row.record.workload["gpu"]
+        completion = where.events if where.device.value == "emulated" else None
+        injected = where.inject.stated() if where.inject else None
+        for what, found, wanted in (
+                ("device", job.measured_on.value, where.device.value), ("gpu", gpu, where.gpu),
+                ("events", job.device.event_completion, completion),
+                ("injected", dict(job.device.injected or {}), injected or {})):
+            if found != wanted:
+                raise InputError(f"{show(path, 200)[1:-1]}: was measured with {what} {found}, and this is "
+                                 f"{wanted}: name another file with --measurements")
+        first = first or row
+        if (job.device.name, job.software) != (first.record.job.device.name, first.record.job.software):
+            raise InputError(f"{show(path, 200)[1:-1]}: the jobs {first.id} and {row.id} ran on different devices or "
+                             "software: name another file with --measurements, and measure all with one")
+
+
+def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds: float | None,
+             degree: int | None) -> int:
+    """Runs what is missing, with a plan before and a bar meanwhile on stderr; how many jobs are left."""
+    from functools import partial
+
+    from calibrate.campaign import one, run
+    from calibrate.report.calibrate import Progress, plan
+
+    known = {row.id for row in store.rows}
+    _ready(where)
+    console = output.console(sys.stderr, width=None if sys.stderr.isatty() else output.WIDTH)
+    plan(console, jobs, workers, known)
+    row_of = partial(one.row_of, where=where)
+    with Progress(jobs, workers, known) as progress:
+        try:
+            if degree is None:
+                return run.run(jobs, row_of, store, run.Limits(workers, seconds), progress.done)
+            from calibrate.campaign import launched
+
+            ended = None if seconds is None else time.monotonic() + seconds
+            return launched.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
+                                progress.done)
+        except (KeyboardInterrupt, SystemExit):
+            print(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on",
+                  file=sys.stderr)
+            raise
+
+
+def _ready(where: Where) -> None:
+    """Builds the emulated GPU once, before several jobs need it; a mistake is told before anything runs."""
+    if where.device.value == "emulated":
+        from calibrate import emulator
+
+        emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
+
+
+def _follow(jobs: list[Job], where: Where) -> int:
+    """What the other ranks of torchrun do."""
+    from functools import partial
+
+    from calibrate.campaign import launched, one
+
+    launched.run(jobs, partial(one.row_of, where=where), None, lambda: False)
+    return 0
+
+
+def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: str, left: int) -> int:
+    from calibrate.fit import coverage, cross_validate, fit_profile
+    from calibrate.report import calibrate as report
+    from predictor import profile as profiles
+
+    provenance = {"date": date.today().isoformat(), "command": " ".join(["peakcast", *sys.argv[1:]]),
+                  "commit": _commit(), "measurements": os.path.basename(path)}
+    print(f"Fitting {sum(row.failed is None for row in rows)} jobs", file=sys.stderr)
+    profile = fit_profile(rows, measured_on=where.device.value, provenance=provenance)
+    profiles.write(arguments.output, profile)
+    result = report.Result(profile, arguments.output, path, tuple(rows), left, coverage(rows, profile),
+                           tuple(cross_validate(rows, profile)))
+    output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.document(result),
+                 lambda console: report.report(console, result))
+    return 0
+
+
+def _show_plan(arguments: argparse.Namespace, jobs: list[Job], workers: int) -> None:
+    from calibrate.report import calibrate as report
+
+    output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.plan_document(jobs, workers),
+                 lambda console: report.plan(console, jobs, workers))
+
+
+def _commit() -> str | None:
+    """Of a checkout of peakcast; None where it is installed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,129 @@
+"""What the predictor says of a measured job under a profile that need not be in a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from calibrate.fit.jobs import MeasuredJob
+from predictor import calibrated, pipeline, survival, timeline
+from predictor.allocator import AllocatorSettings
+from predictor.events import FACTORS, MOMENTS, Moment
+from predictor.profile import Choice, OperatorWorkspace, Profile
+from predictor.run import Run, evaluate
+from predictor.workload import Workload
+
+COUNTERS = ("requested", "allocated", "reserved", "device")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Predicted peaks of a job in bytes; ``device_bytes`` is None without a profile."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int | None
+
+
+@lru_cache(maxsize=512)
+def plain(workload: Workload) -> pipeline.Job:
+    """As :func:`predictor.pipeline.prepare`, without a profile."""
+    return pipeline.prepare(workload.replace(profile="none"))
+
+
+def run_of(workload: Workload, profile: Profile | None) -> Run:
+    """The run at the workload's own capacity, as it was measured, with this profile or none."""
+    return _run(workload, *_changes(profile))
+
+
+Scales = tuple[float, ...] | None
+
+
+def _changes(profile: Profile | None) -> tuple[tuple[OperatorWorkspace, ...], Scales]:
+    """What of a profile changes events: compared by value, so that runs can be kept."""
+    return (profile.workspaces, calibrated.coefficients(Choice(profile, ""))) if profile else ((), None)
+
+
+@lru_cache(maxsize=128)
+def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales) -> Run:
+    job = plain(workload)
+    formula = job.formula
+    if workspaces:
+        formula = replace(formula, micro=calibrated.with_workspaces(formula.micro, workspaces, job.shape, job.gpu))
+    setup = replace(job.setup, capacity_bytes=job.workload.capacity)
+    return evaluate(pipeline.compose(formula, setup, job.rank), job.rank, job.shape, job.gpu, scales)
+
+
+@lru_cache(maxsize=4096)
+def _peaks(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales,
+           settings: AllocatorSettings, completion: str) -> tuple[int, int, int]:
+    """Requested, allocated and reserved."""
+    run = _run(workload, workspaces, scales)
+    end = survival.play(run, settings, completion=completion, total_bytes=workload.capacity)
+    return run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes
+
+
+def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
+    """Its peaks, on its GPU and with its events' completion."""
+    choice = Choice(profile, "") if profile else None
+    settings = calibrated.allocator_settings(measured.workload.allocator_conf, choice)
+    peaks = _peaks(measured.workload, *_changes(profile), settings, measured.completion)
+    runtime = profile.runtime.bytes(_communicators(measured)) if profile else None
+    return Foreseen(*peaks, None if runtime is None else peaks[-1] + runtime)
+
+
+def _communicators(measured: MeasuredJob) -> int:
+    """Ranks as the device saw them: a fake group has no communicator."""
+    return measured.workload.data_parallel_size if measured.communicates else 1
+
+
+def residuals(measured: MeasuredJob, foreseen: Foreseen) -> dict[str, float]:
+    """Measured less predicted, relative to predicted, by counter."""
+    result = {}
+    for counter in COUNTERS:
+        said = getattr(foreseen, f"{counter}_bytes")
+        if said is not None:
+            result[counter] = getattr(measured, f"{counter}_bytes") / said - 1
+    return result
+
+
+def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
+    """Bytes by factor at the highest point of each moment of each step; what a moment finds counts as its own."""
+    events, factors = run.events, timeline.by_factor(run.events, run.row_bytes)
+    table = np.stack([factors[factor] for factor in FACTORS])
+    found = np.concatenate([[0], run.live[:-1]])
+    highest = np.maximum(run.live, found)
+    result = {}
+    for step in np.unique(events.step).tolist():
+        for number, moment in enumerate(MOMENTS):
+            rows = np.flatnonzero((events.step == step) & (events.moment == number))
+            if len(rows):
+                at = int(rows[np.argmax(highest[rows])])
+                result[step, moment] = table[:, at if run.live[at] >= found[at] else at - 1]
+    return result
+
+
+@lru_cache(maxsize=512)
+def calls(workload: Workload) -> Mapping[str, Counter]:
+    """All calls that are predicted without a profile: operator -> bytes that the call allocates -> how many.
+
+    Over all steps; a call is a stretch of allocations by one operator of one module in one moment, as in
+    ``calibrate.attribution``.
+    """
+    run = run_of(workload, None)
+    events, buffers = run.events, run.events.buffers
+    sizes = run.row_bytes[buffers.size[events.buffer]]
+    made = np.flatnonzero((events.sign > 0) & (sizes > 0))
+    buffer = events.buffer[made]
+    where = np.stack([buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made]])
+    begins = np.flatnonzero(np.diff(where, prepend=-1).any(axis=0))
+    totals = np.add.reduceat(sizes[made], begins) if len(begins) else begins
+    result: dict[str, Counter] = {}
+    for operator, total in zip(where[0, begins].tolist(), totals.tolist()):
+        result.setdefault(events.names[operator], Counter())[total] += 1
+    return result

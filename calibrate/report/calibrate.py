@@ -1,0 +1,228 @@
+"""A calibration as text for a terminal: the plan before, a bar meanwhile, what was found afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from calibrate.campaign.design import ROLES, Job, seconds
+from calibrate.campaign.rows import Row
+from predictor.plain import to_plain
+from predictor.profile import Profile
+from predictor.report.table import table, wrapped
+from predictor.report.units import size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from calibrate.fit import Coverage, GroupErrors
+
+PURPOSE = {"fit": "fitted", "holdout": "held out: intervals", "validation": "full models: to judge"}
+
+
+# --- before -----------------------------------------------------------------------------------------
+
+
+def minutes(jobs: Sequence[Job], workers: int) -> float:
+    """Expected duration."""
+    return sum(map(seconds, jobs)) / workers / 60
+
+
+def plan(console: Console, jobs: Sequence[Job], workers: int, known: Collection[str] = ()) -> None:
+    """How many jobs of each kind, and how long they take."""
+    counts = Counter((job.group, job.role) for job in jobs)
+    rows = table("varied", *(PURPOSE[role] for role in ROLES), numbers=True)
+    for group in dict.fromkeys(job.group for job in jobs):
+        rows.add_row(group, *(str(counts[group, role] or "") for role in ROLES))
+    rows.add_row("all", *(str(sum(job.role == role for job in jobs)) for role in ROLES), style="bold")
+    console.print(rows)
+    left = [job for job in jobs if job.id not in known]
+    done = f"; {len(jobs) - len(left)} were measured before" if len(left) < len(jobs) else ""
+    console.print(f"{len(left)} jobs, {workers} at a time, about {_duration(60 * minutes(left, workers))}{done}.")
+
+
+def plan_document(jobs: Sequence[Job], workers: int) -> dict[str, Any]:
+    """The plan as JSON's types."""
+    return {"expected_minutes": round(minutes(jobs, workers), 1), "workers": workers,
+            "jobs": [{"id": job.id, "role": job.role, "group": job.group, "workload": to_plain(job.keys)}
+                     for job in jobs]}
+
+
+# --- meanwhile --------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Jobs done and time left, on stderr: a bar on a terminal, else a line for each tenth."""
+
+    def __init__(self, jobs: Sequence[Job], workers: int, known: Collection[str]) -> None:
+        self._jobs = {job.id: job for job in jobs if job.id not in known}
+        self._workers, self._ended, self._began = workers, 0, time.monotonic()
+        self._left, self._bar = sum(map(seconds, self._jobs.values())), None
+        self._all = self._left
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty() and self._jobs:
+            from rich import progress
+            from rich.console import Console
+
+            columns = (progress.TextColumn("Measuring"), progress.BarColumn(), progress.MofNCompleteColumn(),
+                       progress.TextColumn("{task.fields[left]}"))
+            self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._bar.add_task("", total=len(self._jobs), left=self._text())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def done(self, row: Row) -> None:
+        """A job ended."""
+        self._ended += 1
+        self._left -= seconds(self._jobs[row.id]) if row.id in self._jobs else 0
+        if row.failed is not None:
+            self._say(f"{row.id} ({row.group}): {row.failed}")
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=self._ended, left=self._text())
+        elif self._ended * 10 // len(self._jobs) > (self._ended - 1) * 10 // len(self._jobs):
+            self._say(f"{self._ended} of {len(self._jobs)} jobs, {self._text()}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr) if not self._bar else self._bar.console.print(text, markup=False)
+
+    def _text(self) -> str:
+        """Time left: what is expected, at the pace so far."""
+        past, spent = self._all - self._left, time.monotonic() - self._began
+        pace = spent / past if past > 0 else 1 / self._workers
+        return f"about {_duration(self._left * pace)} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds / 60)} min" if seconds >= 90 else f"{round(seconds)} s"
+
+
+# --- afterwards -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """A calibration that ended.
+
+    Attributes:
+        left: how many jobs the time limit left out.
+        coverage: of intervals on held-out jobs, by counter.
+        groups: errors of each group when it was not fitted.
+    """
+
+    profile: Profile
+    file: str
+    measurements: str
+    rows: tuple[Row, ...]
+    left: int
+    coverage: Mapping[str, Coverage]
+    groups: tuple[GroupErrors, ...]
+
+
+def document(result: Result) -> dict[str, Any]:
+    """The result as JSON's types."""
+    return {
+        "profile_file": result.file, "measurements_file": result.measurements, "jobs": _counts(result),
+        "failed": {row.id: row.failed for row in result.rows if row.failed is not None},
+        "coverage": to_plain(result.coverage), "cross_validation": to_plain(result.groups),
+        "unexplained": unexplained(result.rows), "profile": to_plain(result.profile)}
+
+
+def _counts(result: Result) -> dict[str, int]:
+    failed, skipped = sum(row.failed is not None for row in result.rows), sum(row.skipped for row in result.rows)
+    return {"measured": len(result.rows) - failed, "failed": failed - skipped, "skipped": skipped,
+            "left_out_by_the_time_limit": result.left}
+
+
+def unexplained(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """By role: median and worst of |measured less predicted|, relative to the measured peak of requested bytes."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.failed is None and row.record and row.unexplained_bytes is not None:
+            peak = row.record.peak("requested_bytes").bytes
+            found.setdefault(row.role, []).append(abs(row.unexplained_bytes) / peak)
+    return {role: {"jobs": len(values), "median": median(values), "worst": max(values)}
+            for role, values in found.items()}
+
+
+def report(console: Console, result: Result) -> None:
+    """What was found, and how well it holds."""
+    profile = result.profile
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in _counts(result).items() if count)
+    console.print(f"{result.file}: profile of {profile.device.product} ({profile.measured_on}); jobs: {counts}.",
+                  style="bold")
+    console.print()
+    console.print(_coefficients(profile))
+    console.print()
+    console.print(_workspaces(profile))
+    console.print()
+    for line in (_runtime(profile), _rounding(profile)):
+        for part in wrapped(console, line, indent=0):
+            console.print(part)
+    console.print()
+    console.print(_residuals(result))
+    if result.groups:
+        console.print()
+        console.print(_groups(result.groups))
+    for row in result.rows:
+        if row.failed is not None:
+            for part in wrapped(console, f"{row.id} ({row.role}, {row.group}): {row.failed}", indent=0):
+                console.print(part)
+
+
+def _coefficients(profile: Profile):
+    rows = table("factor", "coefficient", "±", "points", "used", "")
+    for name, one in profile.coefficients.items():
+        error = "" if one.standard_error is None else f"{one.standard_error:.6f}"
+        rows.add_row(name, f"{one.value:.6f}", error, str(one.samples), "yes" if one.applied else "no", one.note)
+    return rows
+
+
+def _workspaces(profile: Profile):
+    rows = table("bytes beyond prediction", "fixed", "±", "for each byte of the call", "±", "calls")
+    for one in profile.workspaces:
+        rows.add_row(one.operator, f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
+                     f"{one.bytes_per_call_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
+    if not profile.workspaces:
+        rows.add_row("none: every operator allocates what is predicted", "", "", "", "", "")
+    return rows
+
+
+def _runtime(profile: Profile) -> str:
+    runtime = profile.runtime
+    nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
+        if runtime.nccl_bytes or runtime.nccl_bytes_per_rank else ""
+    return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
+
+
+def _rounding(profile: Profile) -> str:
+    divisions = profile.allocator.roundup_power2_divisions
+    return f"The allocator rounds up to powers of 2 in {divisions} steps." if divisions else \
+        "The allocator rounds as the workload's settings say."
+
+
+def _residuals(result: Result):
+    rows = table("held-out jobs", "measured less predicted", "level", "jobs", "inside (cross-checked)")
+    for counter, one in result.profile.residuals.items():
+        inside = result.coverage.get(counter)
+        rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples),
+                     f"{inside.rate:.1%}" if inside else "")
+    return rows
+
+
+def _groups(groups: Sequence[GroupErrors]):
+    counters = list(groups[0].without)
+    rows = table("left out of the fit", "jobs", *(f"{counter}: without, with profile" for counter in counters))
+    for one in groups:
+        rows.add_row(one.group, str(one.jobs), *(f"{one.without[c]:.4%}, {one.fitted[c]:.4%}" for c in counters),
+                     style="bold red" if one.worse else None)
+    return rows

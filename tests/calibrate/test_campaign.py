@@ -1,0 +1,168 @@
+"""Running a campaign: what is kept, what is run again, and what becomes of jobs that fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from calibrate.campaign import one, rows, run
+from calibrate.campaign.design import Job
+from calibrate.campaign.one import Where
+from calibrate.campaign.rows import Row, Workspace, opened, read
+from calibrate.record import MeasuredOn
+from predictor.errors import InputError
+from tests.calibrate import small_jobs
+from tests.calibrate.small_jobs import needs_emulator
+
+JOBS = [Job({"model": "small", "sequence_length": number}, "fit", "shape") for number in range(1, 7)]
+ONE = run.Limits(workers=1)
+
+
+def measured(job: Job, log: Path | None = None, bad: tuple[int, ...] = (), skips: tuple[int, ...] = ()) -> Row:
+    """Stands for a measurement: notes that it ran, and fails or dies where it is told to."""
+    number = job.keys["sequence_length"]
+    if log:
+        with open(log, "a") as stream:
+            stream.write(f"{number}\n")
+    for numbers, why in ((bad, "it did not like the number"), (skips, rows.SKIPPED + "needs 2 bytes")):
+        if number in numbers:
+            return Row(job.id, job.role, job.group, dict(job.keys), failed=why)
+    if number == 99:
+        os._exit(3)
+    if number == 5:
+        time.sleep(0.05)
+    return row(job)
+
+
+def row(job: Job, **changes) -> Row:
+    return Row(**{"id": job.id, "role": job.role, "group": job.group, "job": dict(job.keys),
+                  "record": small_jobs.record(), "workspaces": (Workspace("aten::mm", "forward", 10, 20, 3),),
+                  "unexplained_bytes": 12} | changes)
+
+
+def campaign(path: Path, jobs=JOBS, limits=ONE, **how) -> int:
+    with opened(str(path)) as store:
+        return run.run(jobs, partial(measured, **how), store, limits)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "rows.jsonl"
+
+
+def test_a_row_comes_back_as_it_was(file):
+    with opened(str(file)) as store:
+        store.add(row(JOBS[0]))
+    assert read(file) == [row(JOBS[0])]
+
+
+def test_workers_do_not_change_what_is_read(file, tmp_path):
+    campaign(file, limits=run.Limits(workers=3))
+    campaign(other := tmp_path / "other.jsonl")
+    assert read(file) == read(other) and len(read(file)) == len(JOBS)
+
+
+def test_what_is_there_is_not_run_again(file, tmp_path):
+    campaign(file, JOBS[:4])
+    campaign(file, log=tmp_path / "log")
+    assert (tmp_path / "log").read_text().split() == ["5", "6"]
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_torn_last_line_is_run_again_and_the_result_is_the_same(file, tmp_path, cut):
+    campaign(file)
+    whole = read(file)
+    file.write_bytes(file.read_bytes()[:-cut])
+    assert len(read(file)) == len(JOBS) - 1
+    campaign(file, log=tmp_path / "log")
+    assert read(file) == whole and len((tmp_path / "log").read_text().split()) == 1
+
+
+def test_a_kill_between_two_jobs_loses_nothing(file):
+    with opened(str(file)) as store, pytest.raises(KeyboardInterrupt):
+        run.run(JOBS, measured, store, ONE, done=lambda row: interrupt(len(store.rows) == 3))
+    assert len(read(file)) == 3
+    campaign(file)
+    assert [found.id for found in read(file)] == sorted(job.id for job in JOBS)
+
+
+def interrupt(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+def test_a_failed_job_is_a_row_and_the_others_go_on(file):
+    campaign(file, bad=(2,))
+    assert [found.job["sequence_length"] for found in read(file) if found.failed] == [2]
+    assert len(read(file)) == len(JOBS)
+
+
+def test_a_worker_that_dies_is_a_failed_job(file):
+    campaign(file, [Job({"sequence_length": 99}, "fit", "shape"), *JOBS[:2]])
+    assert [found.failed for found in read(file) if found.failed] == [
+        "the process that measured it ended with exit code 3"]
+    assert len(read(file)) == 3
+
+
+def test_failed_jobs_run_again_when_asked_to(file):
+    campaign(file, bad=(4,))
+    with opened(str(file)) as store:
+        store.forget_failed()
+        run.run(JOBS, measured, store, ONE)
+    assert not [found for found in read(file) if found.failed]
+
+
+def test_jobs_that_all_fail_stop_the_campaign(file):
+    with pytest.raises(InputError, match="the first 3 jobs failed, .*did not like the number .*--retry-failed"):
+        campaign(file, bad=(1, 2, 3, 4, 5, 6))
+
+
+def test_jobs_that_do_not_fit_stop_nothing(file):
+    campaign(file, skips=(1, 2, 3, 4))
+    assert [found.skipped for found in sorted(read(file), key=lambda row: row.job["sequence_length"])] == 4 * [True] + 2 * [False]
+
+
+def test_no_job_begins_after_the_time_limit(file):
+    assert campaign(file, limits=run.Limits(1, seconds=0.0)) == len(JOBS)
+    assert read(file) == []
+
+
+def test_two_campaigns_do_not_write_one_file(file):
+    with opened(str(file)), pytest.raises(InputError, match="another calibration is writing it"), opened(str(file)):
+        pass
+
+
+@pytest.mark.parametrize("text, message", [
+    ("{\n", "rows.jsonl, line 1: not valid JSON: this is no file of measurements, or it was damaged"),
+    ("[]\n", "rows.jsonl, line 1: not a mapping: this is no file of measurements"),
+    ('{"id": "a"}\n', 'rows.jsonl, line 1: the key "role" is missing'),
+])
+def test_a_file_that_holds_no_rows_is_refused(file, text, message):
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        read(file)
+    assert str(error.value).endswith(message)
+
+
+def test_a_job_that_cannot_fit_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(one, "measure", None)
+    job = Job({"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 16, "zero_stage": 2},
+              "fit", "shape")
+    assert one.row_of(job, Where("a100-40gb", MeasuredOn.EMULATED)).failed.startswith(rows.SKIPPED + "needs ")
+
+
+def test_a_mistake_in_a_job_is_its_rows(tmp_path):
+    job = Job({"model": "nowhere", "sequence_length": 1024}, "fit", "shape")
+    assert "no such directory" in one.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED)).failed
+
+
+@needs_emulator
+def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
+    keys = {"model": small_jobs.model_file(tmp_path), "sequence_length": 64, "per_device_train_batch_size": 2}
+    found = one.row_of(Job(keys, "fit", "shape"), Where("h100-80gb", MeasuredOn.EMULATED))
+    assert found.failed is None and found.unexplained_bytes == 0
+    assert found.record.workload["model"] == keys["model"] and found.record.snapshot is None

@@ -1,0 +1,142 @@
+"""``peakcast calibrate``: the plan, the options, files that do not belong together, and what is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from calibrate.campaign.design import Job
+from calibrate.campaign.rows import Row, opened
+from calibrate.report.calibrate import Progress, unexplained
+from predictor import profile
+from predictor.cli import main
+from tests.calibrate import small_jobs
+from tests.calibrate.test_campaign import JOBS
+from tests.predictor.test_profile import calibration
+
+WORDS = ["calibrate", "--device", "emulated", "--gpu", "h100-80gb"]
+
+
+def emulated(job: Job, **device) -> Row:
+    record = small_jobs.record(workload={"model": "small", "gpu": "h100-80gb"})
+    record = replace(record, job=replace(record.job, **device))
+    return Row(job.id, job.role, job.group, dict(job.keys), record, unexplained_bytes=3)
+
+
+def stand_in(job: Job, where) -> Row:
+    return emulated(job)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Six jobs that take no time, and a fit that finds nothing."""
+    monkeypatch.setattr("calibrate.campaign.design.campaign", lambda **_: JOBS)
+    monkeypatch.setattr("calibrate.campaign.one.row_of", stand_in)
+    monkeypatch.setattr("calibrate.commands.calibrate._ready", lambda where: None)
+    monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(**given))
+    monkeypatch.setattr("calibrate.fit.coverage", lambda rows, found: {})
+    monkeypatch.setattr("calibrate.fit.cross_validate", lambda rows, found: [])
+
+
+def error_of(capsys, *words: str) -> str:
+    assert main([*WORDS, *words]) == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("peakcast: error: ")
+
+
+def test_the_plan_names_every_job_and_runs_none(capsys):
+    assert main([*WORDS, "--quick", "--plan-only", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [job["role"] for job in plan["jobs"]].count("fit") == 12
+    assert plan["expected_minutes"] > 0
+
+
+def test_the_profile_and_the_measurements_are_written_side_by_side(fake, tmp_path, capsys):
+    assert main([*WORDS, "--jobs", "1", "--json", "-o", str(tmp_path / "p.json")]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert result["jobs"] == {"measured": 6, "failed": 0, "skipped": 0, "left_out_by_the_time_limit": 0}
+    assert profile.read(tmp_path / "p.json").provenance["measurements"] == "p.jsonl"
+    assert len((tmp_path / "p.jsonl").read_text().splitlines()) == 6
+    assert "6 jobs, 1 at a time" in err and "6 of 6 jobs" in err
+
+
+def test_the_summary_names_the_file_and_what_was_found(fake, tmp_path, capsys):
+    assert main([*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "jobs: 6 measured." in text and "Outside PyTorch (device): 500.00 MiB." in text
+
+
+def test_a_finished_campaign_is_only_fitted_again(fake, tmp_path, capsys):
+    words = [*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json")]
+    assert main(words) == 0
+    before = (tmp_path / "p.jsonl").read_bytes()
+    assert main([*words, "--force"]) == 0
+    assert (tmp_path / "p.jsonl").read_bytes() == before
+    assert "6 were measured before" in capsys.readouterr().err
+
+
+def test_a_profile_is_not_overwritten_unasked(fake, tmp_path, capsys):
+    (tmp_path / "p.json").write_text("{}")
+    assert error_of(capsys, "-o", str(tmp_path / "p.json")).endswith("exists already: add --force to overwrite it, or "
+                                                                     "name another file")
+
+
+@pytest.mark.parametrize("words, message", [
+    ((), "-o is not given: name the file of the profile, such as h100.json"),
+    (("-o", "a", "--measurements", "a"), "-o and --measurements name the same file: name two"),
+    (("-o", "a", "--time-limit", "soon"), '--time-limit must be a number from 0.1, not "soon"'),
+    (("-o", "a", "--jobs", "1.5"), '--jobs must be a whole number from 1, not "1.5"'),
+    (("-o", "a", "--inject", "nothing=1"), 'inject: unknown key "nothing"'),
+])
+def test_a_mistake_is_one_line(capsys, words, message):
+    assert error_of(capsys, *words) == message
+
+
+@small_jobs.needs_emulator
+def test_a_mistake_about_the_device_is_told_before_anything_runs(tmp_path, capsys):
+    message = error_of(capsys, "--events", "late", "-o", str(tmp_path / "p.json"))
+    assert message == "events: 'late' is none of immediate, launches:N, synchronization"
+
+
+@pytest.mark.parametrize("words, message", [
+    ((), "--device is not given: say cuda or emulated"),
+    (("--device", "emulated"), "--gpu is not given: say which GPU it is, such as h100-80gb"),
+    (("--device", "cuda", "--gpu", "h100", "--inject", "context_bytes=1"),
+     "nothing can be injected into a real GPU: --inject needs --device emulated"),
+])
+def test_where_to_measure_must_be_said(capsys, words, message):
+    assert main(["calibrate", *words]) == 2
+    assert capsys.readouterr().err == f"peakcast: error: {message}\n"
+
+
+@pytest.mark.parametrize("words, message", [
+    (("--gpu", "a100-80gb"), "was measured with gpu h100-80gb, and this is a100-80gb"),
+    (("--events", "synchronization"), "was measured with events immediate, and this is synchronization"),
+    (("--inject", "context_bytes=5"), "was measured with injected {}, and this is {'context_bytes': 5}"),
+])
+def test_measurements_of_another_device_are_not_mixed_in(fake, tmp_path, capsys, words, message):
+    with opened(str(tmp_path / "p.jsonl")) as store:
+        store.add(emulated(JOBS[0]))
+    found = error_of(capsys, "-o", str(tmp_path / "p.json"), *words)
+    assert found == f"{tmp_path}/p.jsonl: {message}: name another file with --measurements"
+
+
+def test_measurements_of_two_softwares_are_not_mixed(fake, tmp_path, capsys):
+    with opened(str(tmp_path / "p.jsonl")) as store:
+        store.add(emulated(JOBS[0]))
+        store.add(emulated(JOBS[1], software={"torch": "2.12.0"}))
+    assert "ran on different devices or software" in error_of(capsys, "-o", str(tmp_path / "p.json"))
+
+
+def test_the_time_left_is_what_is_expected_at_the_pace_so_far(monkeypatch):
+    now = iter([100.0, 160.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    progress = Progress(JOBS, workers=1, known=())
+    progress._left /= 2  # half of it took a minute
+    assert progress._text() == "about 60 s left"
+
+
+def test_what_is_unexplained_is_relative_to_the_measured_peak():
+    assert unexplained([emulated(JOBS[0])]) == {"fit": {"jobs": 1, "median": 3 / 3000, "worst": 3 / 3000}}
