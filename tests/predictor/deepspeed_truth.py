@@ -95,9 +95,9 @@ def run(case: Case) -> dict:
 
 def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor import deepspeed_config, gpus
-    from predictor.answer import evaluate
     from predictor.engine.setup import Setup
     from predictor.engine.zero2 import Zero2
+    from predictor.run import evaluate
     from predictor.sizes import Shape
     from predictor.workload import Workload
 
