@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor import regimes, timeline
+from predictor import regimes, survival, timeline
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
@@ -27,7 +27,7 @@ WORKSPACES = "private workspaces of cuDNN engines"
 LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
 
 
-def answer(job: Job, outcome: Outcome, *, notes: tuple[str, ...], with_timeline: bool,
+def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
            minimum_capacity_bytes: int | None) -> Prediction:
     """The prediction that a run and its simulation amount to."""
     workload, formula, margin = job.workload, job.formula, job.margin
@@ -48,9 +48,11 @@ def answer(job: Job, outcome: Outcome, *, notes: tuple[str, ...], with_timeline:
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + notes, provenance=_provenance(job),
+        not_modelled=_not_modelled(job.profile) + (job.setup.zero.notes if job.setup.zero else ()),
+        provenance=_provenance(job),
         candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
-        curve=_curve(run) if with_timeline else None)
+        curve=_curve(run) if with_timeline else None,
+        history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
 def _bound(size: int, relative: tuple[float, float], profile: Choice | None, low: int | None = None,

@@ -118,16 +118,17 @@ def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], s
 
 
 def calls(events: EventList, row_bytes: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Each run of allocations of one operator in one module, nothing else allocated between.
+    """Each stretch of allocations of one operator in one module and moment, nothing else allocated between.
 
     Returns operator and module (rows of ``events.names``), position of the last allocation, bytes of all.
     """
-    made = np.flatnonzero(events.kind > 0)
+    buffers, sizes = events.buffers, row_bytes[events.buffers.size[events.buffer]]
+    made = np.flatnonzero((events.sign > 0) & (sizes > 0))
     buffer = events.buffer[made]
-    rows = zip(events.buffers.operator[buffer].tolist(), events.buffers.module[buffer].tolist(), made.tolist(),
-               row_bytes[events.buffers.size[buffer]].tolist())
+    rows = zip(*(column.tolist() for column in (
+        buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made], made, sizes[made])))
     result = []
-    for (operator, module), run in groupby(rows, key=lambda row: row[:2]):
-        run = list(run)
-        result.append((operator, module, run[-1][2], sum(row[3] for row in run)))
+    for (operator, module, _, _), stretch in groupby(rows, key=lambda row: row[:4]):
+        stretch = list(stretch)
+        result.append((operator, module, stretch[-1][4], sum(row[5] for row in stretch)))
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from predictor import calibrated, deepspeed_config, gpus, models, profile, regimes, store, survival
 from predictor.answer import answer
@@ -29,13 +28,14 @@ DEFAULT_GPU = "h100-80gb"
 Progress = Callable[[Sequence], Iterable]
 
 
-def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: bool = False,
+def predict(workload: Workload, *, timeline: bool = False, history: bool = False, minimum_capacity: bool = False,
             progress: Progress | None = None, tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict one workload's peak memory.
 
     Args:
         workload: what is trained and how.
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
+        history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
             ``max_split_size_mb`` up to a minute.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
@@ -46,7 +46,7 @@ def predict(workload: Workload, *, timeline: bool = False, minimum_capacity: boo
             modelled, or a model that must be traced while torch is not installed.
     """
     job = prepare(workload, progress)
-    return answer(job, job.judge(), notes=job.setup.zero.notes if job.setup.zero else (), with_timeline=timeline,
+    return answer(job, job.judge(), with_timeline=timeline, with_history=history,
                   minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
 
 
@@ -96,11 +96,6 @@ class Job:
     def judge(self) -> survival.Outcome:
         """Whether it fits its GPU."""
         return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
-
-    def snapshot(self) -> dict[str, Any]:
-        """The history that the prediction is of, as ``torch.cuda.memory._snapshot()`` would return it."""
-        settings = self.setup.allocator
-        return survival.record(self.judge(), settings, self.workload.capacity).snapshot()
 
     def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
         """Smallest GPU memory that it survives in, in bytes; ``tell`` hears of each limit that is tried."""

@@ -81,6 +81,7 @@ class Prediction:
     module, then factor; ``layers`` by dotted layer path, then factor; ``moments`` is the highest
     requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
     bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
+    ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
     """
 
     workload: Mapping[str, Any]
@@ -101,6 +102,7 @@ class Prediction:
     provenance: Mapping[str, Any]
     candidates: tuple[Candidate, ...] = ()
     curve: Timeline | None = field(default=None, repr=False)
+    history: Mapping[str, Any] | None = field(default=None, repr=False)
     fragmentation_bytes: int | None = None
     out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None

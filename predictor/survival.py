@@ -91,8 +91,8 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
         return Outcome(run, ends[0], limit, low, high, failed and Failure(run, failed))
 
     def worst(limit: int | None) -> Outcome:
-        outcomes = [outcome(limit, run) for run in runs_at(limit)]
-        return next((found for found in outcomes if found.failure), outcomes[0])
+        outcomes = [outcome(limit, run) for run in runs_at(limit)]  # of equals max keeps the first
+        return max(outcomes, key=lambda found: (found.simulation.failed_at is not None, found.failure is not None))
 
     if capacity_bytes is None:
         return outcome(None, runs_at(None)[0])

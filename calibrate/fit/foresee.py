@@ -13,11 +13,9 @@ from calibrate.fit.jobs import MeasuredJob
 from predictor import calibrated, pipeline, survival, timeline
 from predictor.allocator import AllocatorSettings
 from predictor.events import FACTORS, MOMENTS, Moment
-from predictor.profile import Choice, OperatorWorkspace, Profile
+from predictor.profile import COUNTERS, Choice, OperatorWorkspace, Profile
 from predictor.run import Run, evaluate
 from predictor.workload import Workload
-
-COUNTERS = ("requested", "allocated", "reserved", "device")
 
 
 @dataclass(frozen=True)
@@ -112,18 +110,10 @@ def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
 def calls(workload: Workload) -> Mapping[str, Counter]:
     """All calls that are predicted without a profile: operator -> bytes that the call allocates -> how many.
 
-    Over all steps; a call is a stretch of allocations by one operator of one module in one moment, as in
-    ``calibrate.attribution``.
+    Over all steps; calls as in :func:`predictor.calibrated.calls`.
     """
     run = run_of(workload, None)
-    events, buffers = run.events, run.events.buffers
-    sizes = run.row_bytes[buffers.size[events.buffer]]
-    made = np.flatnonzero((events.sign > 0) & (sizes > 0))
-    buffer = events.buffer[made]
-    where = np.stack([buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made]])
-    begins = np.flatnonzero(np.diff(where, prepend=-1).any(axis=0))
-    totals = np.add.reduceat(sizes[made], begins) if len(begins) else begins
     result: dict[str, Counter] = {}
-    for operator, total in zip(where[0, begins].tolist(), totals.tolist()):
-        result.setdefault(events.names[operator], Counter())[total] += 1
+    for operator, _, _, total in calibrated.calls(run.events, run.row_bytes):
+        result.setdefault(run.events.names[operator], Counter())[total] += 1
     return result

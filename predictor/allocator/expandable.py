@@ -6,6 +6,7 @@ CUDACachingAllocator.cpp, PyTorch 2.11.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from predictor.allocator.blocks import FREE, UNMAPPED, Arena, Block, ExpandableSegment
@@ -68,16 +69,22 @@ def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
     if mapped < block.size:
         arena.insert_unmapped(split(block, mapped))
     block.state = FREE
-    following, previous = block.next, block.prev
-    if following is not None and following.state == FREE:
-        arena.remove(following)
-        absorb(block)
-    if previous is not None and previous.state == FREE:
-        arena.remove(previous)
-        block = absorb(previous)
+    block = joined(block, arena.remove)
     arena.insert(block)
     allocator.reserve(mapped)
     allocator.tell("segment_map", address, mapped, arena.stream)
+    return block
+
+
+def joined(block: Block, take_out: Callable[[Block], None]) -> Block:
+    """The block with its neighbours of the same state, which ``take_out`` takes out of their list."""
+    following, previous = block.next, block.prev
+    if following is not None and following.state == block.state:
+        take_out(following)
+        absorb(block)
+    if previous is not None and previous.state == block.state:
+        take_out(previous)
+        block = absorb(previous)
     return block
 
 
@@ -99,13 +106,7 @@ def release(allocator: CachingAllocator, block: Block) -> None:
     allocator.clock.synchronizations += 1  # unmapHandles waits for the stream
     allocator.driver.unmap(first, page, (last - first) // page)
     block.state = UNMAPPED
-    following, previous = block.next, block.prev
-    if following is not None and following.state == UNMAPPED:
-        arena.remove_unmapped(following)
-        absorb(block)
-    if previous is not None and previous.state == UNMAPPED:
-        arena.remove_unmapped(previous)
-        block = absorb(previous)
+    block = joined(block, arena.remove_unmapped)
     arena.insert_unmapped(block)
     allocator.reserve(first - last)
     allocator.tell("segment_unmap", first, last - first, arena.stream)

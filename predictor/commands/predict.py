@@ -36,14 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
         output.check_path(path, arguments.force)
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
-    from predictor import pipeline  # numpy takes a while; a mistake should be told at once
+    from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
 
-    prediction = pipeline.predict(workload, minimum_capacity=arguments.minimum_capacity, progress=output.progress,
-                                  tell=output.searching)
-    if arguments.snapshot:
+    prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
+                         progress=output.progress, tell=output.searching)
+    if prediction.history is not None:
         from predictor import snapshot
 
-        snapshot.write(arguments.snapshot, pipeline.prepare(workload).snapshot())
+        snapshot.write(arguments.snapshot, prediction.history)
 
     def report(console) -> None:
         from predictor.report.table import report

@@ -66,9 +66,9 @@ class Tape:
         """The buffer dies now."""
         self.rows.append((-1, buffer, _MOMENT[self.moment], self.position))
 
-    def mark(self, kind: Kind, stream: int = MAIN_STREAM) -> None:
+    def mark(self, kind: Kind) -> None:
         """Something that concerns no buffer of its own: one of no bytes stands for it."""
-        buffer = self.declare(0, Factor.ALLOCATOR, kind.name.lower(), stream=stream)
+        buffer = self.declare(0, Factor.ALLOCATOR, kind.name.lower())
         self.rows.append((kind, buffer, _MOMENT[self.moment], self.position))
 
     def record_stream(self, buffer: int, stream: int) -> None:

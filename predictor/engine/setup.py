@@ -8,6 +8,8 @@ from predictor.allocator import AllocatorSettings
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
 
+FP64, FP32, BF16 = 8, 4, 2
+"""Bytes of an element."""
 MICRO_STEPS = 3
 """Micro-steps of a step that are laid out: from the second on they allocate alike, from the third on the
 allocator's cache is the same before each."""

@@ -13,7 +13,7 @@ import numpy as np
 from predictor.engine import optimizer, zero2_backward, zero2_init
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
-from predictor.engine.setup import Setup
+from predictor.engine.setup import BF16, FP32, FP64, Setup
 from predictor.engine.zero2_backward import Part
 from predictor.errors import InputError
 from predictor.events import Buffers, EventList, Factor, Kind, Moment
@@ -26,8 +26,6 @@ SWITCHES = {
     "overflow_check_by_extrema": (0, 19, 6),
 }
 """Behaviour -> the first release that has it."""
-
-FP32, BF16, FP64 = 4, 2, 8
 
 
 class Zero2:

@@ -14,14 +14,13 @@ import numpy as np
 from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
-from predictor.engine.setup import Setup
+from predictor.engine.setup import BF16, Setup
 from predictor.events import Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
 DECIDING = ("aten::all", "aten::_is_all_true")
 """Operators whose result transformers asks for at once."""
-BF16 = 2
 COUNTING = ("aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward")
 """Operators that count elements on the GPU, drop the counter's workspace, and wait for the number before they allocate
 what it sizes (aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``)."""

@@ -12,10 +12,9 @@ from predictor.allocator import CachingAllocator
 from predictor.allocator.simulate import simulate
 from predictor.engine.compose import Tape
 from predictor.engine.partition import Group
-from predictor.engine.setup import Setup
+from predictor.engine.setup import BF16, FP32, Setup
 from predictor.events import Factor, Kind
 
-BF16, FP32 = 2, 4
 PLACEHOLDER_BYTES = 4
 """``torch.empty(1)`` that stands for a parameter which went to the CPU."""
 

@@ -46,6 +46,15 @@ def test_it_fits_only_if_every_rank_does():
     assert survival.minimum_capacity(lambda _: [small, large], DEFAULT) == 3 * GIB + ASSUMED_RUNTIME_BYTES
 
 
+def test_a_rank_that_surely_dies_decides_before_one_that_may():
+    """The first dies only if events complete late, the second always."""
+    rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]
+    may, must = run(rows, [GIB, GIB]), run([(1, 0), (1, 1)], [GIB, GIB])
+    assert survival.judge(lambda _: [may], DEFAULT, GIB).verdict == "uncertain"
+    outcome = survival.judge(lambda _: [may, must], DEFAULT, GIB)
+    assert outcome.verdict == "does_not_fit" and outcome.failure.run is must
+
+
 def test_an_uncertain_verdict_tells_where_the_run_with_less_room_fails():
     """With less room another run is composed; the failure is that run's, not the reported one's."""
     def runs_at(limit):
