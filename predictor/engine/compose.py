@@ -5,10 +5,10 @@ Within a step buffers are numbered once: those of its micro-steps first, then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -48,7 +48,8 @@ class Tape:
     def allocate(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                  stream: int = MAIN_STREAM) -> int:
         """A new buffer lives from now on."""
-        buffer = self.declare(size_bytes, factor, operator, module=module, stream=stream)
+        buffer = self.first + len(self.attributes)
+        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
         self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
         return buffer
 
@@ -77,11 +78,13 @@ class Tape:
 
     def columns(self) -> np.ndarray:
         """``int32[4, events]``: kind, buffer, moment, position."""
-        return np.array(self.rows, dtype=np.int32).reshape(-1, 4).T
+        return np.fromiter(chain.from_iterable(self.rows), np.int32, 4 * len(self.rows)).reshape(-1, 4).T
 
     def seldom(self) -> np.ndarray:
         """``bool[events]``: what only the first step has."""
-        return np.array([row in self.once for row in range(len(self.rows))], dtype=bool)
+        seldom = np.zeros(len(self.rows), dtype=bool)
+        seldom[list(self.once)] = True
+        return seldom
 
     def rises(self, other: Callable[[int], int]) -> tuple[Rise, Rise]:
         """Of the first step and of a later one; ``other`` gives the bytes of buffers that are not its own."""
@@ -134,15 +137,17 @@ class Vocabulary:
 
     def buffers(self, attributes: Sequence[tuple[int, int, int, str, str]]) -> Buffers:
         """One row a buffer of a tape."""
-        names = self._names
+        def column(values: Sequence[int]) -> np.ndarray:
+            return np.fromiter(values, np.int8, len(values))
 
-        def column(values: Iterable[int], dtype: type) -> np.ndarray:
-            return np.fromiter(values, dtype, len(attributes))
+        def rows(values: Sequence, table: dict) -> np.ndarray:
+            for value in dict.fromkeys(values):
+                table.setdefault(value, len(table))
+            return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
 
         sizes, streams, factors, modules, operators = zip(*attributes) if attributes else [()] * 5
-        return Buffers(column(map(self.size, sizes), np.int32), column(streams, np.int8), column(factors, np.int8),
-                       column((names.setdefault(name, len(names)) for name in modules), np.int32),
-                       column((names.setdefault(name, len(names)) for name in operators), np.int32))
+        return Buffers(self._traced + rows(sizes, self._constants), column(streams), column(factors),
+                       rows(modules, self._names), rows(operators, self._names))
 
     def assemble(self, start: Stretch, step: Stretch) -> EventList:
         """The events of a run: start-up, the first step, and the later ones, which are alike."""

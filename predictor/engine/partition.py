@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
+
+import numpy as np
 
 NCCL_START_ALIGNMENT = 2
 """``nccl_start_alignment_factor``: flat sizes are multiples of this times the degree, in elements."""
@@ -42,7 +46,11 @@ class Group:
 
     def owned(self, rank: int) -> list[Slice]:
         """Slices in a rank's partition, in order."""
-        return [s for s in self.slices if s.rank == rank]
+        return self._by_rank.get(rank, [])
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Slice]]:
+        return {rank: list(pieces) for rank, pieces in groupby(self.slices, key=attrgetter("rank"))}
 
 
 def partition(parameters: Sequence[int], numels: Sequence[int], degree: int, *, round_robin: bool = False) -> Group:
@@ -54,9 +62,10 @@ def partition(parameters: Sequence[int], numels: Sequence[int], degree: int, *, 
     alignment = NCCL_START_ALIGNMENT * degree
     flat = -(-total // alignment) * alignment
     size = flat // degree
-    slices = []
-    for (parameter, numel), end in zip(pairs, accumulate(numel for _, numel in pairs)):
-        start = end - numel
-        for rank in range(start // size, -(-end // size)):
-            slices.append(Slice(parameter, rank, min(end, (rank + 1) * size) - max(start, rank * size)))
+    ends = np.cumsum([numel for _, numel in pairs])
+    cuts = np.union1d(ends, size * np.arange(1, degree))
+    cuts = cuts[cuts <= total]
+    starts = np.append(0, cuts[:-1])
+    slices = map(Slice, [pairs[place][0] for place in np.searchsorted(ends, starts, side="right").tolist()],
+                 (starts // size).tolist(), (cuts - starts).tolist())
     return Group(tuple(p for p, _ in pairs), tuple(n for _, n in pairs), flat, size, tuple(slices))

@@ -9,7 +9,8 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from predictor.deepspeed_config import ZeroConfig
@@ -43,18 +44,15 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
         numels: its elements.
         groups: layout of the optimizer groups.
     """
-    owners: dict[int, list] = {}
-    for group in groups:
-        for piece in group.slices:
-            owners.setdefault(piece.parameter, []).append(piece)
+    owners = {parameter: list(pieces) for group in groups
+              for parameter, pieces in groupby(group.slices, key=attrgetter("parameter"))}
     result, pending, elements = [], [], 0
 
     def flush(before: int | None) -> None:
         rows = tuple(pending)
         extra_large = len(rows) == 1 and numels[rows[0]] > zero.reduce_bucket_size
-        pieces = [owners[parameters[row]] for row in rows]
-        result.append(Flush(before, rows, extra_large and zero.contiguous_gradients,
-                            tuple(_copies(pieces, [numels[row] for row in rows], zero))))
+        result.append(Flush(before, rows, extra_large and zero.contiguous_gradients, tuple(_copies(
+            [owners[parameters[row]] for row in rows], [numels[row] for row in rows], zero))))
 
     for row, numel in enumerate(numels):
         if elements + numel > zero.reduce_bucket_size:
