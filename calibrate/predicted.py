@@ -1,4 +1,7 @@
-"""What the predictor says of a job that is to be measured: its rank, and requested bytes by moment and step."""
+"""What the predictor says of a job that is to be measured: its rank, and requested bytes by moment and step.
+
+Always without a profile: a measurement is what profiles are made from and judged by.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
     if workload.data_parallel_size == 1:
         return 0, RankChoice.WORKLOAD
     try:
-        return pipeline.prepare(workload).rank, RankChoice.PREDICTION
+        return pipeline.prepare(workload.replace(profile="none")).rank, RankChoice.PREDICTION
     except InputError as error:
         raise InputError(f"which rank is the worst cannot be predicted ({error}): "
                          f"give --rank 0 … {workload.data_parallel_size - 1}") from None
@@ -44,7 +47,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     Raises:
         InputError: as :func:`predictor.pipeline.predict`.
     """
-    run = pipeline.prepare(workload.replace(rank=rank)).run(workload.capacity)
+    run = pipeline.prepare(workload.replace(rank=rank, profile="none")).run(workload.capacity)
     events, live = run.events, run.live
     begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
     rows = []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from predictor.events import FACTORS, Buffers, EventList, Factor
 from predictor.formula import MicroStep
 from predictor.gpus import Gpu
 from predictor.profile import Choice, OperatorWorkspace
-from predictor.sizes import Shape, SizeTable
+from predictor.sizes import Shape
 
 ASSUMED_RUNTIME_BYTES = 1 << 30
 """CUDA context, NCCL and libraries, where no profile says: between none of it and this the verdict is uncertain."""
@@ -81,54 +81,112 @@ def allocator_settings(given: str | None, choice: Choice | None) -> AllocatorSet
 
 
 def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], shape: Shape, gpu: Gpu) -> MicroStep:
-    """The micro-step with a buffer more in each call of these operators, behind what the call allocates."""
-    by_operator = {workspace.operator: workspace for workspace in workspaces}
+    """The micro-step with what calls of these operators hold beyond it. Its sizes are then right at this shape only.
+
+    A workspace that ``grows`` makes the call's temporary larger; a call that has none gets a buffer of its own.
+    """
+    by_sort = {(workspace.operator, workspace.grows): workspace for workspace in workspaces}
     events = micro.events
-    names, buffers = list(events.names), events.buffers
     row_bytes = events.sizes.at(shape, gpu)
-    rows: dict[int, int] = {}  # bytes -> row of the size table
-    positions, made = [], []
-    for operator, module, last, call_bytes in calls(events, row_bytes):
-        workspace = by_operator.get(names[operator])
-        size = math.ceil(workspace.fixed_bytes + workspace.bytes_per_call_byte * call_bytes) if workspace else 0
-        if size > 0:
-            positions.append(last + 1)
-            made.append((len(row_bytes) + rows.setdefault(size, len(rows)), 0, FACTORS.index(Factor.TEMPORARIES),
-                         module, operator))
-    if not made:
+    temporary = _temporaries(events)
+    resized: dict[int, int] = {}
+    own: list[tuple[Call, int]] = []
+    for call in calls(events, row_bytes):
+        for grows in (True, False):
+            workspace = by_sort.get((events.names[call.operator], grows))
+            if workspace is None:
+                continue
+            size, buffer = workspace.bytes(call.bytes), temporary(call) if grows else None
+            if buffer is not None:
+                resized[buffer] = max(0, int(row_bytes[events.buffers.size[buffer]]) + size)
+            elif size > 0:
+                own.append((call, size))
+    return _with_buffers(_with_sizes(micro, resized), own)
+
+
+def _temporaries(events: EventList) -> Callable[[Call], int | None]:
+    """A function from a call to the temporary that a workspace of its library would be part of; None if it has none.
+
+    That is the last one that the call allocates and frees before anything else is allocated: PyTorch allocates a
+    workspace when the results are there, and a call's last one holds what the library asks for at once
+    (run_cudnn_SDP_bprop, ATen/native/cudnn/MHA.cpp, 2.11).
+    """
+    died = np.full(len(events.buffers), len(events))
+    freed = np.flatnonzero(events.sign < 0)
+    died[events.buffer[freed]] = freed
+    passing = (events.buffers.factor == FACTORS.index(Factor.TEMPORARIES)) & (died < len(events))
+
+    def of(call: Call) -> int | None:
+        made = [int(events.buffer[at]) for at in reversed(call.made)]
+        return next((buffer for buffer in made if passing[buffer] and died[buffer] < call.ended), None)
+
+    return of
+
+
+def _with_sizes(micro: MicroStep, resized: Mapping[int, int]) -> MicroStep:
+    """The micro-step with other bytes, at one shape, for some buffers: each gets a size row that no other shares."""
+    if not resized:
         return micro
-    places = np.repeat(positions, 2)
-    numbers = len(buffers) + np.arange(len(made), dtype=np.int32)
-    added = np.array(made, dtype=np.int32).T
+    events = micro.events
+    size = events.buffers.size.copy()
+    size[list(resized)] = len(events.sizes) + np.arange(len(resized))
+    return replace(micro, events=replace(events, buffers=replace(events.buffers, size=size),
+                                         sizes=events.sizes.with_constants(list(resized.values()))))
+
+
+def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroStep:
+    """The micro-step with a temporary of so many bytes, at one shape, behind what each of these calls allocates."""
+    if not own:
+        return micro
+    events = micro.events
+    buffers = events.buffers
+    rows: dict[int, int] = {}  # bytes -> row of the size table
+    made = [(len(events.sizes) + rows.setdefault(size, len(rows)), 0, FACTORS.index(Factor.TEMPORARIES), call.module,
+             call.operator) for call, size in own]
     columns = [np.concatenate([getattr(buffers, name), column.astype(getattr(buffers, name).dtype)])
-               for name, column in zip(Buffers.__dataclass_fields__, added)]
-    constants = np.zeros((len(rows), len(events.sizes.terms)), dtype=np.int64)
-    constants[:, 0] = list(rows)
-    before = np.searchsorted(positions, micro.ready[:, 0], side="right").astype(np.int32)
+               for name, column in zip(Buffers.__dataclass_fields__, np.array(made, dtype=np.int32).T)]
+    added = len(buffers) + np.arange(len(made), dtype=np.int32)
+    last = np.array([call.made[-1] for call, _ in own])
+    places, signs = np.repeat(last + 1, 2), np.tile([1, -1], len(made))
+    order = np.lexsort((-signs, places))  # two of one call are held together
     ready = micro.ready.copy()
-    ready[:, 0] += 2 * before
+    ready[:, 0] += np.searchsorted(places, ready[:, 0], side="right").astype(ready.dtype)
     return replace(
         micro, ready=ready,
         events=replace(
-            events, kind=np.insert(events.kind, places, np.tile([1, -1], len(made))),
-            buffer=np.insert(events.buffer, places, np.repeat(numbers, 2)),
-            moment=np.insert(events.moment, places, np.repeat(events.moment[np.array(positions) - 1], 2)),
+            events, kind=np.insert(events.kind, places, signs[order]),
+            buffer=np.insert(events.buffer, places, np.repeat(added, 2)[order]),
+            moment=np.insert(events.moment, places, np.repeat(events.moment[last], 2)),
             step=np.insert(events.step, places, 1), buffers=Buffers(*columns),
-            sizes=SizeTable(events.sizes.terms, np.concatenate([events.sizes.coefficients, constants]))))
+            sizes=events.sizes.with_constants(list(rows))))
 
 
-def calls(events: EventList, row_bytes: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Each stretch of allocations of one operator in one module and moment, nothing else allocated between.
+class Call(NamedTuple):
+    """A stretch of allocations of one operator in one module and moment, nothing else allocated between.
 
-    Returns operator and module (rows of ``events.names``), position of the last allocation, bytes of all.
+    Attributes:
+        operator: row of ``events.names``, with ``module``.
+        made: positions of its allocations, none of no bytes.
+        ended: position of the next allocation of another call; the number of events behind the last one.
+        bytes: of all that it allocates.
     """
+
+    operator: int
+    module: int
+    made: tuple[int, ...]
+    ended: int
+    bytes: int
+
+
+def calls(events: EventList, row_bytes: np.ndarray) -> list[Call]:
+    """All calls, in order; ``row_bytes`` are the bytes of each size row."""
     buffers, sizes = events.buffers, row_bytes[events.buffers.size[events.buffer]]
     made = np.flatnonzero((events.sign > 0) & (sizes > 0))
     buffer = events.buffer[made]
-    rows = zip(*(column.tolist() for column in (
-        buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made], made, sizes[made])))
-    result = []
-    for (operator, module, _, _), stretch in groupby(rows, key=lambda row: row[:4]):
-        stretch = list(stretch)
-        result.append((operator, module, stretch[-1][4], sum(row[5] for row in stretch)))
-    return result
+    keys = np.stack([buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made]])
+    starts = np.flatnonzero((np.diff(keys, prepend=-1) != 0).any(axis=0))
+    ends = np.append(starts[1:], len(made))
+    places, ended = made.tolist(), np.append(made, len(events))[ends]
+    columns = (keys[0, starts], keys[1, starts], starts, ends, ended, np.add.reduceat(sizes[made], starts))
+    return [Call(operator, module, tuple(places[start:end]), after, size)
+            for operator, module, start, end, after, size in zip(*(column.tolist() for column in columns))]

@@ -23,8 +23,10 @@ COMMANDS = {
     "explain": "predictor.commands.explain",
     "measure": "calibrate.commands.measure",
     "calibrate": "calibrate.commands.calibrate",
+    "report": "calibrate.commands.report",
     "dryrun": "calibrate.commands.dryrun",
     "replay": "predictor.commands.replay",
+    "profiles": "predictor.commands.profiles",
 }
 # An option that makes another module answer for a command, with ``run(arguments)`` alone.
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}

@@ -19,10 +19,26 @@ def _needs_grad(*tensors) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+def _as_float(mask, dtype):
+    """The same file as below, convert_boolean_attn_mask."""
+    zero, minus_infinity = (torch.empty((), dtype=dtype, device="meta") for _ in range(2))
+    result = torch.where(mask, zero, minus_infinity)
+    del zero, minus_infinity
+    return result
+
+
+def _first(results: list):
+    """The first; the others go in order, as the members of a C++ tuple do."""
+    first = results.pop(0)
+    while results:
+        del results[0]
+    return first
+
+
 def _cudnn(query, key, value, mask, dropout, causal, scale):
     """ATen/native/transformers/attention.cpp, case SDPBackend::cudnn_attention."""
-    return aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale)[0]
+    return _first([*aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale)])
 
 
 def _flash(query, key, value, mask, dropout, causal, scale):
@@ -32,7 +48,7 @@ def _flash(query, key, value, mask, dropout, causal, scale):
     if pad:
         scale = 1 / math.sqrt(width) if scale is None else scale
         query, key, value = (functional.pad(tensor, (0, pad)) for tensor in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    out = _first([*aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)])
     return out[..., :width] if pad else out
 
 
@@ -43,8 +59,35 @@ def _efficient(query, key, value, mask, dropout, causal, scale):
         mask = functional.pad(mask, (0, -length % 8))[..., :length]
     if mask is not None:
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale)[0]
+    return _first([*aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale)])
+
+
+def _math(query, key, value, mask, dropout, causal, scale, grouped):
+    """The same file, _scaled_dot_product_attention_math: in fp32, a mask added in place, which it avoids under a
+    dispatch mode."""
+    dtype = query.dtype
+    wide_query, wide_key, wide_value = query.float(), key.float(), value.float()
+    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scaled = wide_query * root
+    if causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device="meta").tril()
+        mask = _as_float(mask, scaled.dtype)
+    whole_key, whole_value = wide_key, wide_value
+    if grouped:
+        whole_key, whole_value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
+                                  for tensor in (wide_key, wide_value))
+    attention = torch.matmul(scaled, whole_key.transpose(-2, -1) * root)
+    if mask is not None:
+        attention.add_(mask)
+    attention = aten._safe_softmax(attention, -1)
+    if dropout:
+        attention = functional.dropout(attention, dropout)
+    second = attention.to(dtype)
+    first = torch.matmul(attention, whole_value).to(dtype)
+    del attention, whole_value, whole_key, scaled, mask, wide_value, wide_key, wide_query  # as C++ leaves its locals
+    del second
+    return first
 
 
 KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
@@ -69,12 +112,12 @@ def scaled_dot_product_attention(backend: str, original):
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
-        if query.device.type != "meta" or kernel == "math":
+        if query.device.type != "meta":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:  # convert_boolean_attn_mask
-            zero, minus_infinity = (torch.empty((), dtype=query.dtype, device="meta") for _ in range(2))
-            attn_mask = torch.where(attn_mask, zero, minus_infinity)
-            del zero, minus_infinity
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _as_float(attn_mask, query.dtype)
+        if kernel == "math":
+            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return KERNELS[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
 
     return attention
@@ -100,6 +143,17 @@ def dropout(original):
         return torch.native_dropout(input, p, True)[0]
 
     return fused
+
+
+def contiguous(out):
+    """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
+    cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
+    return tuple(tensor if tensor is None or tensor.is_contiguous() else
+                 torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in out)
+
+
+RESULTS = {"aten::convolution_backward": contiguous}
+"""Operator -> its results as they are on CUDA, from those on meta tensors."""
 
 
 @contextmanager

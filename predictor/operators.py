@@ -7,6 +7,7 @@ not in the table allocates its results and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,23 +103,30 @@ def reduction(call: Call) -> None:
     cast = None
     if not source.dtype.is_floating_point and source.dtype != out.dtype:
         cast = call.allocate(source.numel() * out.element_size())
-    axes = call.args[1] if len(call.args) > 1 and call.args[1] else range(source.dim())
-    axes = {axis % source.dim() for axis in axes} if source.dim() else set()
-    kept = [axis for axis in range(source.dim()) if axis not in axes and source.shape[axis] > 1]
-    reduced = [axis for axis in sorted(axes) if source.shape[axis] > 1]
-    along_rows = not kept or (bool(reduced) and reduced[-1] > kept[-1])
-    dimensions = (out.numel(), source.numel() // max(out.numel(), 1), max(out.element_size(), 4),
-                  int(along_rows), int(not kept))
-    if source.numel() and not (along_rows and kept):
-        call.through(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
+    _partial_sums(call, source, call.args[1] if len(call.args) > 1 and call.args[1] else range(source.dim()), out)
     if cast is not None:
         call.free(cast)
 
 
+def _partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor) -> None:
+    """Partial results of blocks that share an output (Reduce.cuh); whichever axis is the fastest in memory decides."""
+    axes = {axis % source.dim() for axis in axes} if source.dim() else set()
+    wide = [axis for axis in range(source.dim()) if source.shape[axis] > 1]
+    kept = any(axis not in axes for axis in wide)
+    along_rows = not kept or min(wide, key=lambda axis: source.stride(axis) or math.inf) in axes
+    dimensions = (out.numel(), source.numel() // max(out.numel(), 1), max(out.element_size(), 4),
+                  int(along_rows), int(not kept))
+    if source.numel() and not (along_rows and kept):
+        call.through(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
+
+
 def cumulative(call: Call) -> None:
-    """A cast copy of input of another type (ATen/native/ReduceOps.cpp, cumsum)."""
+    """A cast copy of input of another type (ATen/native/ReduceOps.cpp, cumsum); a single row is CUB's scan
+    (ATen/native/cuda/ScanUtils.cuh, scan_dim)."""
     source, out = call.args[0], call.out[0]
-    call.around(*((source.numel() * out.element_size(),) if source.dtype != out.dtype else ()))
+    copy = (source.numel() * out.element_size(),) if source.dtype != out.dtype else ()
+    single = source.numel() == source.shape[call.args[1]]
+    call.around(*copy, *((("cub_scan", (source.numel(),)),) if single else ()))
 
 
 def softmax_backward(call: Call) -> None:
@@ -157,9 +165,11 @@ def masked_scatter_backward(call: Call) -> None:
 
 
 def embedding_backward(call: Call) -> None:
-    """Sorting of many tokens and fp32 partial rows (Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    """A gradient made contiguous, sorting of many tokens, fp32 partial rows (Embedding.cu,
+    EmbeddingBackwardKernel.cu)."""
     gradient, indices, vocabulary = call.args[:3]
     tokens, width = indices.numel(), gradient.shape[-1]
+    copy = None if gradient.is_contiguous() else call.allocate(gradient.numel() * gradient.element_size())
     each = ("embedding_indices", (tokens,))
     ordered, original = call.allocate(each), call.allocate(each)
     call.through(each, ("embedding_sort", (tokens,)))
@@ -171,8 +181,22 @@ def embedding_backward(call: Call) -> None:
     call.through(("embedding_scan", (tokens, vocabulary)))
     call.through(number, ("embedding_partials", (tokens, vocabulary, 2)),
                  ("embedding_partials", (tokens, vocabulary, width)))
-    for buffer in (starts, partials, count, offsets, original, ordered):
+    for buffer in (starts, partials, count, offsets, original, ordered, *([] if copy is None else [copy])):
         call.free(buffer)
+
+
+def convolution_backward(call: Call) -> None:
+    """A gradient that is not contiguous is copied for the weight's (ATen/native/cudnn/ConvShared.cpp,
+    cudnn_convolution_backward_weight), the bias's is its sum (ATen/native/Convolution.cpp, convolution_backward)."""
+    gradient = call.args[0]
+    *out, bias = call.out if call.args[-1][2] else (*call.out, None)
+    copy = None if gradient.is_contiguous() else call.allocate(gradient.numel() * gradient.element_size())
+    call.results(*out)
+    if copy is not None:
+        call.free(copy)
+    if bias is not None:
+        call.results(bias)
+        _partial_sums(call, gradient, (0, *range(2, gradient.dim())), bias)
 
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
@@ -195,9 +219,13 @@ def cudnn_backward(call: Call) -> None:
 
 
 def flash_forward(call: Call) -> None:
-    """Partial results when keys are split (flash_api.cpp, set_params_splitkv)."""
+    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset."""
     dimensions = attention_dimensions(call.args[0])
-    call.around(("flash_split_sums", dimensions), ("flash_split_outputs", dimensions))
+    call.results(*call.out[:2])
+    partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
+    call.results()
+    for buffer in partial:
+        call.free(buffer)
 
 
 def flash_backward(call: Call) -> None:
@@ -240,6 +268,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::index": index,
     "aten::sum": reduction,
+    "aten::convolution_backward": convolution_backward,
     "aten::_safe_softmax": safe_softmax,
     "aten::_softmax_backward_data": softmax_backward,
     "aten::cumsum": cumulative,

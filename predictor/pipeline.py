@@ -110,8 +110,7 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     """
     workload = workload.fill(images_per_sample=1)
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
-    shape = Shape(workload.per_device_train_batch_size, workload.sequence_length,
-                  workload.per_device_train_batch_size * workload.images_per_sample)
+    shape = shape_of(workload)
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions, {
@@ -125,21 +124,15 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     return Job(workload, formula, setup, shape, gpu, chosen)
 
 
+def shape_of(workload: Workload) -> Shape:
+    """Of one micro-batch; ``images_per_sample`` must be known."""
+    return Shape(workload.per_device_train_batch_size, workload.sequence_length,
+                 workload.per_device_train_batch_size * workload.images_per_sample)
+
+
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
     """The formula that answers for a workload's regime; traced now if nobody has it."""
-    check_engine(workload)
-    config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size):
-        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
-                         f"{config.image_size} only; leave it out")
-    if gpu.compute_capability < (8, 0):
-        raise InputError(f"gpu {gpu.name}: its kernels have no bf16, the only dtype that is supported yet")
-    key = store.Key(
-        fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-        padding=workload.padding, checkpointing=_checkpointing(workload),
-        attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
-        regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"])
+    config, key = formula_key(workload, shape, gpu)
 
     def trace() -> Formula:
         from predictor.tracing import trace_formula
@@ -147,6 +140,27 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
         return trace_formula(config, key, progress=progress)
 
     return store.get(key, trace)
+
+
+def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
+    """Which formula answers for a workload, and the model that it is of.
+
+    Raises:
+        InputError: an unknown model, or an engine, image size or GPU that is not supported.
+    """
+    check_engine(workload)
+    config = models.find(workload.model)
+    if workload.image_size not in (None, config.image_size):
+        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
+                         f"{config.image_size} only; leave it out")
+    if gpu.compute_capability < (8, 0):
+        raise InputError(f"gpu {gpu.name}: its kernels have no bf16, the only dtype that is supported yet")
+    return config, store.Key(
+        fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+        padding=workload.padding, checkpointing=_checkpointing(workload),
+        attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
+        regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
+        transformers=workload.versions["transformers"])
 
 
 def _checkpointing(workload: Workload) -> str:

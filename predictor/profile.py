@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,12 @@ class OperatorWorkspace:
     """Bytes that each call of an operator holds while it runs, beyond what is predicted.
 
     ``fixed_bytes + bytes_per_call_byte * call``, where ``call`` is the bytes that the call is predicted to
-    allocate: the buffers of this operator in this module that are allocated one after the other.
+    allocate: the buffers of this operator in this module that are allocated one after the other. An operator
+    may have two: one of each sort that ``grows`` tells apart.
+
+    Attributes:
+        grows: whether they make a predicted buffer of the call larger (below 0: smaller) rather than being a
+            buffer of their own. To an allocator that rounds and splits, one buffer is not two of half the size.
     """
 
     operator: str
@@ -61,6 +67,11 @@ class OperatorWorkspace:
     ratio_standard_error: float
     samples: int
     source: str
+    grows: bool = False
+
+    def bytes(self, call_bytes: int) -> int:
+        """Of a call that is predicted to allocate so many, in whole bytes."""
+        return math.ceil(self.fixed_bytes + self.bytes_per_call_byte * call_bytes)
 
 
 @dataclass(frozen=True)
@@ -212,20 +223,26 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
             raise InputError(f"{show(given, 200)[1:-1]}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
     else:
-        found = [(read(path), path) for path in sorted((SHIPPED / gpu).glob("*.json")) if _is_profile(path)]
+        found = shipped(gpu)
         if not found:
             return None
-        profile, path = min(found, key=lambda pair: (len(_other_versions(pair[0], versions)),
-                                                     MEASURED.index(pair[0].measured_on), pair[1].name))
-        name = f"{gpu}/{path.name}"
+        name, profile = min(found.items(), key=lambda pair: (len(_other_versions(pair[1], versions)),
+                                                             MEASURED.index(pair[1].measured_on), pair[0]))
     return Choice(profile, name, tuple(_other_versions(profile, versions) + _far(profile, quantities)))
 
 
 MEASURED = ("device", "emulated", "assumed")
 
 
-def _is_profile(path: Path) -> bool:
-    return path.name.startswith("profile-")
+def shipped(gpu: str = "*") -> dict[str, Profile]:
+    """The profiles that come with the package, of one GPU or of all, by name: ``<gpu>/profile-….json``."""
+    return {f"{path.parent.name}/{path.name}": _read_once(path, path.stat().st_mtime_ns)
+            for path in sorted(SHIPPED.glob(f"{gpu}/profile-*.json"))}
+
+
+@lru_cache(maxsize=64)
+def _read_once(path: Path, _modified: int) -> Profile:
+    return read(path)
 
 
 def _other_versions(profile: Profile, versions: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
 
-TRACER_VERSION = 2
+TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
 
 

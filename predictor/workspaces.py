@@ -17,6 +17,11 @@ ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
 """CUB aligns each temporary and asks for room to align the whole (cub/util_temporary_storage.cuh)."""
+SELECT_TILES = {(8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
+UNIQUE_TILES = {(8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
+SORT_TILES = {(8, 0): 3840, (9, 0): 4608}
+"""Items a tile by the oldest architecture that has them (cub/device/dispatch/tuning), read off at up to 16 million
+items on seven emulated GPUs."""
 
 
 def _ceil_div(a, b):
@@ -165,19 +170,25 @@ def _threads(gpu):
 # Masks and indices ------------------------------------------------------------------------------------
 
 
+def _tile(gpu, tiles):
+    """Of the newest architecture that is not newer than the GPU's."""
+    return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
+
+
 def cub_scan(gpu, items):
     """Exclusive scan of int64: one 16-byte descriptor a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
     return _round_up((_ceil_div(items, 896) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_select(gpu, items):
-    """Selection by flag: one 8-byte descriptor a tile of 4224 (cub/device/dispatch/dispatch_select_if.cuh)."""
-    return _round_up((_ceil_div(items, 4224) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
+    """Selection by flag: one 8-byte descriptor a tile (cub/device/dispatch/dispatch_select_if.cuh)."""
+    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_count(gpu):
-    """Partial sums that count a mask (cub/device/dispatch/dispatch_reduce.cuh)."""
-    return 20_992 + CUB_SLACK
+    """int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
+    blocks = 5 * gpu.multiprocessors * (_threads(gpu) // 256)
+    return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
 
 
 def embedding_indices(gpu, tokens):
@@ -186,9 +197,9 @@ def embedding_indices(gpu, tokens):
 
 
 def embedding_sort(gpu, tokens):
-    """Radix sort of int64 pairs: two buffers, a histogram a tile of 4096 (cub/device/dispatch/dispatch_radix_sort)."""
+    """Radix sort of int64 pairs: two buffers, a histogram a tile (cub/device/dispatch/dispatch_radix_sort.cuh)."""
     pairs = 2 * _round_up(INT64 * tokens, CUB_ALIGNMENT)
-    return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, 4096), 0)
+    return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, _tile(gpu, SORT_TILES)), 0)
 
 
 def embedding_number(gpu, tokens):
@@ -197,8 +208,9 @@ def embedding_number(gpu, tokens):
 
 
 def embedding_unique(gpu, tokens):
-    """CUB's select of the first of each token (the same function, unique_by_key); read off at 3,073 to 400,000."""
-    return np.where(tokens > FEW_INDICES, _round_up((_ceil_div(tokens, 4224) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
+    """CUB's select of the first of each token: a 16-byte descriptor a tile (the same function, unique_by_key)."""
+    tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES))
+    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
 
 
 def embedding_scan(gpu, tokens, vocabulary):

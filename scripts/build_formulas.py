@@ -5,23 +5,28 @@
     python scripts/build_formulas.py            # only what is missing
     python scripts/build_formulas.py --all      # everything anew
 
-Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/, named by content;
-those that no recipe asks for any more are deleted.
+Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/, named by content: those of the named
+models, and what the measurements in profiles/ need, so that reports predict them without torch. Others are deleted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 from rich.progress import track
 
-from predictor import models, store
+from calibrate.regression import files
+from predictor import gpus, models, pipeline, store
+from predictor.errors import InputError
 from predictor.tracing import trace_formula
 from predictor.workload import PINNED
 
-TARGET = Path(__file__).resolve().parents[1] / "profiles" / "formulas"
+PROFILES = Path(__file__).resolve().parents[1] / "profiles"
+TARGET, RECORDS = PROFILES / "formulas", PROFILES / "h100-80gb"
 MODELS = ("llava-1.5-7b", "llava-1.5-13b")
 RECIPES = ("pretrain", "finetune", "full")
 CHECKPOINTING = ("on", "off")
@@ -29,8 +34,8 @@ BACKENDS = ("cudnn", "flash")
 REGIMES = (("many", "many", "whole"), ("1", "1", "whole"), ("1", "many", "whole"))
 
 
-def shipped_keys() -> list[tuple[models.ModelConfig, store.Key]]:
-    """Everything that answers from a base install."""
+def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
+    """The models that are known by name."""
     return [
         (models.find(model), store.Key(
             fingerprint=models.find(model).fingerprint, recipe=recipe, trainable=(), frozen=(),
@@ -40,17 +45,24 @@ def shipped_keys() -> list[tuple[models.ModelConfig, store.Key]]:
     ]
 
 
+def record_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
+    """What the kept measurements are predicted with."""
+    for case in files.read([RECORDS])[0]:
+        workload = case.workload.fill(images_per_sample=1)
+        with contextlib.suppress(InputError):  # measured, and not predicted yet
+            yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(workload.gpu))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="trace those that are there already, too")
     anew = parser.parse_args().all
-    keys = shipped_keys()
-    wanted = {key.filename() for _, key in keys}
+    wanted = {key.filename(): (config, key) for config, key in [*named_keys(), *record_keys()]}
     for path in TARGET.glob("*.npz"):
         if path.name not in wanted:
             path.unlink()
-    for config, key in track(keys, description="Tracing formulas"):
-        path = TARGET / key.filename()
+    for name, (config, key) in track(wanted.items(), description="Tracing formulas"):
+        path = TARGET / name
         if anew or not path.is_file():
             store.save(trace_formula(config, key), path)
     total = sum(path.stat().st_size for path in TARGET.glob("*.npz"))

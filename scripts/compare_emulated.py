@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -25,25 +25,15 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrate.measure import measure
-from predictor import survival
-from predictor.pipeline import prepare
-from predictor.workload import Workload
+from calibrate.regression import compact, files, report
+from calibrate.report import regression as text
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "h100-80gb" / "emulated.jsonl"
 COUNTERS = ("requested", "allocated", "reserved")
-PLENTY = 400 << 30
-"""Capacity of the emulated GPU, so that a peak above 80 GB can be measured too."""
 OVERLAP = {"bf16": {"enabled": True},
            "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}}
-GROUPED = {
-    "model_type": "llava", "image_token_index": 151646, "vision_feature_layer": -2,
-    "vision_feature_select_strategy": "full", "tie_word_embeddings": False,
-    "text_config": {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-                    "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936},
-    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
-                      "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 384, "patch_size": 14},
-}
-"""A LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside."""
+GROUPED = json.loads((compact.MODELS / "grouped.json").read_text())
+"""A LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside; ``"model": "grouped"`` in a job."""
 
 
 def jobs() -> Iterator[tuple[str, dict]]:
@@ -107,25 +97,22 @@ def main() -> int:
     rows = [json.loads(line) for line in TARGET.read_text().splitlines()] if TARGET.is_file() else []
     done = {(json.dumps(row["job"], sort_keys=True)) for row in rows}
     missing = [(group, job) for group, job in jobs() if json.dumps(job, sort_keys=True) not in done]
-    with tempfile.TemporaryDirectory() as directory:
-        grouped = Path(directory) / "config.json"
-        grouped.write_text(json.dumps(GROUPED))
-        for group, job in track([] if arguments.table_only else missing, description="Measuring",
-                                console=Console(stderr=True)):
-            row = {"group": group, "job": job} | run(job, str(grouped))
-            rows.append(row)
-            with TARGET.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-        if arguments.again:
-            return repeat(rows[:: max(1, len(rows) // arguments.again)][: arguments.again], str(grouped))
-        return show(rows, str(grouped))
+    for group, job in track([] if arguments.table_only else missing, description="Measuring",
+                            console=Console(stderr=True)):
+        row = {"group": group, "job": job} | run(job)
+        rows.append(row)
+        with TARGET.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+    if arguments.again:
+        return repeat(rows[:: max(1, len(rows) // arguments.again)][: arguments.again])
+    return show()
 
 
-def repeat(rows: list[dict], grouped: str) -> int:
+def repeat(rows: list[dict]) -> int:
     """Measure saved jobs again; 1 if any peak differs by a byte."""
     wrong = 0
     for row in track(rows, description="Measuring again", console=Console(stderr=True)):
-        again = run(row["job"], grouped)
+        again = run(row["job"])
         if [row[f"{name}_bytes"] for name in COUNTERS] != [again[f"{name}_bytes"] for name in COUNTERS]:
             wrong += 1
             print("differs:", json.dumps(row["job"]), [(row[f"{n}_bytes"], again[f"{n}_bytes"]) for n in COUNTERS])
@@ -133,17 +120,9 @@ def repeat(rows: list[dict], grouped: str) -> int:
     return int(wrong > 0)
 
 
-def workload_of(job: dict, grouped: str) -> tuple[Workload, str]:
-    """A job's workload and when events complete."""
-    keys = job | {"model": grouped if job["model"] == "grouped" else job["model"], "gpu": "h100-80gb",
-                  "capacity_bytes": PLENTY, "profile": "none"}
-    events = keys.pop("events", "immediate")
-    return Workload(**keys), events
-
-
-def run(job: dict, grouped: str) -> dict:
+def run(job: dict) -> dict:
     """Measured peaks of one job; bytes. Start-up counts."""
-    workload, events = workload_of(job, grouped)
+    workload, events = compact.workload_of(job)
     record = measure(workload, events=events)
     return {
         "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
@@ -152,40 +131,18 @@ def run(job: dict, grouped: str) -> dict:
     } | {f"{name}_bytes": record.peak(f"{name}_bytes").bytes for name in COUNTERS}
 
 
-def foresee(job: dict, grouped: str) -> dict:
-    """Predicted peaks of one job, and the moment of the requested one."""
-    workload, events = workload_of(job, grouped)
-    prepared = prepare(workload)
-    composed = prepared.run(PLENTY)
-    simulation = survival.play(composed, prepared.setup.allocator, completion=events, total_bytes=PLENTY)
-    return {"requested_bytes": composed.peak, "allocated_bytes": simulation.peak_allocated_bytes,
-            "reserved_bytes": simulation.peak_reserved_bytes,
-            "moment": composed.events[int(composed.live.argmax())].tag.moment.value}
-
-
-def show(rows: list[dict], grouped: str) -> int:
-    """The table, and the errors by group; 1 if a moment differs."""
-    table = Table("group", "job", "moment", "measured GiB", *(f"{name} error" for name in COUNTERS))
-    groups: dict[str, list[list[float]]] = {}
-    wrong = 0
-    for row in track(rows, description="Predicting", console=Console(stderr=True)):
-        foreseen = foresee(row["job"], grouped)
-        errors = [(foreseen[f"{name}_bytes"] / row[f"{name}_bytes"] - 1) * 100 for name in COUNTERS]
-        groups.setdefault(row["group"], []).append(errors)
-        wrong += row["moment"] != foreseen["moment"]
-        job = ", ".join(f"{key} {value}" for key, value in row["job"].items() if key not in ("deepspeed", "zero_stage"))
-        job += ", overlap" if "deepspeed" in row["job"] else ""
-        moment = row["moment"] if row["moment"] == foreseen["moment"] else f"{row['moment']} (not {foreseen['moment']})"
-        table.add_row(row["group"], job, moment, f"{row['requested_bytes'] / 2**30:.3f}",
-                      *(f"{error:+.5f} %" for error in errors))
+def show() -> int:
+    """The report of all rows, each with its errors; 1 if a moment differs."""
+    found = report.make(*files.read([TARGET]), progress=partial(track, console=Console(stderr=True)))
+    table = Table("group", "job", "moment", "measured GiB", *(f"{name} error %" for name in COUNTERS))
+    for one in found.comparisons:
+        moment = one.moment if one.moment_hit else f"{one.case.moment} (not {one.moment})"
+        table.add_row(one.case.group, one.case.name, moment, f"{one.peaks['requested'].measured_bytes / 2**30:.3f}",
+                      *(f"{100 * one.error(name):+.5f}" for name in COUNTERS))
     console = Console(width=220)
     console.print(table)
-    for group, errors in groups.items():
-        for name, values in zip(COUNTERS, zip(*errors)):
-            sizes = [abs(value) for value in values]
-            console.print(f"{group}, {name}: {len(sizes)} jobs, mean error {sum(sizes) / len(sizes):.6f} %, "
-                          f"worst {max(sizes):.6f} %, {sum(size == 0 for size in sizes)} exact")
-    return int(wrong > 0)
+    text.report(console, found)
+    return int(found.overall.moment_hits < found.overall.moments)
 
 
 if __name__ == "__main__":

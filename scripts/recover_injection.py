@@ -2,37 +2,40 @@
 """Does a calibration find what it was not told? Changes the emulated H100, fits a profile, and compares.
 
     pip install -e '.[test]'
-    python scripts/recover_injection.py            # about 6 minutes on two cores; no GPU is needed
+    python scripts/recover_injection.py            # about 20 minutes on two cores; no GPU is needed
 
 Into the device go workspaces of cuDNN, memory of the CUDA context and of libraries, and another rounding of the
-allocator (calibrate/emulator/injection.py). The fit sees measured jobs only. Full models and deeper ones, which were
-not fitted, are then predicted without the injection, with it and no profile, and with it and the profile. The numbers
-go to profiles/h100-80gb/recovery.json.
+allocator (calibrate/emulator/injection.py). The fit sees the measured jobs of a campaign only. Full models and deeper
+ones, which were not fitted, are then predicted without the injection, with it and no profile, and with it and the
+profile. The numbers go to profiles/h100-80gb/recovery.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 from calibrate.attribution import Side, attribute, predicted, recorded
 from calibrate.campaign import design
 from calibrate.campaign.one import Where, row_of
-from calibrate.campaign.rows import Row
+from calibrate.campaign.rows import Row, opened
+from calibrate.campaign.run import Limits, run
 from calibrate.emulator import Injection
-from calibrate.fit import cross_validate, fit_profile
+from calibrate.fit import coverage, cross_validate, fit_profile
 from calibrate.fit.foresee import foresee, residuals, run_of
 from calibrate.fit.jobs import MeasuredJob, read
 from calibrate.measure import measure
@@ -56,6 +59,9 @@ FORWARD, BACKWARD = "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_
 BYTES_PER_ELEMENT = {FORWARD: 2 + 4 / 128, BACKWARD: 4 * (1 + 1 / 128) + 3 * 2, "aten::convolution": 2.0}
 """Predicted bytes of a call for each element that its workspace counts, of bf16 and LLaVA's heads of width 128: the
 result and fp32 sums of its rows; fp32 gradient of the query with a row sum, and three results; the result."""
+GROWS = {FORWARD: False, BACKWARD: True, "aten::convolution": False}
+"""Whether PyTorch's request for it is predicted with another size: attention's backward asks for everything at once."""
+WHERE = Where(GPU, MeasuredOn.EMULATED, inject=INJECTED)
 ENGINE = {"zero_stage": 2, "data_parallel_size": 8, "rank": 7}
 
 
@@ -65,18 +71,14 @@ def _job(model: str, shape: tuple[int, int, int], role: str, group: str, **keys)
                        "images_per_sample": images, **keys}, role, group)
 
 
-def fit_jobs() -> Iterator[design.Job]:
-    """A dozen shallow models of full width."""
-    small, off = "llava-1.5-7b-2-2", {"gradient_checkpointing": False}
-    for shape in ((2, 1024, 1), (8, 1024, 1), (4, 2048, 2)):
-        yield _job(small, shape, "fit", "shape", **ENGINE)
-        yield _job(small, shape, "fit", "checkpointing", **ENGINE, **off)
-    yield _job(small, (16, 1024, 1), "fit", "degree", zero_stage=2, data_parallel_size=2, rank=0, **off)
-    yield _job(small, (4, 1024, 1), "fit", "degree", engine="torch", **off)
-    yield _job("llava-1.5-13b-2-2", (4, 1024, 1), "fit", "model", **ENGINE, **off)
-    yield _job("llava-1.5-7b-4-2", (8, 2048, 1), "fit", "model", **ENGINE)
-    yield _job(small, (16, 768, 1), "fit", "recipe", **ENGINE, **off, recipe="pretrain")
-    yield _job(small, (8, 1024, 1), "fit", "recipe", **ENGINE, **off, recipe="full")
+def campaign(path: str, console: Console) -> list[Row]:
+    """The campaign's jobs that are fitted or held out, measured on the changed device; kept in a file meanwhile."""
+    jobs = [job for job in design.campaign(communicators=False) if job.role != "validation"]
+    with opened(path) as store, Progress(console=console) as progress:
+        task = progress.add_task("Campaign", total=len(jobs), completed=len(store.rows))
+        run(jobs, partial(row_of, where=WHERE), store, Limits(os.cpu_count() or 1),
+            lambda _: progress.advance(task))
+        return store.rows
 
 
 def validation_jobs() -> Iterator[design.Job]:
@@ -145,9 +147,9 @@ def recovered(profile: Profile, rows: list[Row]) -> list[dict]:
               profile.runtime.fixed_bytes, profile.runtime.standard_error),
         _line("rounding divisions", INJECTED.roundup_power2_divisions, profile.allocator.roundup_power2_divisions)]
     names = {FORWARD: "attention_forward", BACKWARD: "attention_backward", "aten::convolution": "convolution"}
-    fitted = {workspace.operator: workspace for workspace in profile.workspaces}
+    fitted = {(workspace.operator, workspace.grows): workspace for workspace in profile.workspaces}
     for operator, name in names.items():
-        found = fitted[operator]
+        found = fitted[operator, GROWS[operator]]
         ratio = BYTES_PER_ELEMENT[operator]
         lines += [
             _line(f"{name} fixed bytes", getattr(INJECTED, f"{name}_fixed_bytes"), found.fixed_bytes,
@@ -155,7 +157,7 @@ def recovered(profile: Profile, rows: list[Row]) -> list[dict]:
             _line(f"{name} bytes per element", float(getattr(INJECTED, f"{name}_bytes_per_element")),
                   found.bytes_per_call_byte * ratio, found.ratio_standard_error * ratio)]
         calls = {(extra.call_bytes, extra.bytes) for row in rows for extra in row.workspaces
-                 if extra.operator == operator}
+                 if (extra.operator, extra.grows) == (operator, found.grows)}
         call, true = max(calls, key=lambda pair: abs(_at(found, pair[0]) / pair[1] - 1))
         lines.append(_line(f"{name}, bytes of the worst of {len(calls)} calls", true, _at(found, call)))
     return lines
@@ -174,10 +176,11 @@ def main() -> int:
     """0 if all came out within 1 % and no group that was left out got worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", default=str(TARGET), metavar="FILE")
+    parser.add_argument("--measurements", metavar="FILE", help="keep the campaign's rows there, to go on after a kill")
     arguments = parser.parse_args()
     messages, console = Console(stderr=True), Console(width=160)
-    where = Where(GPU, MeasuredOn.EMULATED, inject=INJECTED)
-    rows = [row_of(job, where) for job in track([*fit_jobs()], "Fitted jobs", console=messages)]
+    with tempfile.TemporaryDirectory() as directory:
+        rows = campaign(arguments.measurements or str(Path(directory) / "rows.jsonl"), messages)
     for row in rows:
         if row.failed:
             messages.print(f"failed: {row.job}: {row.failed}")
@@ -186,19 +189,24 @@ def main() -> int:
     today = date.today().isoformat()
     profile = fit_profile(rows, measured_on="emulated", provenance={"date": today, "command": " ".join(sys.argv)})
     found, groups = recovered(profile, rows), cross_validate(rows, profile)
+    covered = coverage(rows, profile)
     cases = {"without injection": (plain, None), "injected, no profile": (changed, None),
              "injected, with the profile": (changed, profile)}
     by_counter = {name: _means([residuals(one.job, foresee(one.job, using)) for one in among])
                   for name, (among, using) in cases.items()}
     by_factor = {name: _means([factor_errors(one, using) for one in among]) for name, (among, using) in cases.items()}
     _show(console, found, by_counter, by_factor, groups, profile)
+    for counter, one in covered.items():
+        console.print(f"{counter}: {one.rate:.1%} of {one.jobs} held-out jobs inside a {one.level:.0%} interval")
     within = all(abs(line["error"]) <= 0.01 for line in found if "worst" not in line["what"])
     worse = [(group.group, group.worse) for group in groups if group.worse]
     document = {
         "date": today, "gpu": GPU, "injected": INJECTED.stated(),
-        "jobs": {"fitted": [row.job for row in rows if not row.failed], "validated": [one.row.job for one in plain]},
+        "jobs": {**{role: [row.job for row in rows if row.role == role and not row.failed]
+                    for role in ("fit", "holdout")}, "validation": [one.row.job for one in plain]},
         "recovered": found, "within_one_percent": within, "validation_error_by_counter": by_counter,
         "validation_error_by_factor": by_factor, "cross_validation": to_plain(groups), "worse": worse,
+        "coverage": to_plain(covered),
         "profile": to_plain(profile)}
     write_whole(arguments.output, (json.dumps(document, indent=1) + "\n").encode())
     console.print(f"recovered within 1 %: {'yes' if within else 'NO'}; groups that get worse: {worse or 'none'}")

@@ -16,7 +16,7 @@ from predictor.workload import Workload
 H100 = gpus.find("h100-80gb")
 SHAPE = Shape(16, 1024, 16)
 JOB = Workload(model="llava-1.5-7b", recipe="finetune", per_device_train_batch_size=16, sequence_length=1024,
-               images_per_sample=1, zero_stage=2, data_parallel_size=8)
+               images_per_sample=1, zero_stage=2, data_parallel_size=8, profile="none")
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,8 @@ class Extra:
 
     Attributes:
         bytes: recorded less predicted; all of it where nothing was predicted.
+        grows: whether the buffer is predicted with another size, so that ``bytes`` make it larger (or, below 0,
+            smaller); False where only the device made it.
         output_bytes: what was predicted of the same buffer; where nothing was, of the call's nearest
             allocation before it, or behind it (usually the call's result); 0 if it made nothing else.
         call_bytes: all that was predicted of the calls of this operator that follow each other in this module.
@@ -66,6 +68,7 @@ class Extra:
     moment: Moment
     step: int
     bytes: int
+    grows: bool
     output_bytes: int
     call_bytes: int
     alive_at_peak: bool
@@ -166,7 +169,7 @@ class Attribution:
             step, moment = recorded.place(row)
             result.append(Extra(
                 recorded.operator[row], recorded.module[row], moment, step, int(recorded.bytes[row] - ours[row]),
-                output, int(sums[stretch[row]]), bool(alive[row])))
+                bool(ours[row]), output, int(sums[stretch[row]]), bool(alive[row])))
         return result
 
     def lifetimes(self) -> list[Lifetime]:

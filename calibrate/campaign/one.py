@@ -73,7 +73,7 @@ def _out_of_memory(record: Record) -> str | None:
 
 def explained(row: Row, attribution: Attribution) -> Row:
     """The row with what its attribution says."""
-    calls = Counter((extra.operator, extra.moment.value, extra.call_bytes, extra.bytes)
+    calls = Counter((extra.operator, extra.moment.value, extra.call_bytes, extra.bytes, extra.grows)
                     for extra in attribution.extras())
     peak = attribution.at_peak()
     items: dict[tuple[str, str, str], list[int]] = {}
@@ -83,5 +83,5 @@ def explained(row: Row, attribution: Attribution) -> Row:
             total[index] += value
     return replace(
         row, unexplained_bytes=peak.unexplained_bytes,
-        workspaces=tuple(Workspace(*key, count) for key, count in sorted(calls.items())),
+        workspaces=tuple(Workspace(*key, count, grows) for (*key, grows), count in sorted(calls.items())),
         unexplained_items=tuple(Unexplained(*key, *total) for key, total in sorted(items.items())))

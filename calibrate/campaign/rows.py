@@ -29,6 +29,8 @@ class Workspace:
         call_bytes: all that the call is predicted to allocate.
         bytes: recorded less predicted, of one allocation.
         count: how many there were with these values.
+        grows: whether the allocation is predicted with another size. Rows from before the field do not say: False,
+            as all were then treated.
     """
 
     operator: str
@@ -36,6 +38,7 @@ class Workspace:
     call_bytes: int
     bytes: int
     count: int
+    grows: bool = False
 
 
 @dataclass(frozen=True)

@@ -120,5 +120,6 @@ def _serve(connection: Connection, row_of: RowOf) -> None:
         try:
             job = connection.recv()
         except EOFError:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
             return
         connection.send(row_of(job))

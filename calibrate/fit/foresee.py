@@ -114,6 +114,6 @@ def calls(workload: Workload) -> Mapping[str, Counter]:
     """
     run = run_of(workload, None)
     result: dict[str, Counter] = {}
-    for operator, _, _, total in calibrated.calls(run.events, run.row_bytes):
-        result.setdefault(run.events.names[operator], Counter())[total] += 1
+    for call in calibrated.calls(run.events, run.row_bytes):
+        result.setdefault(run.events.names[call.operator], Counter())[call.bytes] += 1
     return result

@@ -56,8 +56,7 @@ def fit_profile(rows: Iterable[Row], *, measured_on: str, provenance: Mapping[st
 
 def fit_events(start: Profile, fitted: Sequence[MeasuredJob]) -> tuple[Profile, dict[str, str]]:
     """A profile's workspaces and coefficients, and why operators with more bytes than predicted have none."""
-    found = fit_workspaces((job.extras, calls(job.workload) if job.extras else {})
-                           for job in fitted)
+    found = fit_workspaces((job.extras, calls(job.workload)) for job in fitted)
     profile = replace(start, workspaces=found.kept)
     for _ in range(ROUNDS):
         fresh = fit_coefficients(join([_points(profile, job) for job in fitted]))

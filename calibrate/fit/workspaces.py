@@ -1,10 +1,15 @@
-"""What each operator holds beyond the prediction, as a line of what its calls are predicted to allocate."""
+"""What each operator holds beyond the prediction, as a line of what its calls are predicted to allocate.
+
+What makes a predicted buffer larger and what is a buffer of its own are two sorts, fitted apart: each to all calls of
+the operator, 0 in those where this sort was not found. So an operator has both if most of its calls do; where some
+calls have one and some the other, it has the one of the majority, as with any other extra that some calls lack.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +27,8 @@ measured one: calls in which nothing was found would else outweigh all others.""
 SPREAD = 1.05
 """Largest over smallest call that separate a part by the call's size from a fixed one."""
 FAR = 1e12
+GROWN = ", in a predicted buffer"
+"""Behind the name of an operator that is left out: its extras that make predicted buffers larger."""
 ALLOCATED_BY = {
     "aten::_scaled_dot_product_cudnn_attention": "run_cudnn_SDP_fprop, ATen/native/cudnn/MHA.cpp",
     "aten::_scaled_dot_product_cudnn_attention_backward": "run_cudnn_SDP_bprop, ATen/native/cudnn/MHA.cpp",
@@ -33,7 +40,7 @@ ALLOCATED_BY = {
 
 @dataclass(frozen=True)
 class Workspaces:
-    """What was kept, and of each other operator why not."""
+    """What was kept, and of each other operator why not (with :data:`GROWN` or not)."""
 
     kept: tuple[OperatorWorkspace, ...]
     left_out: Mapping[str, str]
@@ -46,49 +53,50 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
         extras: of each job; with all the calls that are predicted of it: operator -> call bytes -> how many. Those
             in which nothing was found count as 0.
     """
-    samples: dict[str, dict[tuple[int, int], int]] = {}
+    extras = list(extras)
+    sorts = {(extra.operator, extra.grows) for found, _ in extras for extra in found}
+    samples: dict[tuple[str, bool], Counter] = {sort: Counter() for sort in sorts}
     for found, calls in extras:
-        for (operator, call, size), count in _samples(found, calls).items():
-            by_call = samples.setdefault(operator, {})
-            by_call[call, size] = by_call.get((call, size), 0) + count
+        of_sort: dict[tuple[str, bool], list[Workspace]] = {}
+        for extra in found:
+            of_sort.setdefault((extra.operator, extra.grows), []).append(extra)
+        for operator, grows in sorts:
+            samples[operator, grows] += _samples(of_sort.get((operator, grows), ()), calls.get(operator, Counter()))
     kept, left_out = [], {}
-    for operator in sorted(samples):
-        result = _fit(operator, samples[operator])
+    for operator, grows in sorted(samples):
+        result = _fit(operator, samples[operator, grows])
         if isinstance(result, OperatorWorkspace):
-            kept.append(result)
+            kept.append(replace(result, grows=grows))
         elif result:
-            left_out[operator] = result
+            left_out[operator + GROWN * grows] = result
     return Workspaces(tuple(kept), left_out)
 
 
-def _samples(found: Sequence[Workspace], calls: Mapping[str, Counter]) -> Counter:
-    """(operator, call bytes, extra bytes) -> how many calls of one job.
+def _samples(found: Sequence[Workspace], calls: Counter) -> Counter:
+    """(call bytes, extra bytes) -> how many calls of an operator in one job, from one sort of its extras.
 
     Where there are more extra buffers than calls, a call is taken to hold its share of all of them at once.
+
+    Args:
+        calls: all that are predicted, by call bytes.
     """
-    result: Counter = Counter()
     total: Counter = Counter()
     for extra in found:
-        total[extra.operator, extra.call_bytes] += extra.count
-    shared: Counter = Counter()
+        total[extra.call_bytes] += extra.count
+    result, shared, with_extra = Counter(), Counter(), Counter()
     for extra in found:
-        operator, call = extra.operator, extra.call_bytes
-        if 0 < calls.get(operator, {}).get(call, 0) < total[operator, call]:
-            shared[operator, call] += extra.bytes * extra.count
+        if 0 < calls[extra.call_bytes] < total[extra.call_bytes]:
+            shared[extra.call_bytes] += extra.bytes * extra.count
         else:
-            result[operator, call, extra.bytes] += extra.count
-    for (operator, call), size in shared.items():
-        count = calls[operator][call]
-        result[operator, call, round(size / count)] += count
-    for operator in {extra.operator for extra in found}:
-        with_extra = Counter()
-        for (name, call, _), count in result.items():
-            with_extra[call] += count if name == operator else 0
-        predicted = calls.get(operator, Counter())
-        for call, count in (predicted - with_extra).items():
-            without = min(count, predicted.total() - with_extra.total())
-            if without > 0:
-                result[operator, call, 0] += without
+            result[extra.call_bytes, extra.bytes] += extra.count
+    for call, size in shared.items():
+        result[call, round(size / calls[call])] += calls[call]
+    for (call, _), count in result.items():
+        with_extra[call] += count
+    for call, count in (calls - with_extra).items():
+        without = min(count, calls.total() - with_extra.total())
+        if without > 0:
+            result[call, 0] += without
     return result
 
 

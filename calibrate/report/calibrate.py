@@ -14,8 +14,9 @@ from calibrate.campaign.design import ROLES, Job, seconds
 from calibrate.campaign.rows import Row
 from predictor.plain import to_plain
 from predictor.profile import Profile
+from predictor.report.profile import intervals
+from predictor.report.profile import report as report_profile
 from predictor.report.table import table, wrapped
-from predictor.report.units import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,15 +162,9 @@ def report(console: Console, result: Result) -> None:
     console.print(f"{result.file}: profile of {profile.device.product} ({profile.measured_on}); jobs: {counts}.",
                   style="bold")
     console.print()
-    console.print(_coefficients(profile))
+    report_profile(console, profile)
     console.print()
-    console.print(_workspaces(profile))
-    console.print()
-    for line in (_runtime(profile), _rounding(profile)):
-        for part in wrapped(console, line, indent=0):
-            console.print(part)
-    console.print()
-    console.print(_residuals(result))
+    console.print(intervals(profile, {name: one.rate for name, one in result.coverage.items()}))
     if result.groups:
         console.print()
         console.print(_groups(result.groups))
@@ -177,46 +172,6 @@ def report(console: Console, result: Result) -> None:
         if row.failed is not None:
             for part in wrapped(console, f"{row.id} ({row.role}, {row.group}): {row.failed}", indent=0):
                 console.print(part)
-
-
-def _coefficients(profile: Profile):
-    rows = table("factor", "coefficient", "±", "points", "used", "")
-    for name, one in profile.coefficients.items():
-        error = "" if one.standard_error is None else f"{one.standard_error:.6f}"
-        rows.add_row(name, f"{one.value:.6f}", error, str(one.samples), "yes" if one.applied else "no", one.note)
-    return rows
-
-
-def _workspaces(profile: Profile):
-    rows = table("bytes beyond prediction", "fixed", "±", "for each byte of the call", "±", "calls")
-    for one in profile.workspaces:
-        rows.add_row(one.operator, f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
-                     f"{one.bytes_per_call_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
-    if not profile.workspaces:
-        rows.add_row("none: every operator allocates what is predicted", "", "", "", "", "")
-    return rows
-
-
-def _runtime(profile: Profile) -> str:
-    runtime = profile.runtime
-    nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
-        if runtime.nccl_bytes or runtime.nccl_bytes_per_rank else ""
-    return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
-
-
-def _rounding(profile: Profile) -> str:
-    divisions = profile.allocator.roundup_power2_divisions
-    return f"The allocator rounds up to powers of 2 in {divisions} steps." if divisions else \
-        "The allocator rounds as the workload's settings say."
-
-
-def _residuals(result: Result):
-    rows = table("held-out jobs", "measured less predicted", "level", "jobs", "inside (cross-checked)")
-    for counter, one in result.profile.residuals.items():
-        inside = result.coverage.get(counter)
-        rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples),
-                     f"{inside.rate:.1%}" if inside else "")
-    return rows
 
 
 def _groups(groups: Sequence[GroupErrors]):

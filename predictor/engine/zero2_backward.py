@@ -84,7 +84,8 @@ class Template:
         foreign = self.use_events.keys() - {self.flush_of[row] for row in mine}
         keep[[self.use_events[flush] for flush in foreign]] = False
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
-        for parameter in sorted(group_of.keys() - set(self.parameters)):  # get_all_grad_tensors
+        unused = group_of.keys() - set(self.parameters)
+        for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
             zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
         if index:  # added into the first micro-step's gradients

@@ -145,8 +145,8 @@ def test_an_inserted_workspace_is_found():
     attribution = explained(with_workspace(), story())
     assert found(attribution) == {Outcome.MATCHED: LAYERS * 14, Outcome.DEVICE_ONLY: 1}
     assert attribution.extras() == [Extra(
-        operator="aten::mm", module="layers.2.up", moment=Moment.BACKWARD, step=2, bytes=777, output_bytes=OUTPUT,
-        call_bytes=OUTPUT, alive_at_peak=False)]
+        operator="aten::mm", module="layers.2.up", moment=Moment.BACKWARD, step=2, bytes=777, grows=False,
+        output_bytes=OUTPUT, call_bytes=OUTPUT, alive_at_peak=False)]
 
 
 def test_a_workspace_before_the_result_is_told_the_result_s_size():
@@ -173,15 +173,15 @@ def test_a_changed_size_is_found():
     lines = [replace(line, size=OUTPUT + 512) if line.key == "out 1 2" else line for line in story()]
     attribution = explained(lines, story())
     assert found(attribution) == {Outcome.MATCHED: LAYERS * 14 - 1, Outcome.OTHER_SIZE: 1}
-    assert [(e.operator, e.module, e.bytes, e.output_bytes) for e in attribution.extras()] == \
-        [("aten::mm", "layers.1.up", 512, OUTPUT)]
+    assert [(e.operator, e.module, e.bytes, e.grows, e.output_bytes) for e in attribution.extras()] == \
+        [("aten::mm", "layers.1.up", 512, True, OUTPUT)]
 
 
 def test_a_changed_size_of_an_engine_s_buffer_is_found_by_what_its_name_stands_for():
     lines = [replace(line, size=OUTPUT - 96) if line.key == "state 1" else line for line in story()]
     attribution = explained(lines, story())
     assert found(attribution) == {Outcome.MATCHED: LAYERS * 14 - 1, Outcome.OTHER_SIZE: 1}
-    assert [extra.bytes for extra in attribution.extras()] == [-96]
+    assert [(extra.bytes, extra.grows) for extra in attribution.extras()] == [(-96, True)]
 
 
 def test_a_dropped_allocation_is_found():

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.attribution import AtPeak, Extra
 from calibrate.campaign import one, rows, run
 from calibrate.campaign.design import Job
 from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row, Workspace, opened, read
 from calibrate.record import MeasuredOn
 from predictor.errors import InputError
+from predictor.events import Moment
 from tests.calibrate import small_jobs
 from tests.calibrate.small_jobs import needs_emulator
 
@@ -58,6 +60,24 @@ def test_a_row_comes_back_as_it_was(file):
     with opened(str(file)) as store:
         store.add(row(JOBS[0]))
     assert read(file) == [row(JOBS[0])]
+
+
+def test_a_row_from_before_extras_said_whether_they_make_a_buffer_larger_is_read(file):
+    line = rows.to_line(row(JOBS[0]))
+    file.write_bytes(line.replace(b',"grows":false', b""))
+    assert file.read_bytes() != line and read(file) == [row(JOBS[0])]
+
+
+def test_extras_that_make_a_buffer_larger_and_buffers_of_their_own_are_counted_apart():
+    class Found:
+        def extras(self):
+            return [Extra("aten::mm", "", Moment.FORWARD, 1, 20, grows, 0, 10, False) for grows in (True, False, True)]
+
+        def at_peak(self):
+            return AtPeak(1, Moment.FORWARD, "", "", 0, 0, 0, 0, 0, ())
+
+    assert one.explained(row(JOBS[0]), Found()).workspaces == (
+        Workspace("aten::mm", "forward", 10, 20, 1, grows=False), Workspace("aten::mm", "forward", 10, 20, 2, grows=True))
 
 
 def test_workers_do_not_change_what_is_read(file, tmp_path):

@@ -140,3 +140,12 @@ def test_the_time_left_is_what_is_expected_at_the_pace_so_far(monkeypatch):
 
 def test_what_is_unexplained_is_relative_to_the_measured_peak():
     assert unexplained([emulated(JOBS[0])]) == {"fit": {"jobs": 1, "median": 3 / 3000, "worst": 3 / 3000}}
+
+
+@pytest.mark.parametrize("grows, where", [(False, "a buffer of its own"), (True, "in a predicted buffer")])
+def test_the_report_says_where_a_workspace_is(fake, monkeypatch, tmp_path, capsys, grows, where):
+    workspace = profile.OperatorWorkspace("aten::mm", 4096, 0, 0.5, 0, 9, "test", grows)
+    monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(workspaces=(workspace,), **given))
+    assert main([*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json")]) == 0
+    row, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("aten::mm"))
+    assert " ".join(row.split()).startswith(f"aten::mm {where} 4,096 0")

@@ -11,7 +11,7 @@ from calibrate.fit import conformal, regression
 from calibrate.fit.coefficients import Points, fit_coefficients
 from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
-from calibrate.fit.workspaces import fit_workspaces
+from calibrate.fit.workspaces import GROWN, fit_workspaces
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.events import FACTORS, Factor
 from predictor.workload import Workload
@@ -20,8 +20,8 @@ MIB, GIB = 1 << 20, 1 << 30
 OPERATOR = "aten::convolution"
 
 
-def extra(call: int, size: int, count: int = 1) -> Workspace:
-    return Workspace(OPERATOR, "forward", call, size, count)
+def extra(call: int, size: int, count: int = 1, grows: bool = False) -> Workspace:
+    return Workspace(OPERATOR, "forward", call, size, count, grows)
 
 
 def fitted(*extras: Workspace, calls: dict[int, int] | None = None):
@@ -136,6 +136,44 @@ def test_of_two_families_of_calls_the_larger_decides():
 def test_two_extra_buffers_of_a_call_are_held_together():
     found, = fitted(extra(MIB, 3 * MIB, 6), extra(MIB, 1 * MIB, 6), calls={MIB: 6}).kept
     assert found.fixed_bytes == pytest.approx(4 * MIB)
+
+
+SIZES = range(MIB, 20 * MIB, MIB)
+
+
+def test_extras_that_make_a_buffer_larger_are_a_workspace_that_grows():
+    found, = fitted(*(extra(call, 3 * MIB + call // 2, grows=True) for call in SIZES)).kept
+    assert (found.grows, found.fixed_bytes, found.bytes_per_call_byte) == (
+        True, pytest.approx(3 * MIB), pytest.approx(0.5))
+
+
+def test_buffers_that_are_smaller_than_predicted_are_a_workspace_below_0():
+    found, = fitted(*(extra(call, -call // 4, grows=True) for call in SIZES)).kept
+    assert (found.grows, found.fixed_bytes, found.bytes_per_call_byte) == (True, 0, pytest.approx(-0.25))
+
+
+def test_calls_with_both_sorts_of_extras_have_a_workspace_of_each():
+    own, grown = fitted(*(extra(call, 3 * MIB) for call in SIZES), *(extra(call, call, grows=True) for call in SIZES),
+                        calls=dict.fromkeys(SIZES, 1)).kept
+    assert (own.grows, own.fixed_bytes, own.bytes_per_call_byte) == (False, pytest.approx(3 * MIB), 0)
+    assert (grown.grows, grown.fixed_bytes, grown.bytes_per_call_byte) == (True, 0, pytest.approx(1))
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_of_calls_with_one_sort_and_calls_with_the_other_the_majority_decides(grows):
+    result = fitted(*(extra(call, 3 * MIB, grows=grows) for call in SIZES[:13]),
+                    *(extra(call, 5 * MIB, grows=not grows) for call in SIZES[13:]), calls=dict.fromkeys(SIZES, 1))
+    found, = result.kept
+    assert (found.grows, found.fixed_bytes) == (grows, pytest.approx(3 * MIB))
+    assert "6 of them do not lie on the line" in found.source
+    assert "not clearly more than 512" in result.left_out[OPERATOR + GROWN * (not grows)]
+
+
+def test_calls_of_jobs_in_which_nothing_was_found_count_as_0():
+    jobs = [([extra(call, 3 * MIB) for call in SIZES], {OPERATOR: Counter(SIZES)}), ((), {OPERATOR: Counter(SIZES)}),
+            ((), {OPERATOR: Counter(SIZES)})]
+    assert fit_workspaces(jobs[:1]).kept[0].fixed_bytes == pytest.approx(3 * MIB)
+    assert fit_workspaces(jobs).kept == ()
 
 
 def test_outliers_do_not_move_a_workspace_and_are_counted():

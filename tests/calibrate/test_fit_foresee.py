@@ -9,6 +9,7 @@ from calibrate.attribution.align import runs
 from calibrate.attribution.sides import predicted
 from calibrate.campaign import design
 from calibrate.fit import foresee
+from calibrate.predicted import choose_rank
 from calibrate.predicted import predicted as predicted_moments
 from predictor import pipeline
 from predictor.profile import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime, write
@@ -43,6 +44,17 @@ def test_factors_at_the_highest_point_of_a_moment_add_up_to_what_is_predicted_of
     found = foresee.by_moment(foresee.run_of(workload, None))
     expected = {(row.step, row.moment): row.requested_bytes for row in predicted_moments(workload, 7).moments}
     assert {at: int(factors.sum()) for at, factors in found.items()} == expected
+
+
+def test_what_is_predicted_of_a_measurement_has_no_profile(workload, tmp_path):
+    write(str(tmp_path / "profile.json"), PROFILE)
+    calibrated = workload.replace(profile=str(tmp_path / "profile.json"))
+    assert predicted_moments(calibrated, 7) == predicted_moments(workload, 7)
+
+
+def test_the_rank_that_is_measured_does_not_depend_on_a_profile(workload, tmp_path):
+    calibrated = workload.replace(profile=str(tmp_path / "none.json"), rank="worst")  # a file that is not there
+    assert choose_rank(calibrated) == choose_rank(workload.replace(rank="worst"))
 
 
 def test_a_profile_in_memory_changes_a_run_as_one_in_a_file(workload, tmp_path):

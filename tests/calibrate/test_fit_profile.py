@@ -29,7 +29,7 @@ CONVOLUTION, BACKWARD = "aten::convolution", "aten::_scaled_dot_product_cudnn_at
 TRUTH = Profile(
     SCHEMA_VERSION, "0", Device("h100-80gb", "NVIDIA H100", 80 << 30, None), {}, "emulated",
     {"activations": Coefficient(1.04, None, 0, True, True, "")},
-    (OperatorWorkspace(BACKWARD, 50e6, 0, 2.0, 0, 0, ""), OperatorWorkspace(CONVOLUTION, 20e6, 0, 1.5, 0, 0, "")),
+    (OperatorWorkspace(BACKWARD, 50e6, 0, 2.0, 0, 0, "", grows=True), OperatorWorkspace(CONVOLUTION, 20e6, 0, 1.5, 0, 0, "")),
     AllocatorFit(4, 0), Runtime(643_000_000, 0, 0, 0.0, "emulated", ""), {}, {}, {})
 """What the device does."""
 SHAPES = ((2, 1024), (4, 1024), (16, 1024), (4, 2048), (8, 2048), (6, 1536))
@@ -48,7 +48,7 @@ def row(job: dict, role: str = "fit", group: str = "shape", truth: Profile | Non
     peaks = foresee(read([bare])[0], truth)
     moments = tuple(MomentPeaks(step, moment, int(factors.sum()), peaks.allocated_bytes, peaks.reserved_bytes)
                     for (step, moment), factors in by_moment(run_of(workload, truth)).items())
-    extras = [Workspace(w.operator, "backward", call, round(w.fixed_bytes + w.bytes_per_call_byte * call), count)
+    extras = [Workspace(w.operator, "backward", call, w.bytes(call), count, w.grows)
               for w in (truth.workspaces if truth else ())
               for call, count in calls(workload)[w.operator].items()]
     used = peaks.reserved_bytes + (truth.runtime.fixed_bytes if truth else 0)
@@ -78,6 +78,7 @@ def test_each_workspace_is_found(profile, true):
     found = {one.operator: one for one in profile.workspaces}[true.operator]
     assert found.fixed_bytes == pytest.approx(true.fixed_bytes, rel=1e-3)
     assert found.bytes_per_call_byte == pytest.approx(true.bytes_per_call_byte, rel=1e-3)
+    assert found.grows == true.grows
 
 
 def test_no_other_workspace_is_found(profile):

@@ -138,6 +138,84 @@ def test_a_workspace_joins_every_call_of_its_operator_and_nothing_else():
     assert np.array_equal(more.events.kind[~kept], np.tile([1, -1], len(products)))
 
 
+BACKWARD = "aten::_scaled_dot_product_cudnn_attention_backward"
+
+
+def backward_calls(micro) -> list[tuple[int, int]]:
+    """Of each call of attention's backward: its workspace (row of the buffers), and the bytes of the whole call.
+
+    Three gradients of 2 bytes an element; the workspace of 4, with as many for each row of ``width`` elements.
+    """
+    events, row_bytes = micro.events, micro.events.sizes.at(SHAPE, H100)
+    found = []
+    for call in calibrated.calls(events, row_bytes):
+        if events.names[call.operator] == BACKWARD:
+            *gradients, workspace = (int(events.buffer[at]) for at in call.made)
+            size = int(row_bytes[events.buffers.size[workspace]])
+            elements = [int(row_bytes[events.buffers.size[gradient]]) // 2 for gradient in gradients]
+            assert len(set(elements)) == 1 and len(elements) == 3 and size > 4 * elements[0]
+            found.append((workspace, 6 * elements[0] + size))
+    assert len(found) == 3
+    return found
+
+
+def buffer_bytes(micro) -> np.ndarray:
+    return micro.events.sizes.at(SHAPE, H100)[micro.events.buffers.size]
+
+
+def test_a_workspace_that_grows_makes_the_temporary_of_each_call_larger_and_nothing_else():
+    micro = made(key()).micro
+    expected = buffer_bytes(micro)
+    for workspace, call_bytes in backward_calls(micro):
+        expected[workspace] += 4096 + call_bytes // 2
+    more = with_workspaces(micro, [OperatorWorkspace(BACKWARD, 4096, 0, 0.5, 0, 9, "test", grows=True)], SHAPE, H100)
+    assert np.array_equal(buffer_bytes(more), expected)
+    assert (more.events.kind is micro.events.kind) and (more.events.buffer is micro.events.buffer)
+
+
+@pytest.mark.parametrize("less", [1000, 1 << 20])
+def test_a_workspace_below_0_makes_the_temporary_smaller_down_to_nothing(less):
+    micro = made(key()).micro
+    expected = buffer_bytes(micro)
+    for workspace, _ in backward_calls(micro):
+        expected[workspace] = max(0, expected[workspace] - less)
+    more = with_workspaces(micro, [OperatorWorkspace(BACKWARD, -less, 0, 0, 0, 9, "test", grows=True)], SHAPE, H100)
+    assert np.array_equal(buffer_bytes(more), expected)
+
+
+def test_where_a_call_has_no_temporary_a_workspace_that_grows_is_a_buffer_of_its_own():
+    micro = made(key()).micro
+    forward = OperatorWorkspace("aten::_scaled_dot_product_cudnn_attention", 4096, 0, 0.5, 0, 9, "test")
+    own, grown = (with_workspaces(micro, [replace(forward, grows=grows)], SHAPE, H100) for grows in (False, True))
+    assert len(own.events.buffers) > len(micro.events.buffers)
+    assert np.array_equal(buffer_bytes(grown), buffer_bytes(own))
+    assert np.array_equal(grown.events.buffer, own.events.buffer)
+
+
+def test_a_buffer_of_its_own_cannot_be_below_0():
+    micro = made(key()).micro
+    forward = OperatorWorkspace("aten::_scaled_dot_product_cudnn_attention", -512, 0, 0, 0, 9, "test")
+    assert with_workspaces(micro, [forward, replace(forward, grows=True)], SHAPE, H100) is micro
+
+
+@pytest.mark.parametrize("operator", [BACKWARD, "aten::_scaled_dot_product_cudnn_attention"])
+def test_both_workspaces_of_a_call_are_held_at_once(operator):
+    micro = made(key()).micro
+    row_bytes = micro.events.sizes.at(SHAPE, H100)
+    both = [OperatorWorkspace(operator, size, 0, 0, 0, 9, "test", grows) for size, grows in ((1 << 40, False), (1 << 30, True))]
+    more = with_workspaces(micro, both, SHAPE, H100)
+    before, after = (evaluate(one.events, 0, SHAPE, H100).live for one in (micro, more))
+    last = [call.made[-1] for call in calibrated.calls(micro.events, row_bytes)
+            if micro.events.names[call.operator] == operator]
+    assert after.max() == before[last].max() + (1 << 40) + (1 << 30)
+
+
+def test_a_profile_that_does_not_say_whether_its_workspaces_grow_has_buffers_of_their_own(tmp_path):
+    document = to_plain(calibration(workspaces=(OperatorWorkspace("aten::mm", 4096, 0, 0.5, 0, 9, "test"),)))
+    del document["workspaces"][0]["grows"]
+    assert not profile.read(written(tmp_path, document)).workspaces[0].grows
+
+
 def test_hooks_stay_at_their_events_when_workspaces_come_between():
     micro = made(key()).micro
     more = with_workspaces(micro, [OperatorWorkspace("aten::mm", 512, 0, 0, 0, 1, "")], SHAPE, H100)
@@ -185,3 +263,27 @@ def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):
     assert document["peak_reserved_bytes_high"] == int(np.ceil(reserved * 1.02))
     assert document["peak_device_bytes"] == reserved + 500 * MIB
     assert document["provenance"]["profile"]["name"] == path and document["provenance"]["measured_on"] == "device"
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+
+def test_profiles_lists_what_is_shipped(capsys):
+    assert main(["profiles", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed.keys() == profile.shipped().keys()
+    assert all(one["device"]["gpu"] == name.partition("/")[0] for name, one in listed.items())
+
+
+def test_profiles_shows_a_file(tmp_path, capsys):
+    path = written(tmp_path, to_plain(calibration(residuals={"reserved": Interval(-0.01, 0.02, 0.9, 60)})))
+    assert main(["profiles", path]) == 0
+    shown = capsys.readouterr().out
+    assert "-1.000000% to +2.000000%" in shown and "rounds as the workload's settings say" in shown
+    assert main(["profiles", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"]["fixed_bytes"] == 500 * MIB
+
+
+def test_every_shipped_profile_can_be_read_and_says_where_it_was_measured():
+    for name, one in profile.shipped().items():
+        assert one.measured_on in profile.MEASURED and one.provenance["date"], name

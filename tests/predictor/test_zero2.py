@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from predictor.formula import Formula, MicroStep
 from predictor.models import ModelConfig
 from predictor.sizes import Shape
 from predictor.workload import Workload
+from tests.predictor.small import small_config
 from tests.predictor.test_formula import key, made
 
 GIB = 1 << 30
@@ -117,3 +119,16 @@ def test_only_a_flush_over_several_owners_is_copied():
 def test_a_gradient_larger_than_the_bucket_is_never_copied_into_it():
     groups = [partition([0], [100], 1)]
     assert [f.extra_large for f in reduction.flushes([0], [100], groups, zero(reduce_bucket_size=10))] == [True]
+
+
+def test_gradients_that_never_came_are_made_optimizer_group_after_group(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    run = pipeline.prepare(Workload(model=str(tmp_path), recipe="full", sequence_length=16, zero_stage=2,
+                                    profile="none", gpu="h100-80gb")).run(None, 0)
+    events = run.events
+    rows = events.buffers.operator[events.buffer] == events.names.index("zero::get_all_grad_tensors")
+    made_here = events.buffer[rows & (events.step == 1) & (events.kind > 0)]
+    hidden, intermediate = 32, 64  # of the vision tower, whose last layer and norm come after the layer that is used
+    weights = [2 * hidden * hidden] * 4 + [2 * hidden * intermediate] * 2
+    others = [2 * hidden] * 6 + [2 * intermediate] + [2 * hidden] * 5
+    assert run.row_bytes[events.buffers.size[made_here]].tolist() == weights + others

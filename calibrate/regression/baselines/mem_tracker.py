@@ -1,0 +1,129 @@
+"""PyTorch's ``torch.distributed._tools.mem_tracker.MemTracker`` over one step on fake tensors.
+
+As it is (2.11) it runs no LLaVA with a frozen part: three things stop it, and are helped over here.
+
+- ``_track_module_params_and_buffers`` hooks every parameter, and a frozen one refuses (``Tensor.register_hook``):
+  frozen parameters are entered as hooked already.
+- transformers 5.17 compares the number of image tokens with the features
+  (``LlavaModel.get_placeholder_mask``): fake tensors have no values, so the comparison is left out.
+- Without a GPU, backward of fake CUDA tensors fails ("hasPrimaryContext"): the tensors are fake CPU tensors. Kernels
+  are chosen as on a CPU, and sizes are not rounded to 512 bytes.
+
+The first step, which makes AdamW's moments, runs before the tracker looks: the second is as every later one.
+"""
+
+from __future__ import annotations
+
+import types
+from functools import lru_cache
+
+from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
+from calibrate.regression.baselines.subject import shape_of, single
+from predictor.workload import Workload
+
+LONGEST_REASON = 160
+"""Characters of an error that are kept."""
+
+
+def estimate(workload: Workload) -> Estimate:
+    """Bytes of one process that holds all states.
+
+    Raises:
+        InputError: the model cannot be found or built.
+    """
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        return not_installed(error, "trace")
+    return tracked(single(workload))
+
+
+@lru_cache(maxsize=64)
+def tracked(workload: Workload) -> Estimate:
+    """The peak of one micro-step and optimizer step; degree, rank and engine make no difference to it."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from calibrate.reference_loop import build_model
+
+    model = build_model(workload)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")
+            model.tie_weights()
+            model.model.get_placeholder_mask = types.MethodType(_mask, model.model)
+            optimizer = _optimizer(model, workload)
+            batch = _batch(model, workload)
+            _step(model, optimizer, batch)
+            tracker = MemTracker()
+            tracker.track_external(model, optimizer, *batch.values())
+            for parameter in model.parameters():
+                if not parameter.requires_grad:
+                    tracker._param_to_grad_hook_handles[parameter] = (_Handle(), _Handle())
+            with tracker:
+                _step(model, optimizer, batch)
+            peak = tracker.get_tracker_snapshot("peak")
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        return Estimate(None, f"MemTracker cannot run this model: {type(error).__name__}: {reason}")
+    return Estimate(int(peak[torch.device("cpu")]["Total"]))
+
+
+def _step(model, optimizer, batch: dict) -> None:
+    """Forward, backward and optimizer step as the reference loop has them."""
+    loss = model(**batch, use_cache=False).loss
+    loss.backward()
+    del loss
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _optimizer(model, workload: Workload):
+    """AdamW as the workload has it."""
+    import torch
+
+    from calibrate.engines import OPTIMIZER_FLAGS
+
+    flags = OPTIMIZER_FLAGS[workload.optim] or {"foreach": True}  # what CUDA tensors take
+    return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], **flags)
+
+
+def _batch(model, workload: Workload) -> dict:
+    """Inputs as the reference loop has them, without values."""
+    import torch
+
+    from predictor.parser import image_extent
+
+    shape = shape_of(workload)
+    ids = torch.ones(shape.batch, shape.sequence, dtype=torch.long)
+    batch = {"input_ids": ids, "labels": ids.clone(),
+             "pixel_values": torch.empty(shape.images, *image_extent(model.config), dtype=model.dtype)}
+    if workload.padding == "right":
+        batch["attention_mask"] = torch.ones_like(ids)
+    return batch
+
+
+def _mask(llava, input_ids, inputs_embeds, image_features):
+    """``LlavaModel.get_placeholder_mask`` without the comparison."""
+    return (input_ids == llava.config.image_token_id).unsqueeze(-1)
+
+
+class _Handle:
+    """Stands for a hook that was never made."""
+
+    def remove(self) -> None:
+        """Nothing to remove."""
+
+
+BASELINE = Baseline(
+    name="MemTracker",
+    source="torch.distributed._tools.mem_tracker.MemTracker on fake CPU tensors, called; frozen parameters and the "
+           "count of image tokens helped over",
+    counts="parameters, gradients, AdamW's states, activations and temporaries of one training step, in order",
+    does_not_count="ZeRO: it is one process with every state, without fp32 master weights, buckets or partitions; "
+                   "CUDA's kernels and workspaces; the allocator",
+    estimate=estimate,
+    slow=True,
+)

@@ -1,0 +1,42 @@
+"""Model states only: LLMem's terms for parameters and optimizer states, without its activation and head terms.
+
+T. Kim, Y. Wang, V. Chaturvedi, L. Gupta, S. Kim, Y. Kwon, S. Ha: LLMem: Estimating GPU Memory Usage for Fine-Tuning
+Pre-Trained LLMs. IJCAI 2024, pages 6324-6332, doi 10.24963/ijcai.2024/699, arXiv 2404.10933; their program:
+github.com/taehokim20/LLMem, ``size_estimator.py``. With data parallelism over N GPUs under ZeRO: 16-bit parameters in
+full, as they are gathered for computation, and 1/N of the fp32 parameters and of two fp32 moments. Gradients take the
+place of the 16-bit parameters (in its runtime, Colossal-AI, they share chunks). Without ZeRO, N is 1.
+
+Readings where it is silent: a frozen parameter has 16 bits and nothing else (LLMem trains everything); the sizes of
+chunks, chosen as the program runs, and pages of 2 MiB are not rounded up to; every parameter counts, not only
+embeddings and linear layers.
+"""
+
+from __future__ import annotations
+
+from calibrate.regression.baselines.baseline import Baseline, Estimate
+from calibrate.regression.baselines.subject import partitions, subject
+from predictor.workload import Workload
+
+HALF_BYTES = 2
+FP32_BYTES = 4 + 4 + 4
+"""Master weight and two moments of an element that trains."""
+
+
+def estimate(workload: Workload) -> Estimate:
+    """Bytes of one GPU.
+
+    Raises:
+        InputError: the model cannot be found.
+    """
+    asked = subject(workload)
+    return Estimate(HALF_BYTES * asked.parameters + -(-FP32_BYTES * asked.trainable // partitions(workload)))
+
+
+BASELINE = Baseline(
+    name="states only",
+    source="LLMem (Kim et al., IJCAI 2024, arXiv 2404.10933), terms m_p and m_os",
+    counts="16-bit parameters, and ZeRO's share of fp32 master weights and moments of those that train",
+    does_not_count="activations, logits and loss (LLMem has terms for them); gradients, which share the parameters' "
+                   "place in its runtime and not in DeepSpeed; temporaries; buckets",
+    estimate=estimate,
+)

@@ -1,0 +1,85 @@
+"""What baselines ask about a workload's model: its facts and its traced step, whatever the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predictor import gpus, models, pipeline
+from predictor.facts import ModelFacts
+from predictor.formula import Formula
+from predictor.gpus import Gpu
+from predictor.sizes import Shape
+from predictor.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model at one shape: the formula of its micro-step holds its parameters too."""
+
+    formula: Formula
+    shape: Shape
+    gpu: Gpu
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Parameters and buffers of the model."""
+        return self.formula.facts
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.numel for p in self.facts.parameters if not p.buffer)
+
+    @property
+    def trainable(self) -> int:
+        """Elements of the parameters that train."""
+        return sum(p.numel for p in self.facts.parameters if p.trainable)
+
+
+def subject(workload: Workload) -> Subject:
+    """The workload's model.
+
+    Raises:
+        InputError: as :func:`predictor.pipeline.predict`, except that every engine will do.
+    """
+    alone = single(workload)
+    gpu = gpus.find(workload.gpu or pipeline.DEFAULT_GPU)
+    shape = shape_of(alone)
+    formula = pipeline.find_formula(alone, shape, gpu)
+    pipeline.check_shape(alone, formula)
+    return Subject(formula, shape, gpu)
+
+
+def single(workload: Workload) -> Workload:
+    """The same model, recipe and shape in one process under plain PyTorch: workloads that differ only in
+    their engine become equal.
+
+    Raises:
+        InputError: the model's configuration cannot be found.
+    """
+    images = 1 if workload.images_per_sample is None else workload.images_per_sample
+    return workload.replace(
+        engine=None, deepspeed=None, zero_stage=None, data_parallel_size=None, rank=None, gpu=None,
+        capacity_bytes=None, allocator_conf=None, profile=None, max_grad_norm=None, gradient_accumulation_steps=None,
+        per_device_train_batch_size=workload.per_device_train_batch_size, images_per_sample=images,
+        optim=workload.optim)
+
+
+def shape_of(workload: Workload) -> Shape:
+    """Samples, tokens and images of the micro-batch."""
+    batch = workload.per_device_train_batch_size
+    return Shape(batch, workload.sequence_length, batch * (workload.images_per_sample or 1))
+
+
+def partitions(workload: Workload) -> int:
+    """GPUs that ZeRO partitions over; 1 without it."""
+    return workload.data_parallel_size if workload.engine == "deepspeed" else 1
+
+
+def configuration(workload: Workload) -> dict:
+    """The model's ``config.json``.
+
+    Raises:
+        InputError: it cannot be found or read.
+    """
+    return models.find(workload.model).document

@@ -1,0 +1,36 @@
+"""The compact rows of ``scripts/compare_emulated.py`` and ``compare_verdicts.py``: what their ``job`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.suggest import show
+from predictor.workload import Workload
+
+MODELS = Path(__file__).parent / "models"
+"""Configurations under names of their own. ``grouped``: a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside.
+``shallow``: LLaVA-1.5-7B with 4 of its 32 layers, 1.4 billion parameters."""
+GPU = "h100-80gb"
+PLENTY_BYTES = 400 << 30
+"""Capacity of the emulated GPU of those rows, so that a peak above 80 GB can be measured too."""
+
+
+def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> tuple[Workload, str]:
+    """The workload of a row's ``job``, without a profile, and when events complete.
+
+    ``events`` is no key of the workload; a row without it ran with ``immediate``.
+
+    Raises:
+        InputError: a job that makes no workload.
+    """
+    keys = dict(job)
+    events = keys.pop("events", "immediate")
+    model = keys.get("model")
+    if not isinstance(events, str) or not isinstance(model, str):
+        raise InputError(f"job: must have a model, and events as text, not {show(job, 100)}")
+    path = MODELS / f"{model}.json"
+    keys["model"] = str(path) if path.is_file() else model
+    return Workload.from_mapping(keys | {"gpu": GPU, "capacity_bytes": capacity_bytes, "profile": "none"}), events

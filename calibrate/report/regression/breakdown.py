@@ -1,0 +1,92 @@
+"""What the peak of a case is made of, predicted above measured: bars by factor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from calibrate.regression.histories import DEVICE_ONLY
+from calibrate.regression.report import Report
+from calibrate.report.regression import chart
+from calibrate.report.regression.chart import Scale
+from calibrate.report.regression.figures import Figure
+from predictor.report.curve import STACK
+from predictor.report.units import GIB, gib, size_text
+
+WHOLE = "measured"
+"""In place of a factor: all that was measured, where no memory history tells it apart."""
+STACKED = (*(factor.value for factor in STACK), DEVICE_ONLY, WHOLE)
+"""From the left; also classes of ``page.css``."""
+LEFT, RIGHT, EACH = 84, 652, 138
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One case: bytes by factor, predicted and measured."""
+
+    title: str
+    predicted: Mapping[str, int]
+    measured: Mapping[str, int]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Predicted and measured bytes."""
+        return sum(self.predicted.values()), sum(self.measured.values())
+
+
+def breakdown(made: Report) -> Figure | None:
+    """The worst case, one in the middle, and one with a memory history if there is one."""
+    pairs = _pairs(made)
+    if not pairs:
+        return None
+    used = [name for name in STACKED[:-1] if any(pair.predicted.get(name) or pair.measured.get(name) for pair in pairs)]
+    items = [(chart.box(-5, -5, 10, 10, f"f-{name}"), name.replace("_", " ")) for name in used]
+    body = chart.legend(LEFT, 16, items)
+    top = 46 + chart.LEGEND_ROW * chart.flow(LEFT, items)[-1][1]
+    for place, pair in enumerate(pairs):
+        body += _bars(pair, top + EACH * place)
+    said = "; ".join(f"{pair.title}, predicted {size_text(pair.sizes[0])}, measured {size_text(pair.sizes[1])}"
+                     for pair in pairs)
+    history = " With a memory history, requested bytes at each peak, both by factor (predicted without a profile)." \
+        if made.history else ""
+    return Figure("breakdown", "Cases side by side", f"{said}.",
+                  "Predicted allocated bytes by factor at the predicted peak, above the measured peak: of the case "
+                  f"whose allocated peak is furthest off, and of one in the middle by size.{history}",
+                  top - 20 + EACH * len(pairs), tuple(body))
+
+
+def _pairs(made: Report) -> list[Pair]:
+    known = [one for one in made.comparisons if one.error("allocated") is not None]
+    chosen = {}
+    if known:
+        worst = max(known, key=lambda one: abs(one.error("allocated")))
+        ordered = sorted(known, key=lambda one: one.peaks["allocated"].measured_bytes)
+        chosen = {"In the middle": ordered[len(ordered) // 2], "Furthest off": worst}
+        if chosen["In the middle"] is worst:
+            del chosen["In the middle"]
+    pairs = [Pair(f"{what}: {one.case.name}", one.factors, {WHOLE: one.peaks["allocated"].measured_bytes})
+             for what, one in reversed(chosen.items())]
+    if made.history:
+        pairs.append(Pair(f"With its memory history: {made.history.case.name}", made.history.predicted,
+                          made.history.measured))
+    return pairs
+
+
+def _bars(pair: Pair, y: float) -> list[str]:
+    scale = Scale(0, max(pair.sizes) / GIB, LEFT, RIGHT)
+    parts = [chart.text(8, y + 4, chart.fitting(pair.title, 440), "label"),
+             *chart.level(scale, chart.even(scale.high), y + 14, y + 84, "{:g}".format)]
+    for row, words, sizes, total in ((20, "predicted", pair.predicted, pair.sizes[0]),
+                                     (52, "measured", pair.measured, pair.sizes[1])):
+        parts += [chart.text(LEFT - 6, y + row + 16, words, "", "end"),
+                  chart.text(scale(total / GIB) + 6, y + row + 16, f"{gib(total)} GiB")]
+        x = 0
+        for name in STACKED:
+            left, x = x, x + sizes.get(name, 0)
+            if x > left:
+                parts.append(chart.box(scale(left / GIB), y + row, scale(x / GIB) - scale(left / GIB), 24,
+                                       f"f-{name}", f"{name.replace('_', ' ')}: {size_text(x - left)}"))
+    difference = pair.sizes[0] - pair.sizes[1]
+    how = "more" if difference > 0 else "less"
+    words = f"predicted {abs(difference):,} bytes {how}" if difference else "equal to the byte"
+    return [*parts, chart.text(752, y + 4, words, "tick", "end")]

@@ -1,0 +1,73 @@
+"""The files of a regression report: one directory with the report in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calibrate.regression.baselines import BASELINES
+from calibrate.regression.cases import COUNTERS
+from calibrate.regression.gates import Result
+from calibrate.regression.report import Report
+from calibrate.report.regression.document import case, document
+from calibrate.report.regression.markdown import markdown
+from calibrate.report.regression.page import page
+from predictor.errors import InputError
+from predictor.files import write_whole
+from predictor.suggest import show
+
+NAMES = ("report.html", "report.json", "report.md", "cases.csv")
+COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "data_parallel_size", "rank", "gpu",
+           "measured_on", "date", "completion", "survived", "measured_moment", "predicted_moment", "capacity_bytes",
+           "verdict", *(column.format(counter) for counter in COUNTERS for column in (
+               "measured_{}_bytes", "predicted_{}_bytes", "{}_error")),
+           *(f"{key}_bytes" for key in BASELINES))
+"""Of ``cases.csv``: keys of a case in ``report.json``."""
+
+
+def check(directory: str, force: bool) -> None:
+    """Refuses, before anything is computed, a directory that the report cannot be written to; makes it if needed.
+
+    Raises:
+        InputError: it cannot be made or written, or holds a report and ``force`` is false.
+    """
+    name = show(directory, 200)[1:-1]
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{name}: cannot be made a directory: {why}: name another with -o") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InputError(f"{name}: is not writable: name another directory with -o")
+    there = [file for file in NAMES if (Path(directory) / file).exists()]
+    if there and not force:
+        raise InputError(f"{name}: has {', '.join(there)} already: add --force to overwrite, or name another directory")
+
+
+def write(directory: str, made: Report, gates: Sequence[Result] = (), **provenance: Any) -> None:
+    """Writes every form; each file whole or not at all."""
+    forms = {"report.html": page(made, gates, **provenance),
+             "report.json": json.dumps(document(made, gates, **provenance), indent=1, allow_nan=False) + "\n",
+             "report.md": markdown(made, gates), "cases.csv": table(made)}
+    for name in NAMES:
+        write_whole(str(Path(directory) / name), forms[name].encode())
+
+
+def rows(made: Report) -> list[dict[str, Any]]:
+    """The lines of ``cases.csv``, by column."""
+    found = [case(one, made.estimates.get(one.case.id, {})) for one in made.comparisons]
+    return [{column: one[column] for column in COLUMNS} for one in found]
+
+
+def table(made: Report) -> str:
+    """``cases.csv``; what is not known is empty."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(made))
+    return stream.getvalue()

@@ -1,0 +1,135 @@
+"""A regression report as one HTML file: styles and figures inside, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from calibrate.regression.gates import Result
+from calibrate.regression.report import Report
+from calibrate.report.regression import figures, tables, words
+from calibrate.report.regression.breakdown import breakdown
+from calibrate.report.regression.chart import WIDTH
+from calibrate.report.regression.figures import Figure
+from calibrate.report.regression.paper import paper
+from calibrate.report.regression.tables import Table
+from predictor.events import Factor
+from predictor.report.svg import COLOURS
+from predictor.version import VERSION
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What the page may load: its own styles. A browser that knows the policy refuses the rest."""
+
+MOST_OPEN = 10
+"""Explained cases that show at once; the others open on demand."""
+
+
+def page(made: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None) -> str:
+    """The whole document; the same report gives the same bytes."""
+    sections = []
+    if made.overall.errors:
+        sections.append(("errors", "Errors", [
+            "<p>Signed errors are (predicted − measured) ÷ measured, in percent: below zero, too low.</p>",
+            _table(tables.overall(made.overall)), _figure(figures.scatter(made))]))
+    sections.append(("groups", "By group", [_figure(figures.errors(made)), _table(tables.by_group(made.groups)),
+                                            *map(_folded, (tables.errors(made.groups, counter)
+                                                           for counter in made.overall.errors))]))
+    sections.append(("verdicts", "Verdicts", [
+        *(f"<p>{escape(line)}</p>" for line in (*words.verdict_lines(made.overall), *words.xmem_lines(made.overall))),
+        _folded(tables.verdicts(made.groups))]))
+    if made.paper.rows:
+        sections.append(("grid", "The paper's grid", [
+            "<p>A row a job: measured and predicted are those of its highest rank.</p>",
+            _figure(paper(made)), _table(tables.paper(made.paper))]))
+    if words.asked(made):
+        lines = (*map(words.method_line, words.asked(made)), *words.silent_lines(made))
+        sections.append(("others", "Other methods", [
+            _figure(figures.methods(made)), _table(tables.methods(made.grid)), _list(lines)]))
+    explained = [_explained(words.explained_lines(one)) for one in made.explained]
+    sections.append(("worst", words.far_line(made), [
+        _figure(breakdown(made)), *explained[:MOST_OPEN], *_more(explained[MOST_OPEN:])]))
+    sections.append(("cases", "Every case", [_folded(tables.cases(made))]))
+    if made.skipped:
+        sections.append(("skipped", "Skipped", [_list(map(words.skipped_line, made.skipped))]))
+    return "\n".join(["<!DOCTYPE html>", '<html lang="en">', *_head(), "<body>", "<header>",
+                      *_top(made, gates, command, profile), _contents(sections), "</header>", "<main>",
+                      *(part for section in sections for part in _section(*section)), "</main>", "</body>", "</html>"
+                      ]) + "\n"
+
+
+def _head() -> list[str]:
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    factors = "".join(f".f-{factor.value} {{ fill: {colour}; }}\n" for factor, colour in COLOURS.items()
+                      if factor is not Factor.ALLOCATOR)
+    return ["<head>", '<meta charset="utf-8">', f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            "<title>peakcast: predicted against measured</title>", '<link rel="icon" href="data:,">',
+            f"<style>\n{style}{factors}.f-allocator {{ fill: var(--ink); }}\n</style>", "</head>"]
+
+
+def _top(made: Report, gates: Sequence[Result], command: str, profile: str | None) -> list[str]:
+    """What to know if nothing else is read."""
+    parts = ["<h1>Predicted against measured GPU memory</h1>",
+             f'<p class="lead">{escape(words.headline(made))} {escape(words.summary(made))}</p>']
+    if gates:
+        parts += ["<ul>", *(f'<li class="{"bad" if gate.broken else "good"}">Gate {escape(line)}</li>'
+                            for gate in gates for line in words.gate_lines(gate)), "</ul>"]
+    told = [f"peakcast {VERSION}", command and f"<code>{escape(command)}</code>",
+            profile and f"profile {escape(profile)}"]
+    return [*parts, f'<p class="from">{" · ".join(filter(None, told))}</p>']
+
+
+def _contents(sections: Iterable[tuple[str, str, list[str]]]) -> str:
+    links = " ".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in sections)
+    return f'<nav aria-label="Contents">{links}</nav>'
+
+
+def _section(name: str, title: str, parts: Iterable[str]) -> list[str]:
+    return [f'<section id="{name}">', f"<h2>{escape(title)}</h2>", *(part for part in parts if part), "</section>"]
+
+
+def _figure(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    name = f"figure-{figure.name}"
+    return "\n".join([
+        f'<figure id="{name}">', f'<svg viewBox="0 0 {WIDTH} {figure.height:g}" role="img" '
+        f'aria-labelledby="{name}-title {name}-desc">', f'<title id="{name}-title">{escape(figure.title)}</title>',
+        f'<desc id="{name}-desc">{escape(figure.description)}</desc>', *figure.body, "</svg>",
+        f"<figcaption><strong>{escape(figure.title)}.</strong> {escape(figure.caption)}</figcaption>", "</figure>"])
+
+
+def _table(table: Table) -> str:
+    def cell(place: int, words: str, tag: str, scope: str = "") -> str:
+        kind = ' class="text"' if place < table.texts else ""
+        return f"<{tag}{scope}{kind}>{escape(words)}</{tag}>"
+
+    rows = []
+    for number, row in enumerate(table.rows, 1):
+        kind = ' class="last"' if table.last and number == len(table.rows) else ""
+        rows.append(f"<tr{kind}>" + cell(0, row[0], "th", ' scope="row"')
+                    + "".join(cell(place, words, "td") for place, words in enumerate(row[1:], 1)) + "</tr>")
+    heads = "".join(cell(place, words, "th", ' scope="col"') for place, words in enumerate(table.heads))
+    return "\n".join(['<div class="wide">', f"<table><caption>{escape(table.title)}</caption>",
+                      f"<thead><tr>{heads}</tr></thead>", "<tbody>", *rows, "</tbody></table>", "</div>"])
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"])
+
+
+def _explained(lines: Sequence[str]) -> str:
+    """The case, then what is known; commands as such."""
+    first, *rest = (line.strip() for line in lines)
+    told = [f"<code>{escape(line)}</code>" if line.startswith("peakcast ") else escape(line) for line in rest]
+    return f"<p><strong>{escape(first)}</strong></p>\n<ul>" + "".join(f"<li>{line}</li>" for line in told) + "</ul>"
+
+
+def _more(parts: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{len(parts)} more</summary>", *parts, "</details>"] if parts else []
+
+
+def _folded(table: Table) -> str:
+    """A table that opens on demand."""
+    return f"<details><summary>{escape(table.title)} ({len(table.rows)} rows)</summary>\n{_table(table)}</details>"

@@ -1,0 +1,84 @@
+"""A profile as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from predictor.profile import Profile
+from predictor.report.table import table, wrapped
+from predictor.report.units import size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
+"""Where a workspace is, by ``OperatorWorkspace.grows``."""
+
+
+def overview(profiles: Mapping[str, Profile]) -> Table:
+    """A row a profile."""
+    rows = table("profile", "measured on", "product", "software", "date", "jobs")
+    for name, one in profiles.items():
+        jobs = one.provenance.get("jobs", {})
+        rows.add_row(name, one.measured_on, one.device.product, software(one), str(one.provenance.get("date", "")),
+                     str(sum(jobs.values())) if isinstance(jobs, Mapping) else "")
+    return rows
+
+
+def software(profile: Profile) -> str:
+    """Packages and versions."""
+    return ", ".join(f"{name} {version}" for name, version in sorted(profile.software.items()))
+
+
+def report(console: Console, profile: Profile) -> None:
+    """What it changes in a prediction."""
+    console.print(_coefficients(profile))
+    console.print()
+    console.print(_workspaces(profile))
+    console.print()
+    for line in (_runtime(profile), _rounding(profile)):
+        for part in wrapped(console, line, indent=0):
+            console.print(part)
+
+
+def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Table:
+    """How far held-out jobs were from their predictions; ``inside``: share of them in intervals from others."""
+    heads = ["inside (cross-checked)"] if inside else []
+    rows = table("held-out jobs", "measured less predicted", "level", "jobs", *heads)
+    for counter, one in profile.residuals.items():
+        checked = [f"{inside[counter]:.1%}" if counter in inside else ""] if inside else []
+        rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples), *checked)
+    return rows
+
+
+def _coefficients(profile: Profile):
+    rows = table("factor", "coefficient", "±", "points", "used", "")
+    for name, one in profile.coefficients.items():
+        error = "" if one.standard_error is None else f"{one.standard_error:.6f}"
+        rows.add_row(name, f"{one.value:.6f}", error, str(one.samples), "yes" if one.applied else "no", one.note)
+    return rows
+
+
+def _workspaces(profile: Profile):
+    rows = table("bytes beyond prediction", "where", "fixed", "±", "for each byte of the call", "±", "calls")
+    for one in profile.workspaces:
+        rows.add_row(one.operator, SORTS[one.grows], f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
+                     f"{one.bytes_per_call_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
+    if not profile.workspaces:
+        rows.add_row("none: every operator allocates what is predicted", "", "", "", "", "", "")
+    return rows
+
+
+def _runtime(profile: Profile) -> str:
+    runtime = profile.runtime
+    nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
+        if runtime.nccl_bytes or runtime.nccl_bytes_per_rank else ""
+    return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
+
+
+def _rounding(profile: Profile) -> str:
+    divisions = profile.allocator.roundup_power2_divisions
+    return f"The allocator rounds up to powers of 2 in {divisions} steps." if divisions else \
+        "The allocator rounds as the workload's settings say."

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Write profiles/workspaces.md: every operator with a workspace, its formula and where PyTorch allocates it.
+
+    pip install -e '.[trace]'
+    python scripts/list_workspaces.py
+
+The text is that of the tables which predictions use: predictor/operators.py and predictor/workspaces.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+from predictor import operators, workspaces
+from predictor.files import write_whole
+
+TARGET = Path(__file__).resolve().parents[1] / "profiles" / "workspaces.md"
+HEAD = """# Workspaces
+
+What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it.
+An operator that is not listed allocates its results and nothing else. Made by `scripts/list_workspaces.py` from
+the tables that predictions use, `predictor/operators.py` and `predictor/workspaces.py`.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    lines = [HEAD, "| operator | what it does | formulas |", "|---|---|---|"]
+    lines += [f"| `{name}` | {_said(play)} | {', '.join(f'[`{one}`](#{one})' for one in formulas(play))} |"
+              for name, play in operators.TABLE.items()]
+    lines += ["", "## Formulas", "", "In bytes, by the GPU and dimensions of the call.", ""]
+    for name, function in workspaces.FUNCTIONS.items():
+        lines += [f"### {name}", "", _said(function), "", "```python", _body(function), "```", ""]
+    helpers = [one for name, one in vars(workspaces).items() if name.startswith("_") and inspect.isfunction(one)]
+    lines += ["## Shared by them", "", "```python", "\n\n".join(inspect.getsource(one).rstrip() for one in helpers),
+              "```", ""]
+    return "\n".join(lines)
+
+
+def formulas(play: Callable) -> list[str]:
+    """Names in ``workspaces.FUNCTIONS`` that an entry of the operators' table uses, also by what it calls."""
+    text = inspect.getsource(play)
+    text += "".join(inspect.getsource(one) for name, one in vars(operators).items()
+                    if inspect.isfunction(one) and one is not play and f"{name}(call" in text)
+    return [name for name in workspaces.FUNCTIONS if f'"{name}"' in text]
+
+
+def _said(function: Callable) -> str:
+    return " ".join(inspect.getdoc(function).split())
+
+
+def _body(function: Callable) -> str:
+    source = inspect.getsource(function).rstrip()
+    head, _, rest = source.partition('"""')
+    return head.rstrip() + rest.partition('"""')[2]
+
+
+if __name__ == "__main__":
+    write_whole(str(TARGET), page().encode())
+    print(TARGET)

@@ -1,0 +1,140 @@
+"""Single operators: what the tracer says that they allocate and free, in order, against PyTorch on emulated GPUs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from predictor import gpus, workspaces
+from predictor.cuda_paths import as_on_cuda
+from predictor.events import Moment
+from predictor.trace import Tracer
+from tests.calibrate.small_jobs import needs_emulator
+from tests.calibrate.test_emulator import run_job
+
+CALLS = '''
+import torch
+
+aten = torch.ops.aten
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device=DEVICE)
+
+
+def embedding(tokens, width=64):
+    ids, gradient = zeros(tokens), empty(tokens, width)
+    return lambda: aten.embedding_dense_backward(gradient, ids, 32064, -1, False)
+
+
+def strided_embedding():
+    ids, gradient = zeros(729), empty(64, 729).t()
+    return lambda: aten.embedding_dense_backward(gradient, ids, 729, -1, False)
+
+
+def convolution(bias, channels_last=True):
+    weight, images, gradient = empty(1152, 3, 14, 14), empty(4, 3, 378, 378), empty(4, 1152, 27, 27)
+    if channels_last:
+        gradient = empty(4, 27, 27, 1152).permute(0, 3, 1, 2)
+    return lambda: aten.convolution_backward(gradient, images, weight, [1152] if bias else None, [14, 14], [0, 0],
+                                             [1, 1], False, [0, 0], 1, [False, True, bias])
+
+
+def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64):
+    from torch.nn import functional
+    query, key, value = empty(batch, 8, length, width), *(empty(batch, 8 // groups, length, width) for _ in range(2))
+    mask = None if mask is None else empty(batch, 1, length, length, dtype=mask)
+    return lambda: chosen(backend, lambda: functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=groups > 1))
+
+
+def calls():
+    rows, flags, wide = empty(5000, 64), empty(5000, 64, dtype=torch.bool), empty(4, 1152, 729).transpose(1, 2)
+    yield from {
+        **{f"embedding backward, {n} tokens": embedding(n) for n in (3072, 3073, 4097, 20000)},
+        "embedding backward, strided": strided_embedding(),
+        "convolution backward": convolution(False),
+        "convolution backward, bias": convolution(True),
+        "convolution backward, contiguous": convolution(False, channels_last=False),
+        "cumsum of a row": (lambda ids=zeros(1, 9000): ids.cumsum(-1)),
+        "cumsum of rows": (lambda ids=zeros(2, 9000): ids.cumsum(-1)),
+        "cumsum of a row of flags": (lambda row=empty(1, 9000, dtype=torch.bool): row.cumsum(-1)),
+        "masked_scatter": lambda: rows.masked_scatter(flags, rows),
+        "sum of columns": lambda: rows.sum(0),
+        "sum of all": lambda: rows.sum(),
+        "sum, channels last": lambda: wide.sum((0, 1)),
+        "flash attention, keys split": attention("flash", True, batch=1, length=577),
+        "flash attention": attention("flash", True, batch=32, length=577),
+        "math attention, causal": attention("math", True, groups=4),
+        "math attention, masked": attention("math", False, torch.bfloat16, groups=4),
+        "math attention, boolean mask": attention("math", False, torch.bool, groups=4),
+    }.items()
+'''
+ON_DEVICE = '''
+DEVICE = "cuda"
+
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=torch.int64, device="cuda")
+
+
+def chosen(backend, call):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION if backend == "flash" else SDPBackend.MATH):
+        return call()
+
+
+for dtype in (torch.float, torch.bfloat16):  # cuBLAS' workspace
+    torch.bmm(empty(2, 8, 8, dtype=dtype), empty(2, 8, 8, dtype=dtype))
+found = {}
+for name, call in calls():
+    torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.memory._record_memory_history(context=None)
+    call()
+    found[name] = [entry["size"] * (1 if entry["action"] == "alloc" else -1)
+                   for entry in torch.cuda.memory._snapshot()["device_traces"][0]
+                   if entry["action"] in ("alloc", "free_completed")]
+answer(found)
+'''
+NAMES = [name for name, _ in (lambda scope: (exec(CALLS, scope), scope["calls"]())[1])(
+    {"DEVICE": "meta", "zeros": lambda *shape: torch.empty(*shape, dtype=torch.int64, device="meta")})]
+
+
+@cache
+def on_device(gpu: str) -> dict[str, list[int]]:
+    return run_job(CALLS + ON_DEVICE, gpu=gpu)
+
+
+def traced(wanted: str, gpu) -> list[int]:
+    tracer = Tracer(lambda: ("", False))
+    tracer.moment = Moment.FORWARD
+
+    def zeros(*shape):
+        ids = torch.empty(*shape, dtype=torch.int64, device="meta")
+        tracer.twins.adopt(ids, torch.zeros(*shape, dtype=torch.int64))
+        return ids
+
+    def chosen(backend, call):
+        return call()
+
+    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen}
+    exec(CALLS, scope)
+    call = dict(scope["calls"]())[wanted]
+    with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
+        torch.bmm(*(torch.empty(2, 8, 8, device="meta") for _ in range(2)))
+        tracer.closed()
+        call()
+    recording = tracer.closed()
+    sizes = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
+             for b in recording.buffers]
+    return [sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in recording.events
+            if sizes[abs(event) - 1]]
+
+
+@needs_emulator
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb", "rtx-4090"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_allocates_and_frees_what_the_tracer_says_in_that_order(name, gpu):
+    assert traced(name, gpus.find(gpu)) == on_device(gpu)[name]

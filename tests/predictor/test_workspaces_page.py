@@ -1,0 +1,20 @@
+"""The page that lists every operator with a workspace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from predictor import operators, workspaces
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import list_workspaces  # noqa: E402
+
+
+def test_the_page_is_what_the_tables_say():
+    assert list_workspaces.TARGET.read_text() == list_workspaces.page()
+
+
+def test_every_formula_is_used_by_an_operator():
+    used = {name for play in operators.TABLE.values() for name in list_workspaces.formulas(play)}
+    assert used == workspaces.FUNCTIONS.keys()
