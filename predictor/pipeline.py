@@ -9,9 +9,8 @@ from functools import lru_cache
 from predictor import calibrated, deepspeed_config, gpus, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import torch_loop
+from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.setup import Setup
-from predictor.engine.zero2 import Zero2
 from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.formula import Formula
@@ -78,7 +77,7 @@ class Job:
             return [0 if self.workload.rank == "worst" else self.workload.rank]
         traced = self.formula.micro.events
         traced_bytes = sizes_at(traced, self.shape, self.gpu)[traced.buffers.size]
-        engine = zero2(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
         peaks = engine.peaks(range(degree), traced_bytes)
         return list(dict.fromkeys([peaks.index(max(peaks)), 0, degree - 1]))
 
@@ -196,8 +195,8 @@ def check_shape(workload: Workload, formula: Formula) -> None:
 
 def check_engine(workload: Workload) -> None:
     """Refuse the engines that jobs can be measured with, but not predicted yet."""
-    what = "engine ddp" if workload.engine == "ddp" else f"ZeRO stage {workload.zero_stage}"
-    if workload.engine == "ddp" or workload.zero_stage in (1, 3):
+    if name_of(workload.engine, workload.zero_stage) not in ENGINES:
+        what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
         raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
                          "peakcast measure runs it on an emulated GPU")
 
@@ -206,18 +205,19 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
     """What the engine needs to know."""
     zero = deepspeed_config.read(workload, formula.facts.hidden_size) if workload.engine == "deepspeed" else None
     return Setup(
-        facts=formula.facts, optim=workload.optim, param_groups=workload.param_groups,
-        max_grad_norm=workload.max_grad_norm, gradient_accumulation_steps=workload.gradient_accumulation_steps,
+        facts=formula.facts, engine=name_of(workload.engine, workload.zero_stage), optim=workload.optim,
+        param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
+        gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
 
 
 @lru_cache(maxsize=8)
-def zero2(formula: Formula, setup: Setup) -> Zero2:
-    """ZeRO-2's part of a run, independent of the shape."""
-    return Zero2(formula.micro, setup)
+def engine_of(formula: Formula, setup: Setup) -> Engine:
+    """The engine's part of a run, independent of the shape."""
+    return ENGINES[setup.engine](formula.micro, setup)
 
 
 @lru_cache(maxsize=8)
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     """The events of a whole run of one rank, independent of the shape."""
-    return torch_loop.compose(formula.micro, setup) if setup.zero is None else zero2(formula, setup).rank(rank)
+    return engine_of(formula, setup).rank(rank)

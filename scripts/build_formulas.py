@@ -26,7 +26,7 @@ from predictor.tracing import trace_formula
 from predictor.workload import PINNED
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
-TARGET, RECORDS = PROFILES / "formulas", PROFILES / "h100-80gb"
+TARGET, RECORDS = PROFILES / "formulas", [PROFILES / "h100-80gb", PROFILES / "a100-80gb"]
 MODELS = ("llava-1.5-7b", "llava-1.5-13b")
 RECIPES = ("pretrain", "finetune", "full")
 CHECKPOINTING = ("on", "off")
@@ -47,7 +47,7 @@ def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
 
 def record_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
     """What the kept measurements are predicted with."""
-    for case in files.read([RECORDS])[0]:
+    for case in files.read(RECORDS)[0]:
         workload = case.workload.fill(images_per_sample=1)
         with contextlib.suppress(InputError):  # measured, and not predicted yet
             yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(workload.gpu))

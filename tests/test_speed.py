@@ -31,7 +31,7 @@ def test_one_warm_prediction_engine_and_worst_rank_included(benchmark, formula):
 def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
     def forget() -> None:
         pipeline.compose.cache_clear()
-        pipeline.zero2.cache_clear()
+        pipeline.engine_of.cache_clear()
 
     run = benchmark.pedantic(lambda: pipeline.prepare(JOB).run(None), setup=forget, rounds=100, warmup_rounds=3)
     assert run.peak > 0

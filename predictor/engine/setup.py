@@ -19,9 +19,14 @@ STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One run. ``zero`` is None without DeepSpeed; ``capacity_bytes``, what PyTorch can have, None for no limit."""
+    """One run.
+
+    ``engine`` is a key of ``engines.ENGINES``; ``zero`` is None without DeepSpeed; ``capacity_bytes``, what PyTorch can
+    have, None for no limit.
+    """
 
     facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
+    engine: str
     optim: str
     param_groups: str
     max_grad_norm: float

@@ -6,6 +6,8 @@ torch/optim/adam.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from predictor.engine import optimizer
@@ -16,14 +18,24 @@ from predictor.facts import Parameter
 from predictor.formula import MicroStep
 
 
-def compose(micro: MicroStep, setup: Setup) -> EventList:
-    """Start-up and three steps."""
-    vocabulary, start = Vocabulary(micro), Tape()
-    for index in setup.facts.moved:
-        tensor = setup.facts.parameters[index]
-        start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
-    return vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
-                               _step(micro, setup, vocabulary))
+class TorchLoop:
+    """The only rank's run."""
+
+    def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        vocabulary, start = Vocabulary(micro), Tape()
+        for index in setup.facts.moved:
+            tensor = setup.facts.parameters[index]
+            start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
+        self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
+                                          _step(micro, setup, vocabulary))
+
+    def rank(self, rank: int) -> EventList:
+        """Start-up and three steps."""
+        return self.events
+
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+        """Nothing to choose among: no rank holds more than another."""
+        return [(0, 0)] * len(ranks)
 
 
 def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:

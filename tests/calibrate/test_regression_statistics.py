@@ -30,6 +30,11 @@ def test_a_peak_at_the_end_of_its_interval_is_inside(measured, inside):
     assert Peak(measured, 105, 100, 110).inside is inside
 
 
+@pytest.mark.parametrize("measured, inside", [(104, False), (105, True), (106, False)])
+def test_an_interval_without_width_holds_only_its_value(measured, inside):
+    assert Peak(measured, 105, 105, 105).inside is inside
+
+
 def test_errors_are_summed_up_by_their_size_and_the_bias_by_their_sign():
     found = statistics.errors([("a", 0.02), ("b", -0.04), ("c", 0.0), ("d", 0.01)])
     assert found.cases == 4

@@ -103,7 +103,7 @@ def _predicted(case: Case, micro, facts) -> list[dict]:
 
     workload = Workload(model="small", sequence_length=16, per_device_train_batch_size=2, deepspeed=_config(case),
                         data_parallel_size=case.world)
-    setup = Setup(facts=facts, optim=case.optim, param_groups=case.param_groups, max_grad_norm=1.0,
+    setup = Setup(facts=facts, engine="zero2", optim=case.optim, param_groups=case.param_groups, max_grad_norm=1.0,
                   gradient_accumulation_steps=case.accumulation, data_parallel_size=case.world,
                   zero=deepspeed_config.read(workload, facts.hidden_size), capacity_bytes=None)
     events = Zero2(micro, setup).rank(case.rank)

@@ -51,21 +51,22 @@ def breakdown(made: Report) -> Figure | None:
         if made.history else ""
     return Figure("breakdown", "Cases side by side", f"{said}.",
                   "Predicted allocated bytes by factor at the predicted peak, above the measured peak: of the case "
-                  f"whose allocated peak is furthest off, and of one in the middle by size.{history}",
+                  "whose allocated peak is furthest off, and of one in the middle by size (of another recipe, if there "
+                  f"is one).{history}",
                   top - 20 + EACH * len(pairs), tuple(body))
 
 
 def _pairs(made: Report) -> list[Pair]:
-    known = [one for one in made.comparisons if one.error("allocated") is not None]
+    known = sorted((one for one in made.comparisons if one.error("allocated") is not None),
+                   key=lambda one: one.peaks["allocated"].measured_bytes)
     chosen = {}
     if known:
         worst = max(known, key=lambda one: abs(one.error("allocated")))
-        ordered = sorted(known, key=lambda one: one.peaks["allocated"].measured_bytes)
-        chosen = {"In the middle": ordered[len(ordered) // 2], "Furthest off": worst}
-        if chosen["In the middle"] is worst:
-            del chosen["In the middle"]
+        others = [one for one in known if one.case.workload.recipe != worst.case.workload.recipe] or \
+            [one for one in known if one is not worst]
+        chosen = {"Furthest off": worst} | ({"In the middle": others[len(others) // 2]} if others else {})
     pairs = [Pair(f"{what}: {one.case.name}", one.factors, {WHOLE: one.peaks["allocated"].measured_bytes})
-             for what, one in reversed(chosen.items())]
+             for what, one in chosen.items()]
     if made.history:
         pairs.append(Pair(f"With its memory history: {made.history.case.name}", made.history.predicted,
                           made.history.measured))
