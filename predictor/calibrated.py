@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from predictor.allocator import AllocatorSettings
-from predictor.events import FACTORS, Buffers, EventList, Factor
+from predictor.calls import Call, calls
+from predictor.events import FACTORS, Buffers, Factor
 from predictor.formula import MicroStep
 from predictor.gpus import Gpu
 from predictor.profile import Choice, OperatorWorkspace
@@ -88,7 +88,6 @@ def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], s
     by_sort = {(workspace.operator, workspace.grows): workspace for workspace in workspaces}
     events = micro.events
     row_bytes = events.sizes.at(shape, gpu)
-    temporary = _temporaries(events)
     resized: dict[int, int] = {}
     own: list[tuple[Call, int]] = []
     for call in calls(events, row_bytes):
@@ -96,31 +95,12 @@ def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], s
             workspace = by_sort.get((events.names[call.operator], grows))
             if workspace is None:
                 continue
-            size, buffer = workspace.bytes(call.bytes), temporary(call) if grows else None
+            size, buffer = workspace.bytes(call.result_bytes), call.temporary if grows else None
             if buffer is not None:
                 resized[buffer] = max(0, int(row_bytes[events.buffers.size[buffer]]) + size)
             elif size > 0:
                 own.append((call, size))
     return _with_buffers(_with_sizes(micro, resized), own)
-
-
-def _temporaries(events: EventList) -> Callable[[Call], int | None]:
-    """A function from a call to the temporary that a workspace of its library would be part of; None if it has none.
-
-    That is the last one that the call allocates and frees before anything else is allocated: PyTorch allocates a
-    workspace when the results are there, and a call's last one holds what the library asks for at once
-    (run_cudnn_SDP_bprop, ATen/native/cudnn/MHA.cpp, 2.11).
-    """
-    died = np.full(len(events.buffers), len(events))
-    freed = np.flatnonzero(events.sign < 0)
-    died[events.buffer[freed]] = freed
-    passing = (events.buffers.factor == FACTORS.index(Factor.TEMPORARIES)) & (died < len(events))
-
-    def of(call: Call) -> int | None:
-        made = [int(events.buffer[at]) for at in reversed(call.made)]
-        return next((buffer for buffer in made if passing[buffer] and died[buffer] < call.ended), None)
-
-    return of
 
 
 def _with_sizes(micro: MicroStep, resized: Mapping[int, int]) -> MicroStep:
@@ -159,34 +139,3 @@ def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroSte
             moment=np.insert(events.moment, places, np.repeat(events.moment[last], 2)),
             step=np.insert(events.step, places, 1), buffers=Buffers(*columns),
             sizes=events.sizes.with_constants(list(rows))))
-
-
-class Call(NamedTuple):
-    """A stretch of allocations of one operator in one module and moment, nothing else allocated between.
-
-    Attributes:
-        operator: row of ``events.names``, with ``module``.
-        made: positions of its allocations, none of no bytes.
-        ended: position of the next allocation of another call; the number of events behind the last one.
-        bytes: of all that it allocates.
-    """
-
-    operator: int
-    module: int
-    made: tuple[int, ...]
-    ended: int
-    bytes: int
-
-
-def calls(events: EventList, row_bytes: np.ndarray) -> list[Call]:
-    """All calls, in order; ``row_bytes`` are the bytes of each size row."""
-    buffers, sizes = events.buffers, row_bytes[events.buffers.size[events.buffer]]
-    made = np.flatnonzero((events.sign > 0) & (sizes > 0))
-    buffer = events.buffer[made]
-    keys = np.stack([buffers.operator[buffer], buffers.module[buffer], events.moment[made], events.step[made]])
-    starts = np.flatnonzero((np.diff(keys, prepend=-1) != 0).any(axis=0))
-    ends = np.append(starts[1:], len(made))
-    places, ended = made.tolist(), np.append(made, len(events))[ends]
-    columns = (keys[0, starts], keys[1, starts], starts, ends, ended, np.add.reduceat(sizes[made], starts))
-    return [Call(operator, module, tuple(places[start:end]), after, size)
-            for operator, module, start, end, after, size in zip(*(column.tolist() for column in columns))]

@@ -51,9 +51,8 @@ class Coefficient:
 class OperatorWorkspace:
     """Bytes that each call of an operator holds while it runs, beyond what is predicted.
 
-    ``fixed_bytes + bytes_per_call_byte * call``, where ``call`` is the bytes that the call is predicted to
-    allocate: the buffers of this operator in this module that are allocated one after the other. An operator
-    may have two: one of each sort that ``grows`` tells apart.
+    ``fixed_bytes + bytes_per_result_byte * result``, where ``result`` is the bytes of the call's largest result as
+    predicted (:class:`predictor.calls.Call`). An operator may have two: one of each sort that ``grows`` tells apart.
 
     Attributes:
         grows: whether they make a predicted buffer of the call larger (below 0: smaller) rather than being a
@@ -63,15 +62,15 @@ class OperatorWorkspace:
     operator: str
     fixed_bytes: float
     fixed_standard_error: float
-    bytes_per_call_byte: float
+    bytes_per_result_byte: float
     ratio_standard_error: float
     samples: int
     source: str
     grows: bool = False
 
-    def bytes(self, call_bytes: int) -> int:
-        """Of a call that is predicted to allocate so many, in whole bytes."""
-        return math.ceil(self.fixed_bytes + self.bytes_per_call_byte * call_bytes)
+    def bytes(self, result_bytes: int) -> int:
+        """Of a call whose largest result has so many, in whole bytes."""
+        return math.ceil(self.fixed_bytes + self.bytes_per_result_byte * result_bytes)
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def _check(profile: Profile, name: str) -> None:
     numbers += [(f"residuals.{key}.{end}", getattr(i, end), -1, 10) for key, i in profile.residuals.items()
                 for end in ("low", "high")]
     numbers += [(f"workspaces: {w.operator}", value, -1 << 40, 1 << 40) for w in profile.workspaces
-                for value in (w.fixed_bytes, w.bytes_per_call_byte)]
+                for value in (w.fixed_bytes, w.bytes_per_result_byte)]
     numbers += [("runtime.fixed_bytes", profile.runtime.fixed_bytes, 0, 1 << 40)]
     for key, value, low, high in numbers:
         if not (math.isfinite(value) and low <= value <= high):
@@ -209,7 +208,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     """The profile for a GPU and software: the given file, else the shipped one that is nearest; None for none.
 
     Args:
-        given: a path, ``none``, or None for the shipped one.
+        given: a path, the name of a shipped one, ``none``, or None for the shipped one.
         quantities: of the workload, by the keys of ``Profile.calibrated``.
 
     Raises:
@@ -218,7 +217,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     if given == "none":
         return None
     if given is not None:
-        profile, name = read(given), given
+        profile, name = find(given), given
         if profile.device.gpu != gpu:
             raise InputError(f"{show(given, 200)[1:-1]}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
@@ -232,6 +231,15 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
 
 
 MEASURED = ("device", "emulated", "assumed")
+
+
+def find(name: str) -> Profile:
+    """One of :func:`shipped` by its name, or that of a file.
+
+    Raises:
+        InputError: as :func:`read`.
+    """
+    return shipped().get(name) or read(name)
 
 
 def shipped(gpu: str = "*") -> dict[str, Profile]:

@@ -56,9 +56,8 @@ INJECTED = Injection(
     convolution_fixed_bytes=20_000_000, convolution_bytes_per_element=Fraction(3),
     context_bytes=480_000_000, cublas_bytes=72_000_000, cudnn_bytes=91_000_000, roundup_power2_divisions=4)
 FORWARD, BACKWARD = "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_cudnn_attention_backward"
-BYTES_PER_ELEMENT = {FORWARD: 2 + 4 / 128, BACKWARD: 4 * (1 + 1 / 128) + 3 * 2, "aten::convolution": 2.0}
-"""Predicted bytes of a call for each element that its workspace counts, of bf16 and LLaVA's heads of width 128: the
-result and fp32 sums of its rows; fp32 gradient of the query with a row sum, and three results; the result."""
+BYTES_PER_ELEMENT = 2
+"""Of a call's result, which has the elements that its workspace counts: bf16."""
 GROWS = {FORWARD: False, BACKWARD: True, "aten::convolution": False}
 """Whether PyTorch's request for it is predicted with another size: attention's backward asks for everything at once."""
 WHERE = Where(GPU, MeasuredOn.EMULATED, inject=INJECTED)
@@ -137,11 +136,7 @@ def factor_errors(validation: Validation, profile: Profile | None) -> dict[str, 
 
 
 def recovered(profile: Profile, rows: list[Row]) -> list[dict]:
-    """Injected and fitted values side by side; ``error`` is relative.
-
-    The worst call says how far a line of the call's bytes is from one of its elements: a call of vision's narrower
-    heads, or without row sums, has other bytes for each element than the calls that the fit goes by.
-    """
+    """Injected and fitted values side by side; ``error`` is relative."""
     lines = [
         _line("runtime bytes", INJECTED.context_bytes + INJECTED.cublas_bytes + INJECTED.cudnn_bytes,
               profile.runtime.fixed_bytes, profile.runtime.standard_error),
@@ -150,13 +145,13 @@ def recovered(profile: Profile, rows: list[Row]) -> list[dict]:
     fitted = {(workspace.operator, workspace.grows): workspace for workspace in profile.workspaces}
     for operator, name in names.items():
         found = fitted[operator, GROWS[operator]]
-        ratio = BYTES_PER_ELEMENT[operator]
         lines += [
             _line(f"{name} fixed bytes", getattr(INJECTED, f"{name}_fixed_bytes"), found.fixed_bytes,
                   found.fixed_standard_error),
             _line(f"{name} bytes per element", float(getattr(INJECTED, f"{name}_bytes_per_element")),
-                  found.bytes_per_call_byte * ratio, found.ratio_standard_error * ratio)]
-        calls = {(extra.call_bytes, extra.bytes) for row in rows for extra in row.workspaces
+                  found.bytes_per_result_byte * BYTES_PER_ELEMENT,
+                  found.ratio_standard_error * BYTES_PER_ELEMENT)]
+        calls = {(extra.result_bytes, extra.bytes) for row in rows for extra in row.workspaces
                  if (extra.operator, extra.grows) == (operator, found.grows)}
         call, true = max(calls, key=lambda pair: abs(_at(found, pair[0]) / pair[1] - 1))
         lines.append(_line(f"{name}, bytes of the worst of {len(calls)} calls", true, _at(found, call)))
@@ -164,7 +159,7 @@ def recovered(profile: Profile, rows: list[Row]) -> list[dict]:
 
 
 def _at(workspace, call: int) -> float:
-    return workspace.fixed_bytes + workspace.bytes_per_call_byte * call
+    return workspace.fixed_bytes + workspace.bytes_per_result_byte * call
 
 
 def _line(name: str, injected: float, found: float, error: float | None = None) -> dict:

@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.attribution import align, peak
 from calibrate.attribution.sides import Side
+from predictor.calls import largest_results, own_temporaries
 from predictor.events import MOMENTS, Factor, Moment
 
 
@@ -59,7 +60,7 @@ class Extra:
             smaller); False where only the device made it.
         output_bytes: what was predicted of the same buffer; where nothing was, of the call's nearest
             allocation before it, or behind it (usually the call's result); 0 if it made nothing else.
-        call_bytes: all that was predicted of the calls of this operator that follow each other in this module.
+        result_bytes: of the call's largest result as predicted (:class:`predictor.calls.Call`); 0 if nothing was.
         alive_at_peak: at the measured peak.
     """
 
@@ -70,7 +71,7 @@ class Extra:
     bytes: int
     grows: bool
     output_bytes: int
-    call_bytes: int
+    result_bytes: int
     alive_at_peak: bool
 
 
@@ -158,7 +159,7 @@ class Attribution:
         ours = np.where(self.partner == align.NOBODY, 0, self.predicted.bytes[self.partner]) \
             if len(self.predicted) else np.zeros(len(recorded), dtype=np.int64)
         matched = np.flatnonzero(self.partner != align.NOBODY)
-        sums = np.bincount(stretch, weights=ours, minlength=1) if len(recorded) else np.zeros(1)
+        results = self._results(stretch)
         result = []
         for row in np.flatnonzero(recorded.bytes != ours).tolist():
             output = int(ours[row])
@@ -169,7 +170,14 @@ class Attribution:
             step, moment = recorded.place(row)
             result.append(Extra(
                 recorded.operator[row], recorded.module[row], moment, step, int(recorded.bytes[row] - ours[row]),
-                bool(ours[row]), output, int(sums[stretch[row]]), bool(alive[row])))
+                bool(ours[row]), output, int(results[stretch[row]]), bool(alive[row])))
+        return result
+
+    def _results(self, stretch: np.ndarray) -> np.ndarray:
+        """``int64[stretches]``: bytes of the largest result that is predicted of each stretch of recorded ones."""
+        result, matched = np.zeros(len(stretch), dtype=np.int64), np.flatnonzero(self.partner != align.NOBODY)
+        results, call = result_bytes(self.predicted), align.runs(self.predicted)
+        np.maximum.at(result, stretch[matched], results[call[self.partner[matched]]])
         return result
 
     def lifetimes(self) -> list[Lifetime]:
@@ -198,3 +206,10 @@ class Attribution:
 def attribute(recorded: Side, predicted: Side) -> Attribution:
     """Align the two sides."""
     return Attribution(recorded, predicted, align.align(recorded, predicted))
+
+
+def result_bytes(side: Side) -> np.ndarray:
+    """``int64[calls]``: ``result_bytes`` of each call of a side (``predictor.calls.Call``), as :func:`align.runs`."""
+    starts = np.flatnonzero(np.diff(align.runs(side), prepend=-1))
+    own = own_temporaries(side.factor, side.born, side.died, starts, len(side.change))
+    return largest_results(side.bytes, own, starts)

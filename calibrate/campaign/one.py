@@ -73,7 +73,7 @@ def _out_of_memory(record: Record) -> str | None:
 
 def explained(row: Row, attribution: Attribution) -> Row:
     """The row with what its attribution says."""
-    calls = Counter((extra.operator, extra.moment.value, extra.call_bytes, extra.bytes, extra.grows)
+    calls = Counter((extra.operator, extra.moment.value, extra.result_bytes, extra.bytes, extra.grows)
                     for extra in attribution.extras())
     peak = attribution.at_peak()
     items: dict[tuple[str, str, str], list[int]] = {}

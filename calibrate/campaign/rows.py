@@ -26,7 +26,7 @@ class Workspace:
     """What calls of an operator allocated beyond the prediction, over all steps.
 
     Attributes:
-        call_bytes: all that the call is predicted to allocate.
+        result_bytes: of the call's largest result, as predicted.
         bytes: recorded less predicted, of one allocation.
         count: how many there were with these values.
         grows: whether the allocation is predicted with another size. Rows from before the field do not say: False,
@@ -35,7 +35,7 @@ class Workspace:
 
     operator: str
     moment: str
-    call_bytes: int
+    result_bytes: int
     bytes: int
     count: int
     grows: bool = False

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.profile not in (None, "none"):
         from predictor import profile
 
-        profile.read(arguments.profile)  # a mistake is told before everything is skipped for it
+        profile.find(arguments.profile)  # a mistake is told before everything is skipped for it
     cases, skipped = files.read(arguments.records)
     made = report.make(cases, skipped, profile=arguments.profile, worst=worst, progress=_progress,
                        said=None if arguments.baselines == "none" else

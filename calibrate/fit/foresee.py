@@ -12,6 +12,7 @@ import numpy as np
 from calibrate.fit.jobs import MeasuredJob
 from predictor import calibrated, pipeline, survival, timeline
 from predictor.allocator import AllocatorSettings
+from predictor.calls import calls as operator_calls
 from predictor.events import FACTORS, MOMENTS, Moment
 from predictor.profile import COUNTERS, Choice, OperatorWorkspace, Profile
 from predictor.run import Run, evaluate
@@ -108,12 +109,12 @@ def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
 
 @lru_cache(maxsize=512)
 def calls(workload: Workload) -> Mapping[str, Counter]:
-    """All calls that are predicted without a profile: operator -> bytes that the call allocates -> how many.
+    """All calls that are predicted without a profile: operator -> bytes of the call's result -> how many.
 
-    Over all steps; calls as in :func:`predictor.calibrated.calls`.
+    Over all steps; calls and results as in :mod:`predictor.calls`.
     """
     run = run_of(workload, None)
     result: dict[str, Counter] = {}
-    for call in calibrated.calls(run.events, run.row_bytes):
-        result.setdefault(run.events.names[call.operator], Counter())[call.bytes] += 1
+    for call in operator_calls(run.events, run.row_bytes):
+        result.setdefault(run.events.names[call.operator], Counter())[call.result_bytes] += 1
     return result

@@ -1,4 +1,4 @@
-"""What each operator holds beyond the prediction, as a line of what its calls are predicted to allocate.
+"""What each operator holds beyond the prediction, as a line of what its calls' largest results are predicted to take.
 
 What makes a predicted buffer larger and what is a buffer of its own are two sorts, fitted apart: each to all calls of
 the operator, 0 in those where this sort was not found. So an operator has both if most of its calls do; where some
@@ -25,7 +25,7 @@ STEP = 0.01
 """Part of a workspace that counts as a unit of error; at least ``LEAST_BYTES``. Of the fitted workspace, not of the
 measured one: calls in which nothing was found would else outweigh all others."""
 SPREAD = 1.05
-"""Largest over smallest call that separate a part by the call's size from a fixed one."""
+"""Largest over smallest result that separate a part by its size from a fixed one."""
 FAR = 1e12
 GROWN = ", in a predicted buffer"
 """Behind the name of an operator that is left out: its extras that make predicted buffers larger."""
@@ -50,8 +50,8 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
     """Workspaces from the extra bytes of jobs.
 
     Args:
-        extras: of each job; with all the calls that are predicted of it: operator -> call bytes -> how many. Those
-            in which nothing was found count as 0.
+        extras: of each job; with all the calls that are predicted of it: operator -> bytes of the result -> how
+            many. Those in which nothing was found count as 0.
     """
     extras = list(extras)
     sorts = {(extra.operator, extra.grows) for found, _ in extras for extra in found}
@@ -73,22 +73,22 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
 
 
 def _samples(found: Sequence[Workspace], calls: Counter) -> Counter:
-    """(call bytes, extra bytes) -> how many calls of an operator in one job, from one sort of its extras.
+    """(bytes of the result, extra bytes) -> how many calls of an operator in one job, from one sort of its extras.
 
     Where there are more extra buffers than calls, a call is taken to hold its share of all of them at once.
 
     Args:
-        calls: all that are predicted, by call bytes.
+        calls: all that are predicted, by bytes of their results.
     """
     total: Counter = Counter()
     for extra in found:
-        total[extra.call_bytes] += extra.count
+        total[extra.result_bytes] += extra.count
     result, shared, with_extra = Counter(), Counter(), Counter()
     for extra in found:
-        if 0 < calls[extra.call_bytes] < total[extra.call_bytes]:
-            shared[extra.call_bytes] += extra.bytes * extra.count
+        if 0 < calls[extra.result_bytes] < total[extra.result_bytes]:
+            shared[extra.result_bytes] += extra.bytes * extra.count
         else:
-            result[extra.call_bytes, extra.bytes] += extra.count
+            result[extra.result_bytes, extra.bytes] += extra.count
     for call, size in shared.items():
         result[call, round(size / calls[call])] += calls[call]
     for (call, _), count in result.items():
@@ -107,8 +107,8 @@ def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorks
     call, size = np.array(list(samples), dtype=float).T
     placed = call > 0
     if not placed.any():
-        return (f"up to {int(np.abs(size).max()):,} bytes in calls of which nothing is predicted: a line of the call's "
-                "bytes cannot place them")
+        return (f"up to {int(np.abs(size).max()):,} bytes in calls of which nothing is predicted: a line of the "
+                "result's bytes cannot place them")
     call, size = call[placed], size[placed]
     shares = _shares(samples)[placed]
     both = call.max() > SPREAD * call.min() and len(np.unique(call)) > 2
@@ -118,11 +118,11 @@ def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorks
         estimate, agree = _line(columns, size, units, shares)
         units = np.maximum(LEAST_BYTES, STEP * np.abs(columns @ estimate.values))
     values, errors = estimate.values, estimate.standard_errors
-    source = f"{len(size)} different calls of {call.min():,.0f} to {call.max():,.0f} bytes"
+    source = f"{len(size)} different calls with results of {call.min():,.0f} to {call.max():,.0f} bytes"
     if not both:
-        source += ": too alike to separate a part that grows with the call"
+        source += ": too alike to separate a part that grows with the result"
     elif not _matters(values[1] * np.ptp(call), errors[1] * np.ptp(call)):
-        columns, source = columns[:, :1], source + ": no part that grows with the call"
+        columns, source = columns[:, :1], source + ": no part that grows with the result"
         estimate, agree = _line(columns, size, units, shares)
         values, errors = estimate.values, estimate.standard_errors
     elif not _matters(values[0], errors[0]):

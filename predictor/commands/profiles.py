@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.write(arguments, listed, lambda console: console.print(
             report.overview(known) if known else "no profile is shipped"))
         return 0
-    chosen = profiles.shipped().get(arguments.profile) or profiles.read(arguments.profile)
+    chosen = profiles.find(arguments.profile)
 
     def show(console) -> None:
         console.print(report.overview({arguments.profile: chosen}))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+STACK = ("torch", "transformers", "deepspeed", "cuda", "cudnn")
+"""What of the software an overview names."""
 SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
 """Where a workspace is, by ``OperatorWorkspace.grows``."""
 
@@ -20,6 +22,7 @@ SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
 def overview(profiles: Mapping[str, Profile]) -> Table:
     """A row a profile."""
     rows = table("profile", "measured on", "product", "software", "date", "jobs")
+    rows.columns[0].no_wrap = True
     for name, one in profiles.items():
         jobs = one.provenance.get("jobs", {})
         rows.add_row(name, one.measured_on, one.device.product, software(one), str(one.provenance.get("date", "")),
@@ -28,8 +31,8 @@ def overview(profiles: Mapping[str, Profile]) -> Table:
 
 
 def software(profile: Profile) -> str:
-    """Packages and versions."""
-    return ", ".join(f"{name} {version}" for name, version in sorted(profile.software.items()))
+    """The stack and its versions."""
+    return ", ".join(f"{name} {profile.software[name]}" for name in STACK if name in profile.software)
 
 
 def report(console: Console, profile: Profile) -> None:
@@ -62,10 +65,10 @@ def _coefficients(profile: Profile):
 
 
 def _workspaces(profile: Profile):
-    rows = table("bytes beyond prediction", "where", "fixed", "±", "for each byte of the call", "±", "calls")
+    rows = table("bytes beyond prediction", "where", "fixed", "±", "for each byte of the result", "±", "calls")
     for one in profile.workspaces:
         rows.add_row(one.operator, SORTS[one.grows], f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
-                     f"{one.bytes_per_call_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
+                     f"{one.bytes_per_result_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
     if not profile.workspaces:
         rows.add_row("none: every operator allocates what is predicted", "", "", "", "", "", "")
     return rows

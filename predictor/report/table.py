@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # characters of the factor table's columns
+MEASURED_ON = {"device": "measured on a real GPU", "emulated": "measured on an emulated GPU", "assumed": "assumed"}
 
 
 def report(console: Console, prediction: Prediction) -> None:
@@ -44,11 +45,21 @@ def head(console: Console, prediction: Prediction) -> None:
 
 
 def tail(console: Console, prediction: Prediction) -> None:
-    """What was assumed and what is missing."""
-    for text in ("Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
+    """What was assumed, where the intervals come from, and what is missing."""
+    for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):
             console.print(line)
+
+
+def calibration(prediction: Prediction) -> list[str]:
+    """The profile and what its intervals mean; nothing without one."""
+    profile = prediction.provenance.get("profile")
+    if not profile:
+        return []
+    levels = {f"{level:.0%}" for level in profile["level"].values()}
+    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else ""
+    return [f"Calibration: {profile['name']}, {MEASURED_ON[profile['measured_on']]}{held}."]
 
 
 def defaults(prediction: Prediction) -> list[str]:

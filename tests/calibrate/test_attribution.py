@@ -146,7 +146,7 @@ def test_an_inserted_workspace_is_found():
     assert found(attribution) == {Outcome.MATCHED: LAYERS * 14, Outcome.DEVICE_ONLY: 1}
     assert attribution.extras() == [Extra(
         operator="aten::mm", module="layers.2.up", moment=Moment.BACKWARD, step=2, bytes=777, grows=False,
-        output_bytes=OUTPUT, call_bytes=OUTPUT, alive_at_peak=False)]
+        output_bytes=OUTPUT, result_bytes=OUTPUT, alive_at_peak=False)]
 
 
 def test_a_workspace_before_the_result_is_told_the_result_s_size():

@@ -79,24 +79,24 @@ def test_a_column_that_others_add_up_to_inflates_without_end():
 
 def test_a_workspace_is_its_fixed_part_and_its_part_by_call():
     found, = fitted(*(extra(call, 3 * MIB + call // 2) for call in range(MIB, 20 * MIB, MIB))).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte) == (pytest.approx(3 * MIB), pytest.approx(0.5))
+    assert (found.fixed_bytes, found.bytes_per_result_byte) == (pytest.approx(3 * MIB), pytest.approx(0.5))
     assert (found.operator, found.samples) == (OPERATOR, 19)
 
 
 def test_calls_of_one_size_give_a_fixed_part_only_and_it_is_said():
     found, = fitted(extra(MIB, 3 * MIB), extra(MIB, 3 * MIB, 7)).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte, found.ratio_standard_error) == (3 * MIB, 0, 0)
+    assert (found.fixed_bytes, found.bytes_per_result_byte, found.ratio_standard_error) == (3 * MIB, 0, 0)
     assert "too alike" in found.source
 
 
 def test_a_workspace_that_does_not_grow_is_fixed():
     found, = fitted(*(extra(call, 3 * MIB) for call in range(MIB, 20 * MIB, MIB))).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte) == (pytest.approx(3 * MIB), 0)
+    assert (found.fixed_bytes, found.bytes_per_result_byte) == (pytest.approx(3 * MIB), 0)
 
 
 def test_a_workspace_that_is_nothing_but_growth_has_no_fixed_part():
     found, = fitted(*(extra(call, 2 * call) for call in range(MIB, 20 * MIB, MIB))).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte) == (0, pytest.approx(2))
+    assert (found.fixed_bytes, found.bytes_per_result_byte) == (0, pytest.approx(2))
 
 
 def test_what_the_allocator_does_not_show_is_no_workspace():
@@ -129,7 +129,7 @@ def test_of_two_families_of_calls_the_larger_decides():
     wide = [extra(call, 3 * MIB + call // 2) for call in range(8 * MIB, 20 * MIB, MIB)]
     narrow = [extra(call, 3 * MIB + call * 51 // 100) for call in range(MIB, 8 * MIB, MIB)]
     found, = fitted(*wide, *narrow).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte) == (pytest.approx(3 * MIB), pytest.approx(0.5))
+    assert (found.fixed_bytes, found.bytes_per_result_byte) == (pytest.approx(3 * MIB), pytest.approx(0.5))
     assert "7 of them do not lie on the line" in found.source
 
 
@@ -143,20 +143,20 @@ SIZES = range(MIB, 20 * MIB, MIB)
 
 def test_extras_that_make_a_buffer_larger_are_a_workspace_that_grows():
     found, = fitted(*(extra(call, 3 * MIB + call // 2, grows=True) for call in SIZES)).kept
-    assert (found.grows, found.fixed_bytes, found.bytes_per_call_byte) == (
+    assert (found.grows, found.fixed_bytes, found.bytes_per_result_byte) == (
         True, pytest.approx(3 * MIB), pytest.approx(0.5))
 
 
 def test_buffers_that_are_smaller_than_predicted_are_a_workspace_below_0():
     found, = fitted(*(extra(call, -call // 4, grows=True) for call in SIZES)).kept
-    assert (found.grows, found.fixed_bytes, found.bytes_per_call_byte) == (True, 0, pytest.approx(-0.25))
+    assert (found.grows, found.fixed_bytes, found.bytes_per_result_byte) == (True, 0, pytest.approx(-0.25))
 
 
 def test_calls_with_both_sorts_of_extras_have_a_workspace_of_each():
     own, grown = fitted(*(extra(call, 3 * MIB) for call in SIZES), *(extra(call, call, grows=True) for call in SIZES),
                         calls=dict.fromkeys(SIZES, 1)).kept
-    assert (own.grows, own.fixed_bytes, own.bytes_per_call_byte) == (False, pytest.approx(3 * MIB), 0)
-    assert (grown.grows, grown.fixed_bytes, grown.bytes_per_call_byte) == (True, 0, pytest.approx(1))
+    assert (own.grows, own.fixed_bytes, own.bytes_per_result_byte) == (False, pytest.approx(3 * MIB), 0)
+    assert (grown.grows, grown.fixed_bytes, grown.bytes_per_result_byte) == (True, 0, pytest.approx(1))
 
 
 @pytest.mark.parametrize("grows", [False, True])
@@ -179,7 +179,7 @@ def test_calls_of_jobs_in_which_nothing_was_found_count_as_0():
 def test_outliers_do_not_move_a_workspace_and_are_counted():
     extras = [extra(call, 3 * MIB + call // 2) for call in range(MIB, 20 * MIB, MIB)]
     found, = fitted(*extras, extra(20 * MIB, 900 * MIB), extra(21 * MIB, 0)).kept
-    assert (found.fixed_bytes, found.bytes_per_call_byte) == (pytest.approx(3 * MIB, rel=1e-3), pytest.approx(0.5, 1e-3))
+    assert (found.fixed_bytes, found.bytes_per_result_byte) == (pytest.approx(3 * MIB, rel=1e-3), pytest.approx(0.5, 1e-3))
     assert "2 of them do not lie on the line" in found.source
 
 

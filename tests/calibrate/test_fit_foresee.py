@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from calibrate.attribution.align import runs
+from calibrate.attribution.attribution import result_bytes
 from calibrate.attribution.sides import predicted
 from calibrate.campaign import design
 from calibrate.fit import foresee
@@ -33,10 +34,9 @@ def workload() -> Workload:
 def test_calls_are_the_stretches_of_attribution(workload):
     side = predicted(foresee.run_of(workload, None))
     stretch = runs(side)
-    sums = np.bincount(stretch, weights=side.bytes)
     expected: dict[str, Counter] = {}
-    for row, total in zip(np.flatnonzero(np.diff(stretch, prepend=-1)), sums):
-        expected.setdefault(side.operator[row], Counter())[int(total)] += 1
+    for row, size in zip(np.flatnonzero(np.diff(stretch, prepend=-1)), result_bytes(side)):
+        expected.setdefault(side.operator[row], Counter())[int(size)] += 1
     assert foresee.calls(workload) == expected
 
 

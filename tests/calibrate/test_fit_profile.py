@@ -77,7 +77,7 @@ def profile(rows) -> Profile:
 def test_each_workspace_is_found(profile, true):
     found = {one.operator: one for one in profile.workspaces}[true.operator]
     assert found.fixed_bytes == pytest.approx(true.fixed_bytes, rel=1e-3)
-    assert found.bytes_per_call_byte == pytest.approx(true.bytes_per_call_byte, rel=1e-3)
+    assert found.bytes_per_result_byte == pytest.approx(true.bytes_per_result_byte, rel=1e-3)
     assert found.grows == true.grows
 
 

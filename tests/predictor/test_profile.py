@@ -10,6 +10,7 @@ import pytest
 
 from predictor import calibrated, gpus, profile
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
+from predictor.calls import calls
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import FACTORS, Factor
@@ -130,9 +131,9 @@ def test_a_workspace_joins_every_call_of_its_operator_and_nothing_else():
     more = with_workspaces(micro, [workspace], SHAPE, H100)
     row_bytes = micro.events.sizes.at(SHAPE, H100)
     names = micro.events.names
-    products = [call for call in calibrated.calls(micro.events, row_bytes) if names[call[0]] == "aten::mm"]
+    products = [call for call in calls(micro.events, row_bytes) if names[call.operator] == "aten::mm"]
     added = more.events.sizes.at(SHAPE, H100)[more.events.buffers.size[len(micro.events.buffers):]]
-    assert added.tolist() == [4096 + -(-bytes_ // 2) for *_, bytes_ in products] and len(products) > 10
+    assert added.tolist() == [4096 + -(-call.result_bytes // 2) for call in products] and len(products) > 10
     kept = more.events.buffer < len(micro.events.buffers)
     assert np.array_equal(more.events.buffer[kept], micro.events.buffer)
     assert np.array_equal(more.events.kind[~kept], np.tile([1, -1], len(products)))
@@ -142,19 +143,19 @@ BACKWARD = "aten::_scaled_dot_product_cudnn_attention_backward"
 
 
 def backward_calls(micro) -> list[tuple[int, int]]:
-    """Of each call of attention's backward: its workspace (row of the buffers), and the bytes of the whole call.
+    """Of each call of attention's backward: its workspace (row of the buffers), and the bytes of its largest result.
 
     Three gradients of 2 bytes an element; the workspace of 4, with as many for each row of ``width`` elements.
     """
     events, row_bytes = micro.events, micro.events.sizes.at(SHAPE, H100)
     found = []
-    for call in calibrated.calls(events, row_bytes):
+    for call in calls(events, row_bytes):
         if events.names[call.operator] == BACKWARD:
             *gradients, workspace = (int(events.buffer[at]) for at in call.made)
             size = int(row_bytes[events.buffers.size[workspace]])
             elements = [int(row_bytes[events.buffers.size[gradient]]) // 2 for gradient in gradients]
             assert len(set(elements)) == 1 and len(elements) == 3 and size > 4 * elements[0]
-            found.append((workspace, 6 * elements[0] + size))
+            found.append((workspace, 2 * elements[0]))
     assert len(found) == 3
     return found
 
@@ -166,8 +167,8 @@ def buffer_bytes(micro) -> np.ndarray:
 def test_a_workspace_that_grows_makes_the_temporary_of_each_call_larger_and_nothing_else():
     micro = made(key()).micro
     expected = buffer_bytes(micro)
-    for workspace, call_bytes in backward_calls(micro):
-        expected[workspace] += 4096 + call_bytes // 2
+    for workspace, result_bytes in backward_calls(micro):
+        expected[workspace] += 4096 + result_bytes // 2
     more = with_workspaces(micro, [OperatorWorkspace(BACKWARD, 4096, 0, 0.5, 0, 9, "test", grows=True)], SHAPE, H100)
     assert np.array_equal(buffer_bytes(more), expected)
     assert (more.events.kind is micro.events.kind) and (more.events.buffer is micro.events.buffer)
@@ -205,7 +206,7 @@ def test_both_workspaces_of_a_call_are_held_at_once(operator):
     both = [OperatorWorkspace(operator, size, 0, 0, 0, 9, "test", grows) for size, grows in ((1 << 40, False), (1 << 30, True))]
     more = with_workspaces(micro, both, SHAPE, H100)
     before, after = (evaluate(one.events, 0, SHAPE, H100).live for one in (micro, more))
-    last = [call.made[-1] for call in calibrated.calls(micro.events, row_bytes)
+    last = [call.made[-1] for call in calls(micro.events, row_bytes)
             if micro.events.names[call.operator] == operator]
     assert after.max() == before[last].max() + (1 << 40) + (1 << 30)
 
