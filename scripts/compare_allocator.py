@@ -7,7 +7,7 @@
 
 After every event requested, allocated, active, reserved and inactive split bytes, segments, retries, out-of-memory
 errors, peaks and the address must be equal, after every tenth each block. No GPU is needed. The summary goes to
-profiles/h100-80gb/allocator_sequences.json; a difference is printed with its shortest sequence, and ends with 1.
+profiles/checks/allocator_sequences.json; a difference is printed with its shortest sequence, and ends with 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))  # the sequences are those of the tests
 from tests.calibrate.allocator_pair import COMPLETIONS, run  # noqa: E402
 from tests.calibrate.allocator_sequences import case  # noqa: E402
 
-TARGET = ROOT / "profiles" / "h100-80gb" / "allocator_sequences.json"
+TARGET = ROOT / "profiles" / "checks" / "allocator_sequences.json"
 
 
 def main() -> int:

@@ -7,7 +7,7 @@
 Into the device go workspaces of cuDNN, memory of the CUDA context and of libraries, and another rounding of the
 allocator (calibrate/emulator/injection.py). The fit sees the measured jobs of a campaign only. Full models and deeper
 ones, which were not fitted, are then predicted without the injection, with it and no profile, and with it and the
-profile. The numbers go to profiles/h100-80gb/recovery.json.
+profile. The numbers go to profiles/checks/recovery.json.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from predictor.files import write_whole
 from predictor.plain import to_plain
 from predictor.profile import Profile
 
-TARGET = Path(__file__).resolve().parents[1] / "profiles" / "h100-80gb" / "recovery.json"
+TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "recovery.json"
 GPU = "h100-80gb"
 COUNTERS = ("requested", "allocated", "reserved", "device")
 # Backward of attention gets more than what the loss holds for a token, so that peaks move there.
@@ -182,7 +182,7 @@ def main() -> int:
     plain = [validate(job, None) for job in track([*validation_jobs()], "Validation, plain", console=messages)]
     changed = [validate(job, INJECTED) for job in track([*validation_jobs()], "Validation, injected", console=messages)]
     today = date.today().isoformat()
-    profile = fit_profile(rows, measured_on="emulated", provenance={"date": today, "command": " ".join(sys.argv)})
+    profile = fit_profile(rows, measured_on="emulated", provenance={"date": today, "command": "python scripts/recover_injection.py"})
     found, groups = recovered(profile, rows), cross_validate(rows, profile)
     covered = coverage(rows, profile)
     cases = {"without injection": (plain, None), "injected, no profile": (changed, None),
