@@ -182,7 +182,8 @@ def main() -> int:
     plain = [validate(job, None) for job in track([*validation_jobs()], "Validation, plain", console=messages)]
     changed = [validate(job, INJECTED) for job in track([*validation_jobs()], "Validation, injected", console=messages)]
     today = date.today().isoformat()
-    profile = fit_profile(rows, measured_on="emulated", provenance={"date": today, "command": "python scripts/recover_injection.py"})
+    profile = fit_profile(rows, measured_on="emulated",
+                          provenance={"date": today, "command": "python scripts/recover_injection.py"})
     found, groups = recovered(profile, rows), cross_validate(rows, profile)
     covered = coverage(rows, profile)
     cases = {"without injection": (plain, None), "injected, no profile": (changed, None),
