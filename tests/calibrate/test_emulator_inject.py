@@ -53,6 +53,7 @@ def watch(name, call):  # bytes that the call asked for, bytes that it kept, byt
                    "beside": outside() - beside}
     return result
 
+torch.autograd.set_multithreading_enabled(False)  # a thread of its own may let go of its last tensors late
 facts["context"] = used()
 queries = torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 keys = torch.empty(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)

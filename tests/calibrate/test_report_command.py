@@ -17,6 +17,7 @@ from tests.predictor.test_profile import calibration
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 RECORDS = PROFILES / "h100-80gb"
+MEASURED = [str(RECORDS), str(PROFILES / "a100-80gb")]
 GATE = """
 [[gate]]
 name = "emulated"
@@ -206,5 +207,5 @@ def test_the_shipped_gates_hold_over_the_shipped_records(monkeypatch, tmp_path, 
 
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     monkeypatch.setattr("predictor.tracing.trace_formula", refuse)
-    code = main(["report", str(RECORDS), "--gate", str(PROFILES / "gates.toml")])
+    code = main(["report", *MEASURED, "--gate", str(PROFILES / "gates.toml")])
     assert (code, [line for line in capsys.readouterr().out.splitlines() if "must be" in line]) == (0, [])
