@@ -100,8 +100,15 @@ def deepspeed_document(job: Job) -> dict:
         "gradient_clipping": zero.gradient_clipping,
         "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size},
+        "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
+        | (_of_stage_3(zero) if zero.stage == 3 else {}),
     }
+
+
+def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
+    """Keys whose values do not follow from the config alone: a short form, and what Hugging Face fills in."""
+    return {"overlap_comm": zero.overlap_comm, "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
+            "stage3_param_persistence_threshold": zero.param_persistence_threshold}
 
 
 def _around(job: Job, model: Any) -> Loop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
+OF_SHARDED = ("marks", "owners")
+"""Arrays that only steps traced for ZeRO-3 have."""
+
+
+class Mark(IntEnum):
+    """What ZeRO-3's hooks do at a point of a micro-step; all but two concern a module, by its number.
+
+    ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a parameter, by its index, is read outside
+    the module that has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order.
+    """
+
+    ENTER = 0
+    LEAVE = 1
+    BEFORE_BACKWARD = 2
+    AFTER_BACKWARD = 3
+    RECOMPUTE = 4
+    EXTERNAL = 5
+    READY = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +50,15 @@ class MicroStep:
         ready: ``int32[k, 3]``, the moment each gradient is complete: position in ``events`` (hooks
             run before that event), index of the parameter, buffer of the gradient.
         persistent: ``int32[p]``, buffers allocated once, in the first micro-step of a run.
+        marks: ``int32[m, 3]`` of a step traced for ZeRO-3: position in ``events``, :class:`Mark`, index.
+        owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers.
     """
 
     events: EventList
     ready: np.ndarray
     persistent: np.ndarray
+    marks: np.ndarray | None = None
+    owners: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +89,7 @@ def to_bytes(formula: Formula) -> bytes:
         "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
     }
     arrays |= {f"buffer_{name}": getattr(buffers, name) for name in Buffers.__dataclass_fields__}
+    arrays |= {name: getattr(formula.micro, name) for name in OF_SHARDED if getattr(formula.micro, name) is not None}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -100,7 +124,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
-    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"]),
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OF_SHARDED)),
                    ModelFacts(**{**facts, "parameters": parameters}), header["provenance"])
 
 

@@ -159,7 +159,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"])
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3)
 
 
 def _checkpointing(workload: Workload) -> str:
