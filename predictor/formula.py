@@ -26,10 +26,12 @@ OF_SHARDED = ("marks", "owners")
 
 
 class Mark(IntEnum):
-    """What ZeRO-3's hooks do at a point of a micro-step; all but two concern a module, by its number.
+    """What ZeRO-3's hooks do at a point of a micro-step; the first five concern a module, by its number.
 
     ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a parameter, by its index, is read outside
-    the module that has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order.
+    the module that has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a
+    parameter's storage will outlive its release, because a saved tensor shares it; ``LET_GO``: now it would die (of
+    one parameter's, the oldest first).
     """
 
     ENTER = 0
@@ -39,6 +41,8 @@ class Mark(IntEnum):
     RECOMPUTE = 4
     EXTERNAL = 5
     READY = 6
+    HOLD = 7
+    LET_GO = 8
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,15 @@ in the recording where DeepSpeed would.
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from predictor.formula import Mark
 from predictor.recorder import Recorder
@@ -54,11 +57,19 @@ def _linear(tensor, weight, bias=None):
     return Linear.apply(tensor, weight, bias)
 
 
+@dataclass(eq=False)
+class Storage:
+    """A gathered parameter's; ``held`` by a saved tensor after its release."""
+
+    alive: bool = True
+    held: bool = False
+
+
 class Sharded:
     """A model whose modules gather their parameters around forward and backward.
 
     Args:
-        model: on meta; its parameters keep their storages.
+        model: on meta; its parameters get storages of their own while modules use them.
         recorder: told of each gather and release.
     """
 
@@ -72,7 +83,10 @@ class Sharded:
         self._external: dict[int, list[int]] = defaultdict(list)
         self._stack = [0]
         self._users: dict[int, set[int]] = defaultdict(set)
-        self._gathered: set[int] = set()
+        self._parameters = list(model.parameters())
+        self._gathered: dict[int, Storage] = {}
+        self._in_backward: dict[int, None] = {}
+        self._recomputed: dict[int, set[int]] = defaultdict(set)
         self._in_forward = True
         self._calls = [0] * len(self.modules)
         self._inputs_left = [0] * len(self.modules)
@@ -80,11 +94,14 @@ class Sharded:
     @contextmanager
     def active(self) -> Iterator[None]:
         """The model is sharded while the block runs."""
-        originals = [module._parameters for module in self.modules]
+        originals, whole = [module._parameters for module in self.modules], [p.data for p in self._parameters]
         handles = [handle for number in range(len(self.modules)) for handle in self._hooks(number)]
         linear, functional.linear = functional.linear, _linear
         for module in self.modules:
             module._parameters = _Watched(self._read, module._parameters)
+        for parameter in self._parameters:
+            parameter.data = parameter.data.new_empty(0)
+        self._shapes = [data.shape for data in whole]
         try:
             yield
         finally:
@@ -93,6 +110,8 @@ class Sharded:
                 handle.remove()
             for module, original in zip(self.modules, originals):
                 module._parameters = original
+            for parameter, data in zip(self._parameters, whole):
+                parameter.data = data
 
     def owners(self) -> list[tuple[int, int]]:
         """Pairs of a module's number and a parameter's index; parameters that a module reads of another come last."""
@@ -109,8 +128,46 @@ class Sharded:
         if index is None or not self._in_forward or index in self._gathered:
             return
         self._external[self._stack[-1]].append(index)
-        self._gathered.add(index)
+        self._gather(index)
         self.recorder.mark(Mark.EXTERNAL, index)
+
+    def _gather(self, index: int) -> None:
+        """Give a parameter a storage, if it has none."""
+        if index in self._gathered:
+            return
+        parameter = self._parameters[index]
+        with _disable_current_modes():
+            parameter.data = torch.empty(self._shapes[index], dtype=parameter.dtype, device=parameter.device)
+        self.recorder.ignore([parameter])
+        storage = self._gathered[index] = Storage()
+
+        def died() -> None:
+            storage.alive = False
+            if storage.held:
+                self.recorder.mark(Mark.LET_GO, index)
+
+        weakref.finalize(parameter.untyped_storage(), died).atexit = False
+
+    def _use(self, module: int) -> None:
+        for index in (*self.owned[module], *self._external[module]):
+            self._gather(index)
+            self._users[index].add(module)
+
+    def _leave(self, module: int, *, forward: bool) -> None:
+        """Release what no other module uses, as the first step does."""
+        indices = {*self.owned[module], *self._external[module]}
+        if not forward:
+            indices |= self._recomputed.pop(module, set())
+            self._in_backward.pop(module, None)
+        for index in sorted(indices):
+            self._users[index].discard(module)
+            if index in self._gathered and not self._users[index]:
+                storage, parameter = self._gathered.pop(index), self._parameters[index]
+                with _disable_current_modes():
+                    parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+                if storage.alive:
+                    storage.held = True
+                    self.recorder.mark(Mark.HOLD, index)
 
     def _hooks(self, number: int) -> list:
         """Of one module, in DeepSpeed's order."""
@@ -119,11 +176,9 @@ class Sharded:
         def before_backward() -> None:
             if self._calls[number] > 0:
                 self.recorder.mark(Mark.BEFORE_BACKWARD, number)
+                self._in_backward[number] = None
+                self._use(number)
                 self._calls[number] -= 1
-
-        def after_backward() -> None:
-            if self._inputs_left[number] == 0:
-                self.recorder.mark(Mark.AFTER_BACKWARD, number)
 
         class Before(torch.autograd.Function):
             """On an output: its backward comes before the module's."""
@@ -157,16 +212,21 @@ class Sharded:
             def backward(ctx, *gradients):
                 self._inputs_left[number] -= 1
                 if self._inputs_left[number] == 0:
-                    after_backward()
+                    self._leave(number, forward=False)
+                    self.recorder.mark(Mark.AFTER_BACKWARD, number)
                 return gradients
 
         def enter(_module, _inputs) -> None:
             self._stack.append(number)
-            for index in self.owned[number]:
-                self._users[index].add(number)
-                self._gathered.add(index)
             recomputing = torch._C._current_graph_task_id() != -1
             self.recorder.mark(Mark.RECOMPUTE if recomputing else Mark.ENTER, number)
+            self._use(number)
+            if recomputing and self._in_backward:
+                owner = next(reversed(self._in_backward))
+                for index in (*self.owned[number], *self._external[number]):
+                    if not self._parameters[index].requires_grad:
+                        self._recomputed[owner].add(index)
+                        self._users[index].add(owner)
 
         def count_inputs(_module, inputs):
             self._inputs_left[number] = 0
@@ -174,10 +234,7 @@ class Sharded:
 
         def leave(_module, _inputs, _output) -> None:
             self._stack.pop()
-            for index in (*self.owned[number], *self._external[number]):
-                self._users[index].discard(number)
-                if not self._users[index]:
-                    self._gathered.discard(index)
+            self._leave(number, forward=True)
             self.recorder.mark(Mark.LEAVE, number)
 
         def count_outputs(_module, _inputs, output):

@@ -23,7 +23,7 @@ from predictor.formula import Mark, MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
 GATHER_STREAM, REDUCTION_STREAM = 1, 2
-_FORWARD_ONLY = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL)
+_FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
 
 
 class Zero3:
@@ -152,7 +152,7 @@ class Zero3:
         ready = micro.ready.tolist()
         for position, kind, what in micro.marks.tolist():
             tape.position = base + position
-            if kind not in _FORWARD_ONLY:
+            if kind not in _FORWARD_TOO:
                 tape.moment = Moment.BACKWARD
             if kind in (Mark.ENTER, Mark.RECOMPUTE):
                 gathers.fetch(what, fetched.get(what, ()), forward=True, recompute=kind == Mark.RECOMPUTE)
@@ -162,6 +162,10 @@ class Zero3:
             elif kind == Mark.EXTERNAL:
                 if index == 0:
                     gathers.read(what)
+            elif kind == Mark.HOLD:
+                gathers.hold(what)
+            elif kind == Mark.LET_GO:
+                gathers.let_go(what)
             elif kind == Mark.READY:
                 _, parameter, gradient = ready[what]
                 reduction.add(parameter, first_buffer + gradient)

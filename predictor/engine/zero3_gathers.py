@@ -9,7 +9,7 @@ second on, what comes next is known: it is gathered ahead, and what is soon need
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -70,6 +70,9 @@ class Gathers:
         self.available_numel = 0
         self.ahead: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
+        self._held: dict[int, deque[int | None]] = defaultdict(deque)
+        self._holds: Counter[int] = Counter()
+        self._released: set[int] = set()
         self._stays: dict[tuple[int, int], frozenset[int]] = {}
         self._uses: dict[int, list[int]] = {}
         self._traversed: list[int] = []
@@ -263,4 +266,26 @@ class Gathers:
         if buffer is not None:
             if self.stream != MAIN_STREAM:
                 self.tape.record_stream(buffer, MAIN_STREAM)
+            if self._holds[buffer]:
+                self._released.add(buffer)
+            else:
+                self.tape.free(buffer)
+
+    # saved tensors ----------------------------------------------------------------------------
+
+    def hold(self, parameter: int) -> None:
+        """A saved tensor shares a parameter's storage (a checkpoint saves what it recomputes detached)."""
+        buffer = self.gathered.get(parameter)
+        self._held[parameter].append(buffer)
+        if buffer is not None:
+            self._holds[buffer] += 1
+
+    def let_go(self, parameter: int) -> None:
+        """The saved tensor is gone."""
+        buffer = self._held[parameter].popleft()
+        if buffer is None:
+            return
+        self._holds[buffer] -= 1
+        if not self._holds[buffer] and buffer in self._released:
+            self._released.remove(buffer)
             self.tape.free(buffer)
