@@ -28,8 +28,8 @@ OF_SHARDED = ("marks", "owners")
 class Mark(IntEnum):
     """What ZeRO-3's hooks do at a point of a micro-step; the first five concern a module, by its number.
 
-    ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a parameter, by its index, is read outside
-    the module that has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a
+    ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a row of :attr:`MicroStep.owners`; from
+    now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a
     parameter's storage will outlive its release, because a saved tensor shares it; ``LET_GO``: now it would die (of
     one parameter's, the oldest first).
     """
@@ -55,7 +55,8 @@ class MicroStep:
             run before that event), index of the parameter, buffer of the gradient.
         persistent: ``int32[p]``, buffers allocated once, in the first micro-step of a run.
         marks: ``int32[m, 3]`` of a step traced for ZeRO-3: position in ``events``, :class:`Mark`, index.
-        owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers.
+        owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers; those that
+            ``EXTERNAL`` marks name come last.
     """
 
     events: EventList

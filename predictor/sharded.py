@@ -81,6 +81,7 @@ class Sharded:
         self._index = {id(parameter): index for index, (_, parameter) in enumerate(model.named_parameters())}
         self.owned = [{self._index[id(p)] for p in module.parameters(recurse=False)} for module in self.modules]
         self._external: dict[int, list[int]] = defaultdict(list)
+        self._found: list[tuple[int, int]] = []
         self._stack = [0]
         self._users: dict[int, set[int]] = defaultdict(set)
         self._parameters = list(model.parameters())
@@ -115,8 +116,10 @@ class Sharded:
 
     def owners(self) -> list[tuple[int, int]]:
         """Pairs of a module's number and a parameter's index; parameters that a module reads of another come last."""
-        return [(module, parameter) for module, own in enumerate(self.owned)
-                for parameter in [*sorted(own), *self._external[module]]]
+        return [*self._pairs(), *self._found]
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        return [(module, parameter) for module, own in enumerate(self.owned) for parameter in sorted(own)]
 
     def backward(self) -> None:
         """Forward has ended: parameters that are looked at from now on are not gathered for it."""
@@ -127,9 +130,11 @@ class Sharded:
         index = self._index.get(id(parameter))
         if index is None or not self._in_forward or index in self._gathered:
             return
-        self._external[self._stack[-1]].append(index)
+        module = self._stack[-1]
+        self.recorder.mark(Mark.EXTERNAL, len(self._pairs()) + len(self._found))
+        self._external[module].append(index)
+        self._found.append((module, index))
         self._gather(index)
-        self.recorder.mark(Mark.EXTERNAL, index)
 
     def _gather(self, index: int) -> None:
         """Give a parameter a storage, if it has none."""

@@ -36,15 +36,12 @@ class Zero3:
         self.degree = setup.data_parallel_size
         self.adamw = optimizer.VARIANTS[setup.optim]
         self.sub_groups = [part for group in setup.groups() for part in self._sub_groups(group)]
-        self.own: dict[int, list[int]] = defaultdict(list)
-        for module, parameter in micro.owners.tolist():
-            self.own[module].append(parameter)
-        external = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
-        names = {parameter: self.tensors[parameter].module for parameter in external}
-        self.first_own = {module: [p for p in own if p not in external or self._has(module, names[p])]
-                          for module, own in self.own.items()}
-        self.own = {module: sorted(own) for module, own in self.own.items()}
-        self.events = self._run()
+        own: dict[int, list[int]] = defaultdict(list)
+        found_later = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
+        for row, (module, parameter) in enumerate(micro.owners.tolist()):
+            if row not in found_later:
+                own[module].append(parameter)
+        self.events = self._run(own)
 
     def rank(self, rank: int) -> EventList:
         """Start-up and three steps."""
@@ -55,10 +52,6 @@ class Zero3:
         return [(0, 0)] * len(ranks)
 
     # what is where ----------------------------------------------------------------------------
-
-    def _has(self, module: int, name: str) -> bool:
-        """Whether all of a module's parameters belong to the module of that name: then it is that one."""
-        return all(self.tensors[p].module == name for p in self.own[module])
 
     def _partition_numel(self, parameter: int) -> int:
         return -(-self.tensors[parameter].numel // self.degree)
@@ -90,14 +83,14 @@ class Zero3:
 
     # the run ----------------------------------------------------------------------------------
 
-    def _run(self) -> EventList:
+    def _run(self, own: dict[int, list[int]]) -> EventList:
         micro, count = self.micro, self.setup.micro_steps
         length = len(micro.events)
         tape = Tape(first=STEPS * count * len(micro.events.buffers))
         self._start_up(tape)
         ends = [len(tape.rows)]
         overlap = self.zero.overlap_comm
-        gathers = Gathers(tape, self.tensors, self.own, self._persistent(), self.zero, self.degree,
+        gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
                           GATHER_STREAM if overlap else MAIN_STREAM)
         for step in range(STEPS):
             for index in range(step * count, (step + 1) * count):
@@ -144,24 +137,21 @@ class Zero3:
     def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> None:
         micro, base = self.micro, index * len(self.micro.events)
         first_buffer = index * len(micro.events.buffers)
-        own = self.own
         reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream)
         tape.moment = Moment.FORWARD
         gathers.begin()
-        fetched = self.first_own if index == 0 else own
         ready = micro.ready.tolist()
         for position, kind, what in micro.marks.tolist():
             tape.position = base + position
             if kind not in _FORWARD_TOO:
                 tape.moment = Moment.BACKWARD
             if kind in (Mark.ENTER, Mark.RECOMPUTE):
-                gathers.fetch(what, fetched.get(what, ()), forward=True, recompute=kind == Mark.RECOMPUTE)
+                gathers.fetch(what, forward=True, recompute=kind == Mark.RECOMPUTE)
             elif kind == Mark.BEFORE_BACKWARD:
-                fetched = own
-                gathers.fetch(what, own.get(what, ()), forward=False)
+                gathers.fetch(what, forward=False)
             elif kind == Mark.EXTERNAL:
                 if index == 0:
-                    gathers.read(what)
+                    gathers.read(*micro.owners[what].tolist())
             elif kind == Mark.HOLD:
                 gathers.hold(what)
             elif kind == Mark.LET_GO:
@@ -170,12 +160,12 @@ class Zero3:
                 _, parameter, gradient = ready[what]
                 reduction.add(parameter, first_buffer + gradient)
             else:
-                gathers.leave(what, own.get(what, ()), forward=kind == Mark.LEAVE)
+                gathers.leave(what, forward=kind == Mark.LEAVE)
         tape.position = base + len(micro.events)
         tape.moment = Moment.BACKWARD
         reduction.reduce()
         tape.mark(Kind.SYNCHRONIZE)  # independent_gradient_partition_epilogue
-        gathers.end_backward(own)
+        gathers.end_backward()
 
     def _optimizer_step(self, tape: Tape, gathers: Gathers, *, first: bool) -> None:
         tape.moment = Moment.OPTIMIZER_STEP
@@ -214,5 +204,9 @@ def _refuse(setup: Setup) -> None:
     if zero.communication_data_type != "bf16":
         raise InputError("deepspeed: communication_data_type other than bf16 is not modelled yet in ZeRO stage 3: "
                          "leave it out")
+    if not zero.reduce_scatter and any(tensor.trainable and tensor.numel % setup.data_parallel_size
+                                       for tensor in setup.facts.parameters):
+        raise InputError("deepspeed: zero_optimization.reduce_scatter false is not modelled yet in ZeRO stage 3 where "
+                         "a parameter does not divide evenly among the ranks: leave it out")
     if any(not tensor.buffer and tensor.itemsize != BF16 for tensor in setup.facts.parameters):
         raise InputError("ZeRO stage 3 is predicted for models whose parameters are all bf16")

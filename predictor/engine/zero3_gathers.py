@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -74,6 +74,7 @@ class Gathers:
         self._holds: Counter[int] = Counter()
         self._released: set[int] = set()
         self._stays: dict[tuple[int, int], frozenset[int]] = {}
+        self._order: list[tuple[int, int]] = []
         self._uses: dict[int, list[int]] = {}
         self._traversed: list[int] = []
 
@@ -95,8 +96,7 @@ class Gathers:
         elif not self.known:
             self.known = True
             self._learn()
-        self.ahead = deque((p, step) for step, module in enumerate(self.modules) for p in self.own.get(module, ())) \
-            if self.known else deque()
+        self.ahead = deque(self._order)
         self.fetched_for = {}
         self.step = 0
         self.available_numel = 0
@@ -105,14 +105,15 @@ class Gathers:
         uses: dict[int, list[int]] = defaultdict(list)
         numels = []
         for step, module in enumerate(self.modules):
-            for parameter in self.own.get(module, ()):
+            for parameter in sorted(self.own.get(module, ())):
                 uses[parameter].append(step)
+                self._order.append((parameter, step))
             numels.append(sum(self.tensors[p].numel for p in self.own.get(module, ())))
         self._uses, self._traversed = uses, list(accumulate(numels, initial=0))
 
-    def fetch(self, module: int, own: Iterable[int], *, forward: bool, recompute: bool = False) -> None:
+    def fetch(self, module: int, *, forward: bool, recompute: bool = False) -> None:
         """Before a module's forward or backward (``fetch_sub_module``)."""
-        own = list(own)
+        own = sorted(self.own.get(module, ()))
         if not self.known:
             self.modules.append(module)
         if not forward:
@@ -150,9 +151,9 @@ class Gathers:
                 numel += self.tensors[parameter].numel
         self._gather(chosen)
 
-    def leave(self, module: int, own: Iterable[int], *, forward: bool) -> None:
+    def leave(self, module: int, *, forward: bool) -> None:
         """After a module's forward or backward (``release_sub_module``)."""
-        own = set(own)
+        own = set(self.own.get(module, ()))
         going = own - self._staying(module, own) if self.known else set(own)
         if not forward:
             again = self.recomputed.pop(module, set())
@@ -179,11 +180,11 @@ class Gathers:
             self._stays[key] = frozenset(staying)
         return self._stays[key]
 
-    def end_backward(self, own: dict[int, list[int]]) -> None:
+    def end_backward(self) -> None:
         """Modules whose backward was not seen to end (``release_backward_leftovers``)."""
         while self.in_backward:
             module, _ = self.in_backward.popitem()
-            for parameter in sorted({*own.get(module, ()), *self.recomputed.pop(module, ())}):
+            for parameter in sorted({*self.own.get(module, ()), *self.recomputed.pop(module, ())}):
                 self.users[parameter].discard(module)
                 if parameter not in self.persistent:
                     self._release(parameter)
@@ -208,8 +209,9 @@ class Gathers:
         for parameter in sorted(self.persistent):
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
 
-    def read(self, parameter: int) -> None:
-        """A parameter is read outside the module that has it: gathered at once, if it is not there."""
+    def read(self, module: int, parameter: int) -> None:
+        """A module reads a parameter that another has: gathered at once, and from now on before the module."""
+        self.own.setdefault(module, []).append(parameter)
         if parameter not in self.gathered:
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
 
