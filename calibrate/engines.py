@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from calibrate import alone
-from predictor import deepspeed_config
+from predictor import deepspeed_config, deepspeed_keys
 from predictor.facts import ModelFacts
 from predictor.values import thaw
 from predictor.workload import Workload
@@ -93,7 +93,8 @@ def deepspeed_document(job: Job) -> dict:
         document.pop(key, None)
     section = document.get("zero_optimization", {})
     section = section if isinstance(section, dict) else {}  # true: the form of the first releases
-    section = {key: value for key, value in section.items() if value != "auto"}
+    section = {f"stage3_{key}" if key in deepspeed_keys.PLAIN_NAMES else key: value
+               for key, value in section.items() if value != "auto"}
     return document | {
         "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,

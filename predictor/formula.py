@@ -141,7 +141,7 @@ def _checked(formula: Formula) -> Formula:
     limits = [(events.buffer, len(buffers)), (buffers.size, len(events.sizes)), (buffers.module, len(events.names)),
               (buffers.operator, len(events.names)), (buffers.factor, len(FACTORS)), (events.moment, len(MOMENTS)),
               (formula.micro.ready[:, 1], len(facts.parameters)), (formula.micro.ready[:, 2], len(buffers)),
-              (formula.micro.persistent, len(buffers))]
+              (formula.micro.persistent, len(buffers))] + _limits_of_sharded(formula)
     if not (len(events.kind) == len(events.buffer) == len(events.moment) and len({len(c) for c in columns}) == 1
             and events.sizes.coefficients.shape[1] == len(events.sizes.terms) and np.isin(events.kind, (-1, 1)).all()
             and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits)
@@ -149,6 +149,19 @@ def _checked(formula: Formula) -> Formula:
             and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
         raise ValueError("inconsistent")
     return formula
+
+
+def _limits_of_sharded(formula: Formula) -> list[tuple[np.ndarray, int]]:
+    """Rows that a step traced for ZeRO-3 names, and how many there are of each."""
+    marks, owners = formula.micro.marks, formula.micro.owners
+    if marks is None or owners is None:
+        return []
+    modules = 1 + int(owners[:, 0].max(initial=0))
+    of = {Mark.READY: len(formula.micro.ready), Mark.EXTERNAL: len(owners)} | dict.fromkeys(
+        (Mark.HOLD, Mark.LET_GO), len(formula.facts.parameters))
+    return [(marks[:, 0], len(formula.micro.events) + 1), (marks[:, 1], len(Mark)), (owners[:, 0], modules),
+            (owners[:, 1], len(formula.facts.parameters)),
+            *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
 
 
 def _term_to_json(term) -> list:
