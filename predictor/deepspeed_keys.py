@@ -130,7 +130,8 @@ def known(section: str) -> list[str]:
     """Every key that a section ("" for the top level) may hold."""
     prefix = f"{section}." if section else ""
     read = {key.removeprefix(prefix) for key in READ if key.startswith(prefix)}
-    names = {name for name in read if "." not in name} | (PLAIN_NAMES if section == "zero_optimization" else set()) | WITHOUT_EFFECT[section] | set(REFUSED[section])
+    names = {name for name in read if "." not in name} | WITHOUT_EFFECT[section] | set(REFUSED[section])
+    names |= PLAIN_NAMES if section == "zero_optimization" else set()
     extra = SECTIONS if not section else {"type", "params"} if section == "optimizer" else set()
     return sorted(names | extra)
 

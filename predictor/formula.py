@@ -29,9 +29,9 @@ class Mark(IntEnum):
     """What ZeRO-3's hooks do at a point of a micro-step; the first five concern a module, by its number.
 
     ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a row of :attr:`MicroStep.owners`; from
-    now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a
-    parameter's storage will outlive its release, because a saved tensor shares it; ``LET_GO``: now it would die (of
-    one parameter's, the oldest first).
+    now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of
+    :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a parameter's storage will outlive its release,
+    because a saved tensor shares it; ``LET_GO``: now it would die (of one parameter's, the oldest first).
     """
 
     ENTER = 0

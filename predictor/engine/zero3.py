@@ -7,7 +7,7 @@ multiple of the degree. The step that it is composed with must have been traced 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +15,10 @@ import numpy as np
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
 from predictor.engine.setup import BF16, FP32, FP64, STEPS, Setup
+from predictor.engine.zero2_backward import synchronizations
 from predictor.engine.zero3_gathers import Gathers
 from predictor.engine.zero3_reduction import Reduction
+from predictor.engine.zero3_waits import Waits
 from predictor.errors import InputError
 from predictor.events import EventList, Factor, Kind, Moment
 from predictor.formula import Mark, MicroStep
@@ -41,6 +43,7 @@ class Zero3:
         for row, (module, parameter) in enumerate(micro.owners.tolist()):
             if row not in found_later:
                 own[module].append(parameter)
+        self.synchronizations = synchronizations(micro)
         self.events = self._run(own)
 
     def rank(self, rank: int) -> EventList:
@@ -90,8 +93,9 @@ class Zero3:
         self._start_up(tape)
         ends = [len(tape.rows)]
         overlap = self.zero.overlap_comm
+        waits = Waits(tape, several=overlap)
         gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
-                          GATHER_STREAM if overlap else MAIN_STREAM)
+                          GATHER_STREAM if overlap else MAIN_STREAM, waits)
         for step in range(STEPS):
             for index in range(step * count, (step + 1) * count):
                 tape.position = index * length
@@ -137,12 +141,18 @@ class Zero3:
     def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> None:
         micro, base = self.micro, index * len(self.micro.events)
         first_buffer = index * len(micro.events.buffers)
-        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream)
+        waits, waited = gathers.waits, deque(self.synchronizations)
+        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits)
         tape.moment = Moment.FORWARD
         gathers.begin()
         ready = micro.ready.tolist()
-        for position, kind, what in micro.marks.tolist():
+        for position, kind, what in [*micro.marks.tolist(), (len(micro.events), None, None)]:
+            while waited and waited[0] <= position:
+                tape.position = base + waited.popleft()
+                waits.synchronize()
             tape.position = base + position
+            if kind is None:
+                break
             if kind not in _FORWARD_TOO:
                 tape.moment = Moment.BACKWARD
             if kind in (Mark.ENTER, Mark.RECOMPUTE):
@@ -161,10 +171,9 @@ class Zero3:
                 reduction.add(parameter, first_buffer + gradient)
             else:
                 gathers.leave(what, forward=kind == Mark.LEAVE)
-        tape.position = base + len(micro.events)
         tape.moment = Moment.BACKWARD
         reduction.reduce()
-        tape.mark(Kind.SYNCHRONIZE)  # independent_gradient_partition_epilogue
+        waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
 
     def _optimizer_step(self, tape: Tape, gathers: Gathers, *, first: bool) -> None:
@@ -178,7 +187,7 @@ class Zero3:
                 tape.free(copy)
             for scalar in reversed(scalars):
                 tape.free(scalar)
-        tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
+        gathers.waits.synchronize()  # is_invalid_grad_norm
         for group in self.sub_groups:
             size = FP32 * self._numel(group)
             flat = tape.allocate(size // 2, Factor.GRADIENTS, "zero::flatten") if len(group) > 1 else None

@@ -17,6 +17,7 @@ from itertools import accumulate
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.setup import BF16
+from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
 
@@ -48,6 +49,7 @@ class Gathers:
         own: for each module, the parameters that it gathers, by number.
         persistent: parameters that stay between modules.
         stream: on which collectives run and their buffers are allocated.
+        waits: shared with the reductions.
     """
 
     tape: Tape
@@ -57,6 +59,7 @@ class Gathers:
     zero: ZeroConfig
     degree: int
     stream: int
+    waits: Waits
     step: int = 0
     known: bool | None = None
     gathered: dict[int, int | None] = field(default_factory=dict)
@@ -125,10 +128,12 @@ class Gathers:
                 owner = next(reversed(self.in_backward))
                 self.recomputed[owner].add(parameter)
                 self.users[parameter].add(owner)
-            gather = self.on_the_way.pop(parameter, None)
-            if gather is not None:
+            if parameter in self.on_the_way:
+                self.waits.before("fetch")
+                gather = self.on_the_way.pop(parameter)
                 self._wait(gather)
                 self._asked(gather)
+                self.waits.record("fetch")
         if self.known:
             self._prefetch(own)
         self.step += 1
@@ -208,6 +213,8 @@ class Gathers:
             return
         for parameter in sorted(self.persistent):
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
+        if len(self.persistent) > 1:
+            self.waits.synchronize()
 
     def read(self, module: int, parameter: int) -> None:
         """A module reads a parameter that another has: gathered at once, and from now on before the module."""
@@ -245,6 +252,8 @@ class Gathers:
         if gather.complete:
             return
         gather.complete = True
+        if self.degree == 1:
+            self.waits.synchronize()
         for parameter in gather.parameters:
             if gather.flat is None:
                 self.gathered[parameter] = None

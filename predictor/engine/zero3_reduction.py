@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.setup import BF16
+from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
 
@@ -22,10 +23,13 @@ class Reduction:
 
     Args:
         stream: on which gradients are reduced.
+        waits: shared with the gathers.
     """
 
-    def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int) -> None:
+    def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int,
+                 waits: Waits) -> None:
         self._tape, self._tensors, self._zero, self._degree, self._stream = tape, tensors, zero, degree, stream
+        self._waits = waits
         self._elements = 0
         self._waiting: list[tuple[int, int | None]] = []
 
@@ -45,12 +49,14 @@ class Reduction:
         if not self._waiting:
             return
         contiguous = self._zero.contiguous_gradients and self._elements <= self._zero.reduce_bucket_size
+        self._waits.before("reduce")
         made = self._all_reduced() if contiguous and not self._zero.reduce_scatter else self._reduce_scattered()
         for _, gradient in sorted(self._waiting):
             if gradient is not None:
                 self._free(gradient)
         for buffer in made:
             self._tape.free(buffer)
+        self._waits.record("reduce")
         self._waiting, self._elements = [], 0
 
     def _free(self, gradient: int) -> None:
