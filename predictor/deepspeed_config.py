@@ -137,6 +137,8 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
     if accumulation == "fp32" and version < FP32_ACCUMULATION_SINCE:
         accumulation = "bf16"
         notes += ("data_types.grad_accum_dtype fp32 has no effect in ZeRO stage 2 before DeepSpeed 0.19.8",)
+    if workload.zero_stage == 3:
+        notes += ("deepspeed.zero.Init: start-up is that of a model that lies whole on the GPU, then is partitioned",)
     if settings.get("memory_breakdown"):
         notes += ("memory_breakdown resets PyTorch's peak counters: a peak measured with it is too low",)
     return ZeroConfig(
