@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from calibrate import alone
-from predictor import deepspeed_config
+from predictor import deepspeed_config, deepspeed_keys
 from predictor.facts import ModelFacts
 from predictor.values import thaw
 from predictor.workload import Workload
@@ -93,15 +93,23 @@ def deepspeed_document(job: Job) -> dict:
         document.pop(key, None)
     section = document.get("zero_optimization", {})
     section = section if isinstance(section, dict) else {}  # true: the form of the first releases
-    section = {key: value for key, value in section.items() if value != "auto"}
+    section = {f"stage3_{key}" if key in deepspeed_keys.PLAIN_NAMES else key: value
+               for key, value in section.items() if value != "auto"}
     return document | {
         "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,
         "gradient_clipping": zero.gradient_clipping,
         "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size},
+        "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
+        | (_of_stage_3(zero) if zero.stage == 3 else {}),
     }
+
+
+def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
+    """Keys whose values do not follow from the config alone: a short form, and what Hugging Face fills in."""
+    return {"overlap_comm": zero.overlap_comm, "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
+            "stage3_param_persistence_threshold": zero.param_persistence_threshold}
 
 
 def _around(job: Job, model: Any) -> Loop:

@@ -89,7 +89,7 @@ class History:
         torch.cuda.init()
         self._profile = self._stack.enter_context(profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True))
-        torch.cuda.memory._record_memory_history(context="all", stacks="python")
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
         return self
 
     def __exit__(self, *_) -> None:

@@ -129,10 +129,14 @@ def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroSte
     last = np.array([call.made[-1] for call, _ in own])
     places, signs = np.repeat(last + 1, 2), np.tile([1, -1], len(made))
     order = np.lexsort((-signs, places))  # two of one call are held together
-    ready = micro.ready.copy()
-    ready[:, 0] += np.searchsorted(places, ready[:, 0], side="right").astype(ready.dtype)
+
+    def moved(rows: np.ndarray) -> np.ndarray:
+        later = rows.copy()
+        later[:, 0] += np.searchsorted(places, rows[:, 0], side="right").astype(rows.dtype)
+        return later
+
     return replace(
-        micro, ready=ready,
+        micro, ready=moved(micro.ready), marks=None if micro.marks is None else moved(micro.marks),
         events=replace(
             events, kind=np.insert(events.kind, places, signs[order]),
             buffer=np.insert(events.buffer, places, np.repeat(added, 2)[order]),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from predictor.deepspeed_keys import (
     FILLED_BY_HUGGING_FACE,
+    PLAIN_NAMES,
     READ,
     REFUSED,
+    REFUSED_IN_STAGE_3,
     WITHOUT_EFFECT,
     is_on,
     known,
@@ -38,6 +41,13 @@ DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
     "compute_grad_norm": (((0, 0, 0), True),),
     "communication_data_type": (((0, 0, 0), "bf16"),),
     "grad_accum_dtype": (((0, 0, 0), "bf16"),),
+    "sub_group_size": (((0, 0, 0), 1_000_000_000),),
+    "stage3_prefetch_bucket_size": (((0, 0, 0), 50_000_000),),
+    "stage3_param_persistence_threshold": (((0, 0, 0), 100_000),),
+    "stage3_model_persistence_threshold": (((0, 0, 0), sys.maxsize),),
+    "stage3_max_live_parameters": (((0, 0, 0), 1_000_000_000),),
+    "stage3_max_reuse_distance": (((0, 0, 0), 1_000_000_000),),
+    "stage3_allgather_sequential": (((0, 0, 0), False),),
 }
 # Options by the first release that knows them; earlier ones stop with an error.
 SINCE = {
@@ -83,6 +93,13 @@ class ZeroConfig:
     bf16: bool
     version: tuple[int, int, int]
     notes: tuple[str, ...] = ()
+    sub_group_size: int = 1_000_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = sys.maxsize
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    allgather_sequential: bool = False
 
 
 def read(workload: Workload, hidden_size: int) -> ZeroConfig:
@@ -103,7 +120,13 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         value = settings.get(section + name)
         return default(name, version) if value is None else value
 
-    bucket = "auto" if short_form else setting("reduce_bucket_size")
+    def by_width(name: str, auto: int) -> int:
+        value = "auto" if short_form else setting(name)
+        return auto if value == "auto" else value
+
+    overlap = setting("overlap_comm")
+    if settings.get("zero_optimization.overlap_comm") is None and not short_form:
+        overlap = workload.zero_stage == 3
     clipping = settings.get("gradient_clipping")
     if short_form or clipping == "auto" or (clipping is None and "max_grad_norm" not in workload.filled_in):
         clipping = workload.max_grad_norm
@@ -114,14 +137,16 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
     if accumulation == "fp32" and version < FP32_ACCUMULATION_SINCE:
         accumulation = "bf16"
         notes += ("data_types.grad_accum_dtype fp32 has no effect in ZeRO stage 2 before DeepSpeed 0.19.8",)
+    if workload.zero_stage == 3:
+        notes += ("deepspeed.zero.Init: start-up is that of a model that lies whole on the GPU, then is partitioned",)
     if settings.get("memory_breakdown"):
         notes += ("memory_breakdown resets PyTorch's peak counters: a peak measured with it is too low",)
     return ZeroConfig(
         stage=workload.zero_stage,
         contiguous_gradients=setting("contiguous_gradients"),
-        overlap_comm=setting("overlap_comm"),
+        overlap_comm=overlap,
         reduce_scatter=setting("reduce_scatter"),
-        reduce_bucket_size=hidden_size * hidden_size if bucket == "auto" else bucket,
+        reduce_bucket_size=by_width("reduce_bucket_size", hidden_size * hidden_size),
         allgather_bucket_size=setting("allgather_bucket_size"),
         round_robin_gradients=setting("round_robin_gradients"),
         use_multi_rank_bucket_allreduce=setting("use_multi_rank_bucket_allreduce"),
@@ -136,6 +161,13 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         bf16=workload.dtype == "bf16",
         version=version,
         notes=notes,
+        sub_group_size=setting("sub_group_size"),
+        prefetch_bucket_size=by_width("stage3_prefetch_bucket_size", int(0.9 * hidden_size * hidden_size)),
+        param_persistence_threshold=by_width("stage3_param_persistence_threshold", 10 * hidden_size),
+        model_persistence_threshold=setting("stage3_model_persistence_threshold"),
+        max_live_parameters=setting("stage3_max_live_parameters"),
+        max_reuse_distance=setting("stage3_max_reuse_distance"),
+        allgather_sequential=setting("stage3_allgather_sequential"),
     )
 
 
@@ -161,6 +193,8 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         else:
             _read(values, "", key, value, name)
     _agree(values, name)
+    if values["zero_optimization.stage"] == 3:
+        _refuse_in_stage_3(document["zero_optimization"], name)
     return values
 
 
@@ -205,6 +239,8 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
 
 
 def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str) -> None:
+    if section == "zero_optimization" and key in PLAIN_NAMES:
+        key = f"stage3_{key}"
     dotted = f"{section}.{key}" if section else key
     if dotted in READ:
         if value is None or (value == "auto" and dotted not in FILLED_BY_HUGGING_FACE):
@@ -218,6 +254,14 @@ def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str)
             raise InputError(f"{name}: {dotted} is not supported: {REFUSED[section][key]}")
     elif key not in WITHOUT_EFFECT[section]:
         raise InputError(f"{name}: DeepSpeed has no key {show(dotted)}{nearest(key, known(section))}")
+
+
+def _refuse_in_stage_3(section: Mapping[str, Any], name: str) -> None:
+    for key, harmless in REFUSED_IN_STAGE_3.items():
+        for written in (key, key.removeprefix("stage3_")):
+            if section.get(written, harmless) not in (harmless, None, "auto"):
+                raise InputError(f"{name}: zero_optimization.{written} {show(section[written])} is not supported in "
+                                 "stage 3: what it does to memory is not modelled yet")
 
 
 def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stage 2.
+"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 2 and 3.
 
 Three tables a level: read (with the kind of value), without effect on memory, and refused while
 switched on because what they do to memory is not modelled. A key in none of them is a mistake.
@@ -50,6 +50,13 @@ READ = {
     "zero_optimization.use_multi_rank_bucket_allreduce": FLAG,
     "zero_optimization.parameter_alignment": FLAG,
     "zero_optimization.compute_grad_norm": FLAG,
+    "zero_optimization.sub_group_size": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.stage3_prefetch_bucket_size": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.stage3_param_persistence_threshold": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.stage3_model_persistence_threshold": Count(0, 1 << 63),
+    "zero_optimization.stage3_max_live_parameters": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.stage3_max_reuse_distance": Count(0, ELEMENTS_LIMIT),
+    "zero_optimization.stage3_allgather_sequential": FLAG,
     "bf16.enabled": FLAG,
     "bf16.check_grad_overflow": FLAG,
     "fp16.enabled": FLAG,
@@ -63,8 +70,16 @@ READ = {
 # DeepSpeed itself reads "auto" anywhere else as "not given".
 FILLED_BY_HUGGING_FACE = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-    "zero_optimization.reduce_bucket_size", "bf16.enabled", "fp16.enabled",
+    "zero_optimization.reduce_bucket_size", "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold", "bf16.enabled", "fp16.enabled",
 )
+PLAIN_NAMES = frozenset(("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+                         "max_live_parameters", "max_reuse_distance", "allgather_sequential",
+                         "module_granularity_threshold", "use_all_reduce_for_fetch_params"))
+"""Keys that DeepSpeed also reads without their ``stage3_``."""
+REFUSED_IN_STAGE_3 = {"memory_efficient_linear": True, "stage3_use_all_reduce_for_fetch_params": False,
+                      "stage3_module_granularity_threshold": 0, "leaf_module": None}
+"""Keys that change what stage 3 allocates in a way that is not modelled, and the value that does not."""
 
 WITHOUT_EFFECT = {
     "": """scheduler steps_per_print wall_clock_breakdown dump_state disable_allgather disable_python_gc
@@ -73,17 +88,13 @@ WITHOUT_EFFECT = {
         comms_logger tensorboard wandb csv_monitor comet monitor_config aio vocabulary_size timers pipeline
         use_data_before_expert_parallelism use_data_before_expert_parallel_ flops_profiler
         seq_parallel_communication_data_type datastates_ckpt train_steps seed""",
-    "zero_optimization": """allgather_partitions load_from_fp32_weights elastic_checkpoint sub_group_size
+    "zero_optimization": """allgather_partitions load_from_fp32_weights elastic_checkpoint
         cpu_offload_use_pin_memory ignore_unused_parameters memory_efficient_linear pipeline_loading_checkpoint
         override_module_apply log_trace_cache_warnings enable_sanity_checks leaf_module
         save_muon_momentum_buffer_in_memory fast_sharding_for_leaf_module grad_hooks
-        stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold
-        stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save
-        stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold
-        stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential prefetch_bucket_size
-        param_persistence_threshold model_persistence_threshold max_live_parameters max_reuse_distance
-        gather_16bit_weights_on_model_save module_granularity_threshold use_all_reduce_for_fetch_params
-        allgather_sequential""",
+        stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
+        stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params
+        gather_16bit_weights_on_model_save""",
     "bf16": "immediate_grad_update auto_cast",
     "fp16": """auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis
         min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level""",
@@ -120,6 +131,7 @@ def known(section: str) -> list[str]:
     prefix = f"{section}." if section else ""
     read = {key.removeprefix(prefix) for key in READ if key.startswith(prefix)}
     names = {name for name in read if "." not in name} | WITHOUT_EFFECT[section] | set(REFUSED[section])
+    names |= PLAIN_NAMES if section == "zero_optimization" else set()
     extra = SECTIONS if not section else {"type", "params"} if section == "optimizer" else set()
     return sorted(names | extra)
 

@@ -53,12 +53,13 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
         if key not in polynomial_rows:
             polynomial_rows[key] = _expression(solve, key)
         size[index] = rows.setdefault(polynomial_rows[key], len(rows))
-    return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first))
+    return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
+                     *_of_sharded(first))
 
 
 def signature(recording: Recording) -> list:
     """What two recordings of one regime share: everything but the bytes."""
-    return [recording.events, recording.moments, recording.gradients,
+    return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
             [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
              for b in recording.buffers]]
 
@@ -171,6 +172,14 @@ def _ready(recording: Recording, parameters: Sequence[str]) -> np.ndarray:
     order = {name: index for index, name in enumerate(parameters)}
     rows = [(position, order[name], buffer) for position, name, buffer in recording.gradients]
     return np.array(rows, dtype=np.int32).reshape(-1, 3)
+
+
+def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Marks and owners of a step traced for ZeRO-3."""
+    if not recording.owners:
+        return None, None
+    return (np.array(recording.marks, dtype=np.int32).reshape(-1, 3),
+            np.array(recording.owners, dtype=np.int32).reshape(-1, 2))
 
 
 def _persistent(recording: Recording) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,28 @@ from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
+OF_SHARDED = ("marks", "owners")
+"""Arrays that only steps traced for ZeRO-3 have."""
+
+
+class Mark(IntEnum):
+    """What ZeRO-3's hooks do at a point of a micro-step; the first five concern a module, by its number.
+
+    ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a row of :attr:`MicroStep.owners`; from
+    now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of
+    :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a parameter's storage will outlive its release,
+    because a saved tensor shares it; ``LET_GO``: now it would die (of one parameter's, the oldest first).
+    """
+
+    ENTER = 0
+    LEAVE = 1
+    BEFORE_BACKWARD = 2
+    AFTER_BACKWARD = 3
+    RECOMPUTE = 4
+    EXTERNAL = 5
+    READY = 6
+    HOLD = 7
+    LET_GO = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +54,16 @@ class MicroStep:
         ready: ``int32[k, 3]``, the moment each gradient is complete: position in ``events`` (hooks
             run before that event), index of the parameter, buffer of the gradient.
         persistent: ``int32[p]``, buffers allocated once, in the first micro-step of a run.
+        marks: ``int32[m, 3]`` of a step traced for ZeRO-3: position in ``events``, :class:`Mark`, index.
+        owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers; those that
+            ``EXTERNAL`` marks name come last.
     """
 
     events: EventList
     ready: np.ndarray
     persistent: np.ndarray
+    marks: np.ndarray | None = None
+    owners: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +94,7 @@ def to_bytes(formula: Formula) -> bytes:
         "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
     }
     arrays |= {f"buffer_{name}": getattr(buffers, name) for name in Buffers.__dataclass_fields__}
+    arrays |= {name: getattr(formula.micro, name) for name in OF_SHARDED if getattr(formula.micro, name) is not None}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -100,7 +129,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
-    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"]),
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OF_SHARDED)),
                    ModelFacts(**{**facts, "parameters": parameters}), header["provenance"])
 
 
@@ -112,7 +141,7 @@ def _checked(formula: Formula) -> Formula:
     limits = [(events.buffer, len(buffers)), (buffers.size, len(events.sizes)), (buffers.module, len(events.names)),
               (buffers.operator, len(events.names)), (buffers.factor, len(FACTORS)), (events.moment, len(MOMENTS)),
               (formula.micro.ready[:, 1], len(facts.parameters)), (formula.micro.ready[:, 2], len(buffers)),
-              (formula.micro.persistent, len(buffers))]
+              (formula.micro.persistent, len(buffers))] + _limits_of_sharded(formula)
     if not (len(events.kind) == len(events.buffer) == len(events.moment) and len({len(c) for c in columns}) == 1
             and events.sizes.coefficients.shape[1] == len(events.sizes.terms) and np.isin(events.kind, (-1, 1)).all()
             and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits)
@@ -120,6 +149,19 @@ def _checked(formula: Formula) -> Formula:
             and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
         raise ValueError("inconsistent")
     return formula
+
+
+def _limits_of_sharded(formula: Formula) -> list[tuple[np.ndarray, int]]:
+    """Rows that a step traced for ZeRO-3 names, and how many there are of each."""
+    marks, owners = formula.micro.marks, formula.micro.owners
+    if marks is None or owners is None:
+        return []
+    modules = 1 + int(owners[:, 0].max(initial=0))
+    of = {Mark.READY: len(formula.micro.ready), Mark.EXTERNAL: len(owners)} | dict.fromkeys(
+        (Mark.HOLD, Mark.LET_GO), len(formula.facts.parameters))
+    return [(marks[:, 0], len(formula.micro.events) + 1), (marks[:, 1], len(Mark)), (owners[:, 0], modules),
+            (owners[:, 1], len(formula.facts.parameters)),
+            *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
 
 
 def _term_to_json(term) -> list:

@@ -159,7 +159,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"])
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3)
 
 
 def _checkpointing(workload: Workload) -> str:
@@ -197,7 +197,7 @@ def check_engine(workload: Workload) -> None:
     """Refuse the engines that jobs can be measured with, but not predicted yet."""
     if name_of(workload.engine, workload.zero_stage) not in ENGINES:
         what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
-        raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
+        raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stages 2 and 3 are): "
                          "peakcast measure runs it on an emulated GPU")
 
 

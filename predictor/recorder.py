@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from predictor.events import Moment
+from predictor.formula import Mark
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Recording:
     events: list[int] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     gradients: list[tuple[int, str, int]] = field(default_factory=list)
+    marks: list[tuple[int, int, int]] = field(default_factory=list)
+    owners: list[tuple[int, int]] = field(default_factory=list)
 
 
 Place = Callable[[], tuple[str, bool]]
@@ -108,11 +111,16 @@ class Recorder(TorchDispatchMode):
         recording, self.recording = self.recording, Recording()
         return recording
 
+    def mark(self, kind: int, index: int) -> None:
+        """Note something of a sharded model that happens here (``formula.Mark``)."""
+        self.recording.marks.append((len(self.recording.events), int(kind), index))
+
     def gradient_ready(self, name: str, tensor: torch.Tensor) -> None:
         """Note that a parameter's gradient is complete; hooks of an engine run here."""
         row = self.row_of(tensor)
         if row is not None:
             self.recording.buffers[row].role = "gradient"
+            self.mark(Mark.READY, len(self.recording.gradients))
             self.recording.gradients.append((len(self.recording.events), name, row))
 
     def as_without_mode(self, func, args):

@@ -30,6 +30,7 @@ class Key:
         regime: as ``predictor.regimes`` names it.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         sdpa_backend: what attention resolves to; empty for eager attention.
+        sharded: traced as under ZeRO-3; left out of the document where not.
     """
 
     fingerprint: str
@@ -44,10 +45,14 @@ class Key:
     torch: str
     transformers: str
     tracer: int = TRACER_VERSION
+    sharded: bool = False
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data."""
-        return json.loads(json.dumps(asdict(self)))
+        document = json.loads(json.dumps(asdict(self)))
+        if not self.sharded:
+            del document["sharded"]
+        return document
 
     def filename(self) -> str:
         """Name by content: the same workload gives the same file on every machine."""

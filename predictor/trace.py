@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import torch
 
@@ -13,6 +14,7 @@ from predictor.parser import image_extent
 from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording
+from predictor.sharded import Sharded
 from predictor.sizes import Shape
 from predictor.twins import Twins
 
@@ -63,16 +65,17 @@ def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
 
 
-def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str) -> Recording:
-    """Record one micro-step of the reference loop at a shape, on meta tensors."""
+def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False) -> Recording:
+    """Record one micro-step of the reference loop at a shape, on meta tensors; ``sharded`` as under ZeRO-3."""
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
     with as_on_cuda(sdpa_backend):
-        return record_micro_step(model, batch, tracer, places)
+        return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None)
 
 
-def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places) -> Recording:
+def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places,
+                      sharded: Sharded | None = None) -> Recording:
     """Run forward, loss and backward of the reference loop under a recorder.
 
     The output object dies before backward, gradients stay: what the recording does not free is an
@@ -88,11 +91,15 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
     gc.collect()
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
-        with places.active(), recorder:
+        with places.active(), sharded.active() if sharded else nullcontext(), recorder:
             loss = model(**batch, use_cache=False).loss
+            if sharded:
+                sharded.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
             loss.backward()
             del loss
+            if sharded:
+                recorder.recording.owners = sharded.owners()
             return recorder.closed()
     finally:
         gc.enable()

@@ -126,7 +126,7 @@ class Vocabulary:
     """Sizes and names of engine buffers as rows of the tables that the trace began; shared by all ranks."""
 
     def __init__(self, micro: MicroStep) -> None:
-        self._events = micro.events
+        self._events, self._persistent = micro.events, micro.persistent
         self._traced = len(micro.events.sizes)
         self._names = {name: index for index, name in enumerate(micro.events.names)}
         self._constants: dict[int, int] = {}
@@ -165,6 +165,31 @@ class Vocabulary:
             offset += len(self._events.buffers) * stretch.micro_steps + len(stretch.buffers)
         return EventList(kind, buffer, moment, steps, Buffers.concatenate(parts),
                          self._events.sizes.with_constants(list(self._constants)), tuple(self._names))
+
+
+    def whole(self, tape: Tape, micro_steps: int, ends: Sequence[int]) -> EventList:
+        """The events of a run whose engine wrote all of it, start-up and steps, to one tape.
+
+        Args:
+            tape: its positions count the events of all micro-steps, one after the other.
+            micro_steps: how many there are, all steps together.
+            ends: rows of the tape after start-up and after each step.
+        """
+        events, persistent = self._events, np.isin(self._events.buffer, self._persistent)
+        traced = np.stack([events.kind.astype(np.int32), events.buffer, events.moment.astype(np.int32)])
+        parts = [traced + np.array([[0], [number * len(events.buffers)], [0]], dtype=np.int32)
+                 for number in range(micro_steps)]
+        columns = np.concatenate(parts, axis=1)
+        kept = np.concatenate([np.ones_like(persistent), np.tile(~persistent, micro_steps - 1)])
+        steps = np.repeat(np.arange(1, len(ends)), columns.shape[1] // (len(ends) - 1))
+        *said, positions = tape.columns()
+        step_of = np.searchsorted(ends, np.arange(len(positions)), side="right")
+        columns = np.insert(np.concatenate([columns, steps[None], kept[None]]), positions,
+                            np.stack([*said, step_of, np.ones_like(step_of)]), axis=1)
+        kind, buffer, moment, step = columns[:4, columns[4] > 0]
+        buffers = Buffers.concatenate([events.buffers] * micro_steps + [self.buffers(tape.attributes)])
+        return EventList(kind.astype(np.int8), buffer.astype(np.int32), moment.astype(np.int8), step.astype(np.int8),
+                         buffers, events.sizes.with_constants(list(self._constants)), tuple(self._names))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
 from predictor.engine.zero2 import Zero2
+from predictor.engine.zero3 import Zero3
 from predictor.events import EventList
 from predictor.formula import MicroStep
 
@@ -27,6 +28,7 @@ class Engine(Protocol):
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
     "zero2": Zero2,
+    "zero3": Zero3,
 }
 """Name, as :func:`name_of` gives it, -> engine; what is not here can be measured, not predicted."""
 

@@ -1,0 +1,221 @@
+"""DeepSpeed ZeRO-3 in bf16: parameters, gradients and optimizer states are partitioned, gathered where they are used.
+
+DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The model lies on the device whole
+and is then partitioned (no ``zero.Init``). Every rank holds the same number of bytes: each parameter is padded to a
+multiple of the degree. The step that it is composed with must have been traced as sharded (``predictor.sharded``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from predictor.engine import optimizer
+from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
+from predictor.engine.setup import BF16, FP32, FP64, STEPS, Setup
+from predictor.engine.zero2_backward import synchronizations
+from predictor.engine.zero3_gathers import Gathers
+from predictor.engine.zero3_reduction import Reduction
+from predictor.engine.zero3_waits import Waits
+from predictor.errors import InputError
+from predictor.events import EventList, Factor, Kind, Moment
+from predictor.formula import Mark, MicroStep
+
+FIRST_RELEASE = (0, 19, 8)
+GATHER_STREAM, REDUCTION_STREAM = 1, 2
+_FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
+
+
+class Zero3:
+    """A run under ZeRO-3, the same on every rank."""
+
+    def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        _refuse(setup)
+        self.micro, self.setup, self.zero = micro, setup, setup.zero
+        self.tensors = [tensor for tensor in setup.facts.parameters if not tensor.buffer]
+        self.degree = setup.data_parallel_size
+        self.adamw = optimizer.VARIANTS[setup.optim]
+        self.sub_groups = [part for group in setup.groups() for part in self._sub_groups(group)]
+        own: dict[int, list[int]] = defaultdict(list)
+        found_later = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
+        for row, (module, parameter) in enumerate(micro.owners.tolist()):
+            if row not in found_later:
+                own[module].append(parameter)
+        self.synchronizations = synchronizations(micro)
+        self.events = self._run(own)
+
+    def rank(self, rank: int) -> EventList:
+        """Start-up and three steps."""
+        return self.events
+
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+        """Nothing to choose among: no rank holds more than another."""
+        return [(0, 0)] * len(ranks)
+
+    # what is where ----------------------------------------------------------------------------
+
+    def _partition_numel(self, parameter: int) -> int:
+        return -(-self.tensors[parameter].numel // self.degree)
+
+    def _numel(self, parameters: Sequence[int]) -> int:
+        """Elements of a rank's parts."""
+        return sum(map(self._partition_numel, parameters))
+
+    def _sub_groups(self, group: list[int]) -> list[list[int]]:
+        """``_create_fp16_sub_groups``."""
+        if self.zero.sub_group_size >= self._numel(group):
+            return [group]
+        parts: list[list[int]] = [[]]
+        for parameter in group:
+            parts[-1].append(parameter)
+            if self._numel(parts[-1]) >= self.zero.sub_group_size:
+                parts.append([])
+        return [part for part in parts if part]
+
+    def _persistent(self) -> frozenset[int]:
+        """``mark_persistent_parameters``."""
+        chosen, total = set(), 0
+        for index, tensor in enumerate(self.tensors):
+            if total + tensor.numel <= self.zero.model_persistence_threshold \
+                    and tensor.numel <= self.zero.param_persistence_threshold:
+                chosen.add(index)
+                total += tensor.numel
+        return frozenset(chosen)
+
+    # the run ----------------------------------------------------------------------------------
+
+    def _run(self, own: dict[int, list[int]]) -> EventList:
+        micro, count = self.micro, self.setup.micro_steps
+        length = len(micro.events)
+        tape = Tape(first=STEPS * count * len(micro.events.buffers))
+        self._start_up(tape)
+        ends = [len(tape.rows)]
+        overlap = self.zero.overlap_comm
+        waits = Waits(tape, several=overlap)
+        gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
+                          GATHER_STREAM if overlap else MAIN_STREAM, waits)
+        for step in range(STEPS):
+            for index in range(step * count, (step + 1) * count):
+                tape.position = index * length
+                self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)
+            tape.position = (step + 1) * count * length
+            self._optimizer_step(tape, gathers, first=step == 0)
+            ends.append(len(tape.rows))
+        return Vocabulary(micro).whole(tape, STEPS * count, ends)
+
+    def _start_up(self, tape: Tape) -> None:
+        facts = self.setup.facts
+        buffers = {index: tape.allocate(facts.parameters[index].bytes, Factor.PARAMETERS, "to",
+                                        module=facts.parameters[index].module) for index in facts.moved}
+        parts = {}
+        for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
+            parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS, "zero::partition",
+                                         module=tensor.module)
+            tape.free(buffers[index])
+        tape.allocate(1, Factor.OPTIMIZER_STATES, "zero::inf_or_nan_tracker")
+        trainable = [parameter for group in self.sub_groups for parameter in group]
+        for parameter in trainable:  # defragment
+            tape.free(parts[parameter])
+        tape.mark(Kind.EMPTY_CACHE)
+        tape.allocate(BF16 * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
+        converted = None
+        for group in self.sub_groups:  # _create_fp32_partitions
+            size = FP32 * self._numel(group)
+            old, converted = converted, tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::converted")
+            if old is not None:
+                tape.free(old)
+            tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::master_weights")
+        tape.free(converted)
+        gradient = tape.allocate(FP32 * max(map(self._numel, self.sub_groups)), Factor.GRADIENTS,
+                                 "zero::initialize_optimizer_states")
+        tape.free(gradient)
+        if self.zero.contiguous_gradients:
+            tape.allocate(BF16 * self.zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+        tape.allocate(BF16 * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
+        for parameter in trainable:  # create_reduce_and_remove_grad_hooks
+            tape.free(tape.allocate(BF16 * self.degree * self._partition_numel(parameter), Factor.PARAMETERS,
+                                    "zero::all_gather", module=self.tensors[parameter].module))
+
+    def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> None:
+        micro, base = self.micro, index * len(self.micro.events)
+        first_buffer = index * len(micro.events.buffers)
+        waits, waited = gathers.waits, deque(self.synchronizations)
+        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits)
+        tape.moment = Moment.FORWARD
+        gathers.begin()
+        ready = micro.ready.tolist()
+        for position, kind, what in [*micro.marks.tolist(), (len(micro.events), None, None)]:
+            while waited and waited[0] <= position:
+                tape.position = base + waited.popleft()
+                waits.synchronize()
+            tape.position = base + position
+            if kind is None:
+                break
+            if kind not in _FORWARD_TOO:
+                tape.moment = Moment.BACKWARD
+            if kind in (Mark.ENTER, Mark.RECOMPUTE):
+                gathers.fetch(what, forward=True, recompute=kind == Mark.RECOMPUTE)
+            elif kind == Mark.BEFORE_BACKWARD:
+                gathers.fetch(what, forward=False)
+            elif kind == Mark.EXTERNAL:
+                if index == 0:
+                    gathers.read(*micro.owners[what].tolist())
+            elif kind == Mark.HOLD:
+                gathers.hold(what)
+            elif kind == Mark.LET_GO:
+                gathers.let_go(what)
+            elif kind == Mark.READY:
+                _, parameter, gradient = ready[what]
+                reduction.add(parameter, first_buffer + gradient)
+            else:
+                gathers.leave(what, forward=kind == Mark.LEAVE)
+        tape.moment = Moment.BACKWARD
+        reduction.reduce()
+        waits.synchronize()  # independent_gradient_partition_epilogue
+        gathers.end_backward()
+
+    def _optimizer_step(self, tape: Tape, gathers: Gathers, *, first: bool) -> None:
+        tape.moment = Moment.OPTIMIZER_STEP
+        gathers.release_all()
+        for group in self.sub_groups:  # get_grad_norm_direct
+            scalars = []
+            for parameter in group:
+                copy = tape.allocate(FP64 * self._partition_numel(parameter), Factor.TEMPORARIES, "zero::get_grad_norm")
+                scalars.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
+                tape.free(copy)
+            for scalar in reversed(scalars):
+                tape.free(scalar)
+        gathers.waits.synchronize()  # is_invalid_grad_norm
+        for group in self.sub_groups:
+            size = FP32 * self._numel(group)
+            flat = tape.allocate(size // 2, Factor.GRADIENTS, "zero::flatten") if len(group) > 1 else None
+            gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
+            if flat is not None:
+                tape.free(flat)
+            if first:
+                optimizer.make_states(tape, self.adamw, [("", size)])
+            optimizer.update(tape, self.adamw, [("", size)])
+            tape.free(gradient)
+        gathers.gather_persistent()
+
+
+def _refuse(setup: Setup) -> None:
+    """What is not modelled, by name."""
+    zero = setup.zero
+    if zero.version < FIRST_RELEASE:
+        raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
+                         f"and later, not {'.'.join(map(str, zero.version))}")
+    if zero.grad_accum_dtype != "bf16":
+        raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet in ZeRO stage 3: "
+                         "leave it out or set bf16")
+    if zero.communication_data_type != "bf16":
+        raise InputError("deepspeed: communication_data_type other than bf16 is not modelled yet in ZeRO stage 3: "
+                         "leave it out")
+    if not zero.reduce_scatter and any(tensor.trainable and tensor.numel % setup.data_parallel_size
+                                       for tensor in setup.facts.parameters):
+        raise InputError("deepspeed: zero_optimization.reduce_scatter false is not modelled yet in ZeRO stage 3 where "
+                         "a parameter does not divide evenly among the ranks: leave it out")
+    if any(not tensor.buffer and tensor.itemsize != BF16 for tensor in setup.facts.parameters):
+        raise InputError("ZeRO stage 3 is predicted for models whose parameters are all bf16")

@@ -1,0 +1,302 @@
+"""When ZeRO-3 gathers a module's parameters, what it gathers ahead, and when it lets them go.
+
+DeepSpeed 0.19.8: runtime/zero/partitioned_param_coordinator.py (``PartitionedParameterCoordinator``) decides;
+runtime/zero/partition_parameters.py gathers (``all_gather_coalesced``, ``AllGatherCoalescedHandle``) and frees
+(``free_param``). The first micro-step is only listened to: there every module's parameters go when it ends. From the
+second on, what comes next is known: it is gathered ahead, and what is soon needed again stays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from predictor.deepspeed_config import ZeroConfig
+from predictor.engine.compose import MAIN_STREAM, Tape
+from predictor.engine.setup import BF16
+from predictor.engine.zero3_waits import Waits
+from predictor.events import Factor
+from predictor.facts import Parameter
+
+LONG_AGO = -10**10
+
+
+@dataclass(eq=False)
+class Gather:
+    """One collective on its way. Its flat buffer lives until each of its parameters has been asked for.
+
+    Attributes:
+        parameters: indices, in the order of the flat buffer.
+        flat: the buffer; None where the parameter's own storage receives the collective.
+        waiting: how many have not been asked for.
+    """
+
+    parameters: list[int]
+    flat: int | None
+    waiting: int
+    complete: bool = False
+
+
+@dataclass
+class Gathers:
+    """State of all parameters of one rank; each call writes what it allocates and frees to a tape.
+
+    Attributes:
+        tensors: all parameters.
+        own: for each module, the parameters that it gathers, by number.
+        persistent: parameters that stay between modules.
+        stream: on which collectives run and their buffers are allocated.
+        waits: shared with the reductions.
+    """
+
+    tape: Tape
+    tensors: Sequence[Parameter]
+    own: dict[int, list[int]]
+    persistent: frozenset[int]
+    zero: ZeroConfig
+    degree: int
+    stream: int
+    waits: Waits
+    step: int = 0
+    known: bool | None = None
+    gathered: dict[int, int | None] = field(default_factory=dict)
+    on_the_way: dict[int, Gather] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.users: dict[int, set[int]] = defaultdict(set)
+        self.modules: list[int] = []
+        self.in_backward: dict[int, None] = {}
+        self.recomputed: dict[int, set[int]] = defaultdict(set)
+        self.available_numel = 0
+        self.ahead: deque[tuple[int, int]] = deque()
+        self.fetched_for: dict[int, int] = {}
+        self._held: dict[int, deque[int | None]] = defaultdict(deque)
+        self._holds: Counter[int] = Counter()
+        self._released: set[int] = set()
+        self._stays: dict[tuple[int, int], frozenset[int]] = {}
+        self._order: list[tuple[int, int]] = []
+        self._uses: dict[int, list[int]] = {}
+        self._traversed: list[int] = []
+
+    def partition_numel(self, parameter: int) -> int:
+        """Elements of a rank's part, padding included."""
+        return -(-self.tensors[parameter].numel // self.degree)
+
+    # micro-steps ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A forward begins (``reset_step``)."""
+        for parameter, gather in list(self.on_the_way.items()):
+            self._wait(gather)
+            self._release(parameter)
+            self._asked(gather)
+        self.on_the_way.clear()
+        if self.known is None:
+            self.known = False
+        elif not self.known:
+            self.known = True
+            self._learn()
+        self.ahead = deque(self._order)
+        self.fetched_for = {}
+        self.step = 0
+        self.available_numel = 0
+
+    def _learn(self) -> None:
+        uses: dict[int, list[int]] = defaultdict(list)
+        numels = []
+        for step, module in enumerate(self.modules):
+            for parameter in sorted(self.own.get(module, ())):
+                uses[parameter].append(step)
+                self._order.append((parameter, step))
+            numels.append(sum(self.tensors[p].numel for p in self.own.get(module, ())))
+        self._uses, self._traversed = uses, list(accumulate(numels, initial=0))
+
+    def fetch(self, module: int, *, forward: bool, recompute: bool = False) -> None:
+        """Before a module's forward or backward (``fetch_sub_module``)."""
+        own = sorted(self.own.get(module, ()))
+        if not self.known:
+            self.modules.append(module)
+        if not forward:
+            self.in_backward[module] = None
+        self._gather([p for p in own if self._away(p)])
+        for parameter in own:
+            self.users[parameter].add(module)
+            if recompute and self.in_backward and not self.tensors[parameter].trainable:
+                owner = next(reversed(self.in_backward))
+                self.recomputed[owner].add(parameter)
+                self.users[parameter].add(owner)
+            if parameter in self.on_the_way:
+                self.waits.before("fetch")
+                gather = self.on_the_way.pop(parameter)
+                self._wait(gather)
+                self._asked(gather)
+                self.waits.record("fetch")
+        if self.known:
+            self._prefetch(own)
+        self.step += 1
+
+    def _prefetch(self, own: list[int]) -> None:
+        mine = {p for p in own if self.fetched_for.get(p, LONG_AGO) < self.step}
+        taken: set[int] = set()
+        while self.ahead and len(taken) < len(mine):
+            parameter, step = self.ahead.popleft()
+            self.fetched_for[parameter] = step
+            taken.add(parameter)
+        most = min(self.zero.max_live_parameters - self.available_numel, self.zero.prefetch_bucket_size)
+        chosen: list[int] = []
+        numel = 0
+        while self.zero.prefetch_bucket_size and self.ahead and numel < most:
+            parameter, step = self.ahead.popleft()
+            self.fetched_for[parameter] = max(self.fetched_for.get(parameter, LONG_AGO), step)
+            if self._away(parameter) and parameter not in chosen:
+                chosen.append(parameter)
+                numel += self.tensors[parameter].numel
+        self._gather(chosen)
+
+    def leave(self, module: int, *, forward: bool) -> None:
+        """After a module's forward or backward (``release_sub_module``)."""
+        own = set(self.own.get(module, ()))
+        going = own - self._staying(module, own) if self.known else set(own)
+        if not forward:
+            again = self.recomputed.pop(module, set())
+            going |= again - self.persistent
+            own |= again
+            self.in_backward.pop(module, None)
+        for parameter in sorted(own):
+            self.users[parameter].discard(module)
+            if parameter in going:
+                self._release(parameter)
+
+    def _staying(self, module: int, own: set[int]) -> frozenset[int]:
+        """What a known order keeps after a module; DeepSpeed works it out once for each place (an ``lru_cache``)."""
+        key = module, self.step
+        if key not in self._stays:
+            start = self._traversed[min(self.step, len(self._traversed) - 1)]
+            staying = set()
+            for parameter in own:
+                uses = self._uses.get(parameter, [])
+                place = bisect_left(uses, self.step)
+                soon = place < len(uses) and self._traversed[uses[place]] - start < self.zero.max_reuse_distance
+                if soon or parameter in self.persistent or self.fetched_for.get(parameter, LONG_AGO) > self.step:
+                    staying.add(parameter)
+            self._stays[key] = frozenset(staying)
+        return self._stays[key]
+
+    def end_backward(self) -> None:
+        """Modules whose backward was not seen to end (``release_backward_leftovers``)."""
+        while self.in_backward:
+            module, _ = self.in_backward.popitem()
+            for parameter in sorted({*self.own.get(module, ()), *self.recomputed.pop(module, ())}):
+                self.users[parameter].discard(module)
+                if parameter not in self.persistent:
+                    self._release(parameter)
+
+    # steps ------------------------------------------------------------------------------------
+
+    def release_all(self) -> None:
+        """``release_and_reset_all``, before the optimizer's step."""
+        for parameter in range(len(self.tensors)):
+            gather = self.on_the_way.pop(parameter, None)
+            if gather is not None:
+                self._wait(gather)
+                self._asked(gather)
+            self.users[parameter].clear()
+            self._release(parameter)
+
+    def gather_persistent(self) -> None:
+        """``_post_step``: what stays is gathered again, each into a buffer of its own."""
+        if self.degree == 1 and len(self.persistent) > 1:
+            self.gathered |= dict.fromkeys(self.persistent)
+            return
+        for parameter in sorted(self.persistent):
+            self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
+        if len(self.persistent) > 1:
+            self.waits.synchronize()
+
+    def read(self, module: int, parameter: int) -> None:
+        """A module reads a parameter that another has: gathered at once, and from now on before the module."""
+        self.own.setdefault(module, []).append(parameter)
+        if parameter not in self.gathered:
+            self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
+
+    # one collective ---------------------------------------------------------------------------
+
+    def _away(self, parameter: int) -> bool:
+        return parameter not in self.gathered and parameter not in self.on_the_way
+
+    def _buffer(self, parameter: int, stream: int) -> int:
+        return self.tape.allocate(BF16 * self.degree * self.partition_numel(parameter), Factor.PARAMETERS,
+                                  "zero::all_gather", module=self.tensors[parameter].module, stream=stream)
+
+    def _gather(self, parameters: list[int]) -> None:
+        if not parameters:
+            return
+        parameters = sorted(parameters)
+        self.available_numel += sum(self.tensors[p].numel for p in parameters)
+        if self.degree == 1:
+            gathers = [Gather(parameters, None, len(parameters))]
+        elif self.zero.allgather_sequential or len(parameters) == 1:
+            gathers = [Gather([p], self._buffer(p, self.stream), 1) for p in parameters]
+        else:
+            numel = sum(map(self.partition_numel, parameters))
+            flat = self.tape.allocate(BF16 * self.degree * numel, Factor.COMMUNICATION, "zero::all_gather_coalesced",
+                                      stream=self.stream)
+            gathers = [Gather(parameters, flat, len(parameters))]
+        for gather in gathers:
+            self.on_the_way |= dict.fromkeys(gather.parameters, gather)
+
+    def _wait(self, gather: Gather) -> None:
+        if gather.complete:
+            return
+        gather.complete = True
+        if self.degree == 1:
+            self.waits.synchronize()
+        for parameter in gather.parameters:
+            if gather.flat is None:
+                self.gathered[parameter] = None
+            elif len(gather.parameters) == 1:
+                self.gathered[parameter] = gather.flat
+            else:
+                tensor = self.tensors[parameter]
+                self.gathered[parameter] = self.tape.allocate(
+                    tensor.bytes, Factor.PARAMETERS, "zero::all_gather", module=tensor.module, stream=self.stream)
+
+    def _asked(self, gather: Gather) -> None:
+        gather.waiting -= 1
+        if not gather.waiting and len(gather.parameters) > 1 and gather.flat is not None:
+            self.tape.free(gather.flat)
+
+    def _release(self, parameter: int) -> None:
+        if parameter not in self.gathered or self.users[parameter]:
+            return
+        buffer = self.gathered.pop(parameter)
+        self.available_numel -= self.tensors[parameter].numel
+        if buffer is not None:
+            if self.stream != MAIN_STREAM:
+                self.tape.record_stream(buffer, MAIN_STREAM)
+            if self._holds[buffer]:
+                self._released.add(buffer)
+            else:
+                self.tape.free(buffer)
+
+    # saved tensors ----------------------------------------------------------------------------
+
+    def hold(self, parameter: int) -> None:
+        """A saved tensor shares a parameter's storage (a checkpoint saves what it recomputes detached)."""
+        buffer = self.gathered.get(parameter)
+        self._held[parameter].append(buffer)
+        if buffer is not None:
+            self._holds[buffer] += 1
+
+    def let_go(self, parameter: int) -> None:
+        """The saved tensor is gone."""
+        buffer = self._held[parameter].popleft()
+        if buffer is None:
+            return
+        self._holds[buffer] -= 1
+        if not self._holds[buffer] and buffer in self._released:
+            self._released.remove(buffer)
+            self.tape.free(buffer)

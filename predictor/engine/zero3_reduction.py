@@ -1,0 +1,90 @@
+"""ZeRO-3's gradients on their way to the partitions: into a bucket, reduced when it is full, then gone.
+
+DeepSpeed 0.19.8: runtime/zero/stage3.py (``reduce_independent_p_g_buckets_and_remove_grads``,
+``__add_grad_to_ipg_bucket``, ``__reduce_and_partition_ipg_grads``, ``__avg_scatter_grads``,
+``__avg_scatter_contiguous_grads``, ``partition_grads``), runtime/comm/coalesced_collectives.py
+(``reduce_scatter_coalesced``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from predictor.deepspeed_config import ZeroConfig
+from predictor.engine.compose import MAIN_STREAM, Tape
+from predictor.engine.setup import BF16
+from predictor.engine.zero3_waits import Waits
+from predictor.events import Factor
+from predictor.facts import Parameter
+
+
+class Reduction:
+    """The bucket of one micro-step; what it allocates and frees goes to a tape.
+
+    Args:
+        stream: on which gradients are reduced.
+        waits: shared with the gathers.
+    """
+
+    def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int,
+                 waits: Waits) -> None:
+        self._tape, self._tensors, self._zero, self._degree, self._stream = tape, tensors, zero, degree, stream
+        self._waits = waits
+        self._elements = 0
+        self._waiting: list[tuple[int, int | None]] = []
+
+    def add(self, parameter: int, gradient: int) -> None:
+        """A gradient is complete; ``gradient`` is its buffer."""
+        numel, limit = self._tensors[parameter].numel, self._zero.reduce_bucket_size
+        if self._elements and self._elements + numel > limit:
+            self.reduce()
+        fits = self._zero.contiguous_gradients and self._elements + numel <= limit
+        if fits:  # copied
+            self._free(gradient)
+        self._waiting.append((parameter, None if fits else gradient))
+        self._elements += numel
+
+    def reduce(self) -> None:
+        """Every gradient in the bucket is averaged and its partition kept."""
+        if not self._waiting:
+            return
+        contiguous = self._zero.contiguous_gradients and self._elements <= self._zero.reduce_bucket_size
+        self._waits.before("reduce")
+        made = self._all_reduced() if contiguous and not self._zero.reduce_scatter else self._reduce_scattered()
+        for _, gradient in sorted(self._waiting):
+            if gradient is not None:
+                self._free(gradient)
+        for buffer in made:
+            self._tape.free(buffer)
+        self._waits.record("reduce")
+        self._waiting, self._elements = [], 0
+
+    def _free(self, gradient: int) -> None:
+        if self._stream != MAIN_STREAM:
+            self._tape.record_stream(gradient, self._stream)
+        self._tape.free(gradient)
+
+    def _allocate(self, numel: int) -> int:
+        return self._tape.allocate(BF16 * numel, Factor.COMMUNICATION, "zero::reduce", stream=self._stream)
+
+    def _reduce_scattered(self) -> list[int]:
+        numels = [self._tensors[parameter].numel for parameter, _ in sorted(self._waiting)]
+        if len(numels) == 1 and not numels[0] % self._degree:
+            return []  # in place
+        chunks = [-(-numel // self._degree) for numel in numels]
+        pads = []
+        for rank in range(self._degree):
+            for numel, chunk in zip(numels, chunks):
+                missing = chunk - min(max(numel - rank * chunk, 0), chunk)
+                if missing:
+                    pads.append(self._allocate(missing))
+        flat = self._allocate(self._degree * sum(chunks))
+        for pad in pads:
+            self._tape.free(pad)
+        return [flat]
+
+    def _all_reduced(self) -> list[int]:
+        made = []
+        if self._degree != 1:  # the buffer times gradient_predivide_factor, which is 1
+            made.append(self._allocate(self._elements))
+        return made
