@@ -17,6 +17,7 @@ from typing import Any
 from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
+from predictor.lora import Adapters
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -30,6 +31,7 @@ class Key:
         regime: as ``predictor.regimes`` names it.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         sdpa_backend: what attention resolves to; empty for eager attention.
+        lora: adapters, if there are; left out of the document otherwise.
     """
 
     fingerprint: str
@@ -44,10 +46,14 @@ class Key:
     torch: str
     transformers: str
     tracer: int = TRACER_VERSION
+    lora: Adapters | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data."""
-        return json.loads(json.dumps(asdict(self)))
+        document = asdict(self)
+        if self.lora is None:
+            del document["lora"]
+        return json.loads(json.dumps(document))
 
     def filename(self) -> str:
         """Name by content: the same workload gives the same file on every machine."""
