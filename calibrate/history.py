@@ -89,6 +89,8 @@ class History:
         torch.cuda.init()
         self._profile = self._stack.enter_context(profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True))
+        # no stacks of frees: to gather one clears a Python exception that is on its way, such as the one that ends
+        # the recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
         return self
 

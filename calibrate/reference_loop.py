@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from calibrate.engines import ENGINES, Job
-from predictor import models, parser
+from predictor import lora, models, parser
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -62,7 +62,8 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
 def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
-                         recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen)
+                         recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+                         lora=lora.adapters(workload))
     if workload.gradient_checkpointing:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=dict(workload.gradient_checkpointing_kwargs))

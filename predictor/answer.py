@@ -52,7 +52,18 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         provenance=_provenance(job),
         candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
+        frozen_bytes=_frozen(job),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
+
+
+WHOLE = ("torch", "ddp", "zero1", "zero2")
+"""Engines that share no parameters that do not train."""
+
+
+def _frozen(job: Job) -> int | None:
+    if job.setup.engine not in WHOLE:
+        return None
+    return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
 
 
 def _bound(size: int, relative: tuple[float, float], profile: Choice | None, low: int | None = None,

@@ -120,6 +120,12 @@ def _partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor) -> 
         call.through(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
 
 
+def dropout(call: Call) -> None:
+    """The mask comes first (ATen/native/cuda/Dropout.cu, dropout_cuda)."""
+    call.results(call.out[1])
+    call.results()
+
+
 def cumulative(call: Call) -> None:
     """A cast copy of input of another type (ATen/native/ReduceOps.cpp, cumsum); a single row is CUB's scan
     (ATen/native/cuda/ScanUtils.cuh, scan_dim)."""
@@ -268,6 +274,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::index": index,
     "aten::sum": reduction,
+    "aten::native_dropout": dropout,
     "aten::convolution_backward": convolution_backward,
     "aten::_safe_softmax": safe_softmax,
     "aten::_softmax_backward_data": softmax_backward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
+from predictor import lora as adapters
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, Parameter
 from predictor.models import ModelConfig
@@ -11,13 +12,15 @@ from predictor.models import ModelConfig
 RECIPES = {
     "pretrain": ("*multi_modal_projector*",),
     "finetune": ("*multi_modal_projector*", "*language_model*", "lm_head*"),
+    "lora": (adapters.PATTERN,),
     "full": ("*",),
 }
-"""Recipe name -> patterns of the parameters that train (LLaVA's own two stages, and everything)."""
+"""Recipe name -> patterns of the parameters that train (LLaVA's own stages, and everything); with ``lora``, what peft
+trains does too."""
 
 
 def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
-          trainable: tuple[str, ...] = (), frozen: tuple[str, ...] = ()):
+          trainable: tuple[str, ...] = (), frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None):
     """The model in training mode on the meta device, bf16, with ``requires_grad`` set.
 
     Raises:
@@ -36,6 +39,8 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "
                          f"{type(error).__name__}: {reason}") from None
+    if lora is not None:
+        adapters.inject(model, lora)
     model.train()
     select(model, recipe=recipe, trainable=trainable, frozen=frozen)
     return model
@@ -48,6 +53,9 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     """
     names = [name for name, _ in model.named_parameters()]
     chosen = {name for name in names for pattern in RECIPES[recipe] if fnmatch.fnmatch(name, pattern)}
+    if recipe == "lora":
+        chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
+        chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):
         for pattern in patterns:
             hits = [name for name in names if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern + ".*")]

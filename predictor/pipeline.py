@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from predictor import calibrated, deepspeed_config, gpus, models, profile, regimes, store, survival
+from predictor import calibrated, deepspeed_config, gpus, lora, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
 from predictor.engine.engines import ENGINES, Engine, name_of
@@ -159,7 +159,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3)
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
 
 
 def _checkpointing(workload: Workload) -> str:
@@ -198,6 +198,10 @@ def check_engine(workload: Workload) -> None:
     if name_of(workload.engine, workload.zero_stage) not in ENGINES:
         what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
         raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stages 2 and 3 are): "
+                         "peakcast measure runs it on an emulated GPU")
+    engine = name_of(workload.engine, workload.zero_stage)
+    if workload.recipe == "lora" and engine not in ("torch", "zero2"):
+        raise InputError(f"recipe lora with {engine} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
                          "peakcast measure runs it on an emulated GPU")
 
 

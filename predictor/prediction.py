@@ -82,6 +82,7 @@ class Prediction:
     requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
     bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
+    ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
     """
 
     workload: Mapping[str, Any]
@@ -106,6 +107,7 @@ class Prediction:
     fragmentation_bytes: int | None = None
     out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None
+    frozen_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON (design, section 5): every key always present, unit in its name."""

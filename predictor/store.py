@@ -17,6 +17,7 @@ from typing import Any
 from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
+from predictor.lora import Adapters
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -31,6 +32,7 @@ class Key:
         checkpointing: ``off``, ``on`` or ``reentrant``.
         sdpa_backend: what attention resolves to; empty for eager attention.
         sharded: traced as under ZeRO-3; left out of the document where not.
+        lora: adapters, if there are; left out of the document otherwise.
     """
 
     fingerprint: str
@@ -46,13 +48,15 @@ class Key:
     transformers: str
     tracer: int = TRACER_VERSION
     sharded: bool = False
+    lora: Adapters | None = None
 
     def document(self) -> dict[str, Any]:
-        """The key as plain JSON data."""
-        document = json.loads(json.dumps(asdict(self)))
-        if not self.sharded:
-            del document["sharded"]
-        return document
+        """The key as plain JSON data; what not every formula has is left out where it says nothing."""
+        document = asdict(self)
+        for name in ("sharded", "lora"):
+            if not document[name]:
+                del document[name]
+        return json.loads(json.dumps(document))
 
     def filename(self) -> str:
         """Name by content: the same workload gives the same file on every machine."""

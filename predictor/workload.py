@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from predictor import deepspeed_config, gpus
+from predictor import deepspeed_config, gpus, lora
 from predictor.deepspeed_keys import STAGE
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
@@ -127,11 +127,13 @@ class Workload:
     """
 
     model: str = key(Text("MODEL"), None, "model", "known name, local directory, or config.json")
-    recipe: str = key(Choice(("finetune", "pretrain", "full"), {"lora": "use pretrain, finetune or full"}), "finetune",
-                      "model", "pretrain: the projector trains; finetune: projector and language model; full: all")
+    recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
+                      "pretrain: the projector trains; finetune: projector and language model; lora: projector and "
+                      "adapters of the language model; full: all")
     trainable: tuple[str, ...] = key(Patterns(), (), "model", "module paths that train, whatever the recipe says")
     frozen: tuple[str, ...] = key(Patterns(), (), "model", "module paths that do not train")
-    lora: None = key(Later("use the recipes pretrain, finetune or full"), None, "model", "")
+    lora: FrozenMap | None = key(lora.KIND, None, "model", "peft's LoraConfig: r=16, target_modules=q_proj,v_proj (all "
+                                 "linear layers of the language model), lora_dropout=0.05, use_dora=true, …")
 
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
@@ -177,8 +179,8 @@ class Workload:
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
                               "a calibration; none: no one; default: the shipped one of the GPU, if there is")
-    versions: FrozenMap = key(Table(dict.fromkeys(PINNED, _Version()), PINNED), FrozenMap(PINNED), "gpu",
-                              "of torch, transformers, deepspeed")
+    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft"], _Version()), PINNED), FrozenMap(PINNED), "gpu",
+                              "of torch, transformers, deepspeed, peft")
 
     filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
     deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)

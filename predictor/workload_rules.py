@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config
+from predictor import deepspeed_config, lora
 from predictor.errors import InputError
 from predictor.values import Invalid
 
@@ -39,6 +39,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
                       ("sequence_length", "say how many tokens a sample has, image tokens included")):
         if name not in given:
             raise KeyProblem(name, f"is not given: {why}")
+    _resolve_lora(values, given)
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
@@ -53,6 +54,18 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
                                             f"at most {MOST_TOKENS:,} are predicted")
     if batch * (values["images_per_sample"] or 1) > MOST_IMAGES:
         raise KeyProblem("images_per_sample", f"x per_device_train_batch_size is above {MOST_IMAGES:,} images")
+
+
+def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Adapters belong to the recipe of that name; either of the two names the other."""
+    if values["lora"] is not None:
+        if given.get("recipe", "lora") != "lora":
+            raise KeyProblem("lora", f"is given, but recipe is {given['recipe']}: leave one of them out")
+        values["recipe"] = "lora"
+    elif values["recipe"] == "lora":
+        if "lora" in given:
+            raise KeyProblem("lora", "is switched off, but recipe is lora: leave one of them out")
+        values["lora"] = lora.DEFAULTS
 
 
 def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:

@@ -50,10 +50,13 @@ def make_states(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) ->
                 tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
 
 
-def update(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
-    """Temporaries of one update over the tensors of a group; the last of each batch is dropped with the next one's."""
+def update(tape: Tape, variant: AdamW, *dtypes: Sequence[tuple[str, int]]) -> None:
+    """Temporaries of one update over the tensors of a group; the last of each batch is dropped with the next one's.
+
+    ``dtypes`` are the tensors, those of each dtype together in the order that foreach takes them.
+    """
     kept: list[int] = []
-    for batch in [sizes] if variant.at_once else [[size] for size in sizes]:
+    for batch in dtypes if variant.at_once else [[size] for sizes in dtypes for size in sizes]:
         live: list[int] = []
         for _ in range(variant.temporaries):
             made = [tape.allocate(size_bytes, Factor.TEMPORARIES, "adamw::update", module=module)

@@ -50,7 +50,9 @@ def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
     for group in setup.groups():
         sizes = [(tensors[i].module, tensors[i].bytes) for i in group if i in reached]
         optimizer.make_states(tape, variant, sizes)
-        optimizer.update(tape, variant, sizes)
+        dtypes = by_dtype([tensors[i] for i in group if i in reached])
+        optimizer.update(tape, variant, *(([(t.module, t.bytes) for t in same] for same in dtypes)
+                                          if variant.at_once else [sizes]))
     for buffer in micro.ready[:, 2].tolist():
         tape.free(buffer)
     once = [np.isin(part[1], micro.persistent) for part in columns]
@@ -70,20 +72,33 @@ def _micro_step(micro: MicroStep, index: int) -> np.ndarray:
     return columns + np.array([[0], [index * len(micro.events.buffers)], [0]], dtype=np.int32)
 
 
+def by_dtype(tensors: list[Parameter]) -> list[list[Parameter]]:
+    """Tensors as foreach functions take them: those of the dtype that came last come first.
+
+    A ``std::unordered_map`` of two keys (ATen/native/ForeachUtils.h, _group_tensors_by_first_tensors_device_and_dtype)
+    lists the newer one first. Widths tell dtypes apart: weights are bf16, adapters may be fp32.
+    """
+    widths = dict.fromkeys(tensor.itemsize for tensor in tensors)
+    return [[tensor for tensor in tensors if tensor.itemsize == width] for width in reversed(widths)]
+
+
 CHUNK_ELEMENTS = 65_536
 """kChunkSize, aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 
 
 def _clip(tape: Tape, gradients: list[Parameter]) -> None:
-    """``clip_grad_norm_``: one scalar norm a gradient, stacked.
+    """``clip_grad_norm_``: one scalar norm a gradient, stacked in the widest dtype.
 
-    ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every gradient
+    For each dtype ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every one
     (aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``).
     """
-    chunks = max(-(-gradient.numel // CHUNK_ELEMENTS) for gradient in gradients)
-    partial = tape.allocate(4 * chunks * len(gradients), Factor.TEMPORARIES, "clip_grad_norm")
-    norms = [tape.allocate(gradient.itemsize, Factor.TEMPORARIES, "clip_grad_norm") for gradient in gradients]
-    tape.free(partial)
-    stacked = tape.allocate(sum(gradient.itemsize for gradient in gradients), Factor.TEMPORARIES, "clip_grad_norm")
+    norms = []
+    for same in by_dtype(gradients):
+        chunks = max(-(-gradient.numel // CHUNK_ELEMENTS) for gradient in same)
+        partial = tape.allocate(4 * chunks * len(same), Factor.TEMPORARIES, "clip_grad_norm")
+        norms += [tape.allocate(gradient.itemsize, Factor.TEMPORARIES, "clip_grad_norm") for gradient in same]
+        tape.free(partial)
+    stacked = tape.allocate(len(gradients) * max(gradient.itemsize for gradient in gradients), Factor.TEMPORARIES,
+                            "clip_grad_norm")
     for buffer in [stacked, *norms]:
         tape.free(buffer)

@@ -21,8 +21,7 @@ def report(console: Console, prediction: Prediction, *, moments: int = 5, layers
     """The whole answer of ``peakcast explain``; ``layers`` None shows them all."""
     tables.head(console, prediction)
     _moments(console, prediction, moments)
-    console.print(tables.factor_table(prediction, console.width))
-    console.print()
+    tables.factors(console, prediction)
     _layers(console, prediction, layers)
     console.print()
     console.print("Live bytes from start-up to the third step, in GiB", style="bold")

@@ -22,8 +22,7 @@ MEASURED_ON = {"device": "measured on a real GPU", "emulated": "measured on an e
 def report(console: Console, prediction: Prediction) -> None:
     """The whole answer of ``peakcast predict``."""
     head(console, prediction)
-    console.print(factor_table(prediction, console.width))
-    console.print()
+    factors(console, prediction)
     console.print(moment_table(prediction))
     console.print()
     tail(console, prediction)
@@ -66,6 +65,17 @@ def defaults(prediction: Prediction) -> list[str]:
     """``key value`` of each key that the user did not give and that has a value."""
     return [f"{key} {_value(prediction.workload.get(key))}" for key in prediction.filled_in
             if prediction.workload.get(key) not in (None, [], (), {})]
+
+
+def factors(console: Console, prediction: Prediction) -> None:
+    """What the peak is made of, and what of it more GPUs do not lower, if that is most of the parameters."""
+    console.print(factor_table(prediction, console.width))
+    frozen = prediction.frozen_bytes or 0
+    if 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
+        for line in wrapped(console, f"{gib(frozen)}\xa0GiB of the parameters are frozen: every GPU holds them whole, "
+                                     "so more GPUs do not lower that.", indent=0):
+            console.print(line)
+    console.print()
 
 
 def factor_table(prediction: Prediction, width: int) -> Table:

@@ -112,7 +112,7 @@ def test_other_spellings_become_ours():
     ({"max_grad_norm": -1}, "max_grad_norm must be a finite number of at least 0, not -1"),
     ({"max_grad_norm": 10**400}, "max_grad_norm must be a finite number of at least 0"),
     ({"gradient_checkpointing": 1}, "gradient_checkpointing must be true or false, not 1"),
-    ({"recipe": "finetun"}, 'recipe must be one of finetune, pretrain, full, not "finetun" (did you mean "finetune"?)'),
+    ({"recipe": "finetun"}, 'recipe must be one of finetune, pretrain, lora, full, not "finetun" (did you mean "finetune"?)'),
     ({"model": ""}, 'model must be text that is not empty, not ""'),
     ({"model": "a\nb"}, r'model holds a character that cannot be printed: "a\x0ab"'),
     ({"gradient_checkpointing_kwargs": {"use_reentrent": True}},
@@ -127,7 +127,7 @@ def test_a_senseless_value_is_one_clear_line(keys, message):
 
 
 @pytest.mark.parametrize("keys, named", [
-    ({"recipe": "lora"}, "lora"), ({"lora": {"r": 8}}, "lora"), ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
+    ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
     ({"mixed_precision": "autocast"}, "autocast"), ({"attn_implementation": "flash_attention_2"}, "flash_attention_2"),
     ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp2"}, "fsdp2"),
     ({"zero_stage": 0}, "0"), ({"offload": "optimizer"}, "offload"),

@@ -1,0 +1,162 @@
+"""LoRA: the ``lora`` key of a workload, and peft's adapters in a model.
+
+Defaults are peft's (0.21, ``LoraConfig``), but for the layers: all linear layers of the language model, without the
+head, as LLaVA's own scripts take them. The projector trains in full beside the adapters, as there too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from predictor.errors import InputError
+from predictor.suggest import show
+from predictor.values import Choice, Flag, FrozenMap, Invalid, Number, Table, Text, Whole
+
+if TYPE_CHECKING:
+    from predictor.workload import Workload
+
+PINNED_PEFT = "0.21.2"
+ALL_LINEAR = "all-linear"
+PATTERN = "*multi_modal_projector*"
+"""What trains beside the adapters."""
+UNTRAINED = (".base_layer.", ".original_module.")
+"""What peft keeps frozen of a layer that it wraps: the layer under adapters, the original of a trained copy."""
+
+
+class Names:
+    """Layers by name: a list of names or ends of paths; with ``pattern``, one text is a regular expression of the
+    whole path, or ``all-linear``. As peft has it."""
+
+    def __init__(self, *, pattern: bool) -> None:
+        self.pattern = pattern
+
+    def check(self, value: Any) -> tuple[str, ...] | str:
+        if isinstance(value, str) and self.pattern:
+            try:
+                re.compile(Text().check(value))
+            except re.error as error:
+                raise Invalid(f"is no regular expression: {error}") from None
+            return value.lower() if value.lower() == ALL_LINEAR else value
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)) or not names:
+            raise Invalid(f"must be a list of names of layers, not {show(value)}")
+        return tuple(dict.fromkeys(Text().check(name) for name in names))
+
+    def from_text(self, text: str) -> tuple[str, ...] | str:
+        """Names with commas between; with ``pattern``, anything else is a regular expression."""
+        plain = re.fullmatch(r"[\w.]+(,[\w.]+)*", text)
+        return self.check(tuple(text.split(",")) if plain or not self.pattern else text)
+
+
+class Share(Number):
+    """A number of at least 0 and below 1."""
+
+    def check(self, value: Any) -> float:
+        number = super().check(value)
+        if number >= 1:
+            raise Invalid(f"must be below 1, not {show(value)}")
+        return number
+
+
+class LoraTable(Table):
+    """The ``lora`` key; ``none`` and false mean that it was not given."""
+
+    def check(self, value: Any) -> FrozenMap | None:
+        if value is False or (isinstance(value, str) and value.lower() in ("none", "false")):
+            return None
+        if not isinstance(value, Mapping):
+            raise Invalid(f"must be a mapping such as r: 16, not {show(value)}; known keys are {', '.join(self.kinds)}")
+        return super().check(value)
+
+
+DEFAULTS = FrozenMap({
+    "r": 8, "lora_alpha": 8.0, "target_modules": None, "lora_dropout": 0.0, "modules_to_save": None,
+    "use_rslora": False, "use_dora": False, "bias": "none", "autocast_adapter_dtype": True})
+KIND = LoraTable({
+    "r": Whole(1, 65_536), "lora_alpha": Number(), "target_modules": Names(pattern=True), "lora_dropout": Share(),
+    "modules_to_save": Names(pattern=False), "use_rslora": Flag(), "use_dora": Flag(),
+    "bias": Choice(("none", "all", "lora_only")), "autocast_adapter_dtype": Flag()}, DEFAULTS)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What of the ``lora`` key decides which memory is allocated: its scalings (``lora_alpha``, rsLoRA) do not.
+
+    Attributes:
+        dropout: whether there is any.
+        dtype: of the adapters when they run: ``fp32``, or ``bf16`` as the weights.
+        peft: release of peft.
+    """
+
+    r: int
+    target_modules: tuple[str, ...] | str | None
+    dropout: bool
+    modules_to_save: tuple[str, ...] | None
+    use_dora: bool
+    bias: str
+    dtype: str
+    peft: str
+
+
+def adapters(workload: Workload) -> Adapters | None:
+    """The adapters of a workload; None for another recipe.
+
+    peft makes them fp32 over bf16 weights (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
+    parameter to bf16 before it moves the model to the GPU (0.19.8, runtime/engine.py,
+    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then.
+    """
+    lora = workload.lora
+    if lora is None:
+        return None
+    wide = lora["autocast_adapter_dtype"] and workload.engine != "deepspeed"
+    return Adapters(
+        r=lora["r"], target_modules=lora["target_modules"], dropout=lora["lora_dropout"] > 0,
+        modules_to_save=lora["modules_to_save"], use_dora=lora["use_dora"], bias=lora["bias"],
+        dtype="fp32" if wide else "bf16", peft=workload.versions.get("peft", PINNED_PEFT))
+
+
+def inject(model, wanted: Adapters):
+    """Put peft's adapters into a model on meta, in place; ``requires_grad`` is as peft leaves it.
+
+    The model that ``get_peft_model`` wraps is what it calls and what holds the adapters, so paths stay the model's own.
+
+    Raises:
+        InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import Linear, LoraLayer
+
+    language_model = "model.language_model"
+    targets = wanted.target_modules or linear_layers(model.get_submodule(language_model), f"{language_model}.")
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=wanted.r, target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.1 if wanted.dropout else 0.0, bias=wanted.bias, use_dora=wanted.use_dora,
+        modules_to_save=list(wanted.modules_to_save) if wanted.modules_to_save else None)
+    try:
+        with torch.device("meta"):
+            get_peft_model(model, config)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise InputError(f"lora: peft cannot adapt the model: {' '.join(str(error).split())[:300]}") from None
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    for name, layer in layers:
+        if not isinstance(layer, Linear):
+            raise InputError(f"lora: target_modules names {name}, a {type(layer.get_base_layer()).__name__}: "
+                             "only adapters of linear layers are supported yet")
+        if wanted.dtype == "bf16":  # on meta peft leaves them in fp32 either way
+            for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+                part.to(layer.get_base_layer().weight.dtype)
+    for name in wanted.modules_to_save or ():
+        if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):
+            raise InputError(f"lora: modules_to_save names {name!r}, which no module of the model is called")
+    return model
+
+
+def linear_layers(module, prefix: str = "") -> list[str]:
+    """Paths of all linear layers below a module."""
+    from torch import nn
+
+    return [prefix + name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
