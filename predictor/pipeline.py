@@ -208,7 +208,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         facts=formula.facts, engine=name_of(workload.engine, workload.zero_stage), optim=workload.optim,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from predictor.engine.ddp import Ddp
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
 from predictor.engine.zero2 import Zero2
@@ -26,6 +27,7 @@ class Engine(Protocol):
 
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
+    "ddp": Ddp,
     "zero2": Zero2,
 }
 """Name, as :func:`name_of` gives it, -> engine; what is not here can be measured, not predicted."""
