@@ -28,6 +28,7 @@ class Engine(Protocol):
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
     "ddp": Ddp,
+    "zero1": Zero2,
     "zero2": Zero2,
 }
 """Name, as :func:`name_of` gives it, -> engine; what is not here can be measured, not predicted."""
