@@ -1,8 +1,10 @@
 """What ZeRO-1 and ZeRO-2 do in one micro-step: buckets, reductions, and the partition's gradients.
 
 ZeRO-2 reduces in every micro-step. ZeRO-1 lets gradients add up and reduces in the last (``partition_gradients``
-false): with ``overlap_comm`` in the hooks too, else after backward, in the optimizer's order. Ranks differ only in which gradients they keep. So the micro-step is woven once with every event that some
-rank has, and playing it for a rank leaves out those that are not its own.
+false): with ``overlap_comm`` in the hooks too, else after backward, in the optimizer's order.
+
+Ranks differ only in which gradients they keep. So a micro-step is woven once with every event that some rank has, and
+playing it for a rank leaves out those that are not its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import BF16, Setup
-from predictor.events import Buffers, Factor, Kind, Moment, sign
+from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
@@ -191,10 +193,11 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
               index: int = 0) -> Template:
     zero, hooks = setup.zero, micro.ready.tolist()
     by_hooks = zero.overlap_comm or not gathers
+    end = backward_end(micro) if gathers else len(micro.events)
     ready = [(position, parameter, ~gradient if index else gradient) for position, parameter, gradient in hooks]
     if not by_hooks:  # reduce_gradients
         place = {parameter: number for number, parameter in enumerate(chain.from_iterable(setup.groups()))}
-        ready = [(len(micro.events), *row[1:]) for row in sorted(ready, key=lambda row: place[row[1]])]
+        ready = [(end, *row[1:]) for row in sorted(ready, key=lambda row: place[row[1]])]
     if not reduces:
         ready = []
     parameters = [parameter for _, parameter, _ in ready]
@@ -268,7 +271,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             number += 1
         if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
             tape.free(gradient)  # copied into the bucket
-    tape.position = len(micro.events)
+    tape.position = end
     if flushes:
         reduce(number, buckets[number % len(buckets)] if buckets else -1)
     if zero.overlap_comm and reduces:  # independent_gradient_partition_epilogue
@@ -300,6 +303,16 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         [int(gradient) if gradient >= 0 else ~gradient for _, _, gradient in ready], flush_of,
         partition_events=places[partition_rows], release_events=events(release_rows), move_events=events(move_rows),
         use_events=events(use_rows), gathers=gathers)
+
+
+def backward_end(micro: MicroStep) -> int:
+    """Position at which autograd has done all: what follows goes with the loss. The gradient of the loss, ones, is the
+    first that backward allocates, and goes when autograd returns (torch/autograd/__init__.py, ``_make_grads``)."""
+    events = micro.events
+    backward = events.moment == MOMENTS.index(Moment.BACKWARD)
+    ones = backward & (events.kind < 0)
+    ones &= events.buffer == events.buffer[np.argmax(backward & (events.kind > 0))]
+    return int(np.argmax(ones)) if ones.any() else len(events)
 
 
 def synchronizations(micro: MicroStep) -> list[int]:
