@@ -161,6 +161,9 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         else:
             _read(values, "", key, value, name)
     _agree(values, name)
+    if values["zero_optimization.stage"] == 1 and document.get("managed_gradient_accumulation") is False:
+        raise InputError(f"{name}: managed_gradient_accumulation false is not supported in stage 1: gradients would be "
+                         "reduced in step()")
     return values
 
 

@@ -197,7 +197,7 @@ def check_engine(workload: Workload) -> None:
     """Refuse the engines that jobs can be measured with, but not predicted yet."""
     if name_of(workload.engine, workload.zero_stage) not in ENGINES:
         what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
-        raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
+        raise InputError(f"{what} is not predicted yet (plain PyTorch, DDP and ZeRO stages 1 and 2 are): "
                          "peakcast measure runs it on an emulated GPU")
 
 
