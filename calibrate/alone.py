@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from predictor.errors import InputError
 
+SETTLED_SECONDS = 0.25
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 """Set by torchrun in every process that it starts: then the other ranks do exist."""
 
@@ -62,6 +64,24 @@ def joined() -> str:
     if not dist.is_initialized():
         return "none"
     return "launched" if launched() else dist.get_backend()
+
+
+def settle() -> None:
+    """Let the process group's watchdog drop the tensors of collectives that are complete: it looks every tenth of a
+    second (torch 2.11, ProcessGroupNCCL.cpp, ``Watchdog::runLoop``).
+
+    A step takes a real GPU longer than that, and the emulated one, where it must be said, a hundredth of it.
+    """
+    import torch.distributed as dist
+
+    from calibrate.emulator import events_complete_at_once, is_emulated
+
+    if not is_emulated() or joined() != "nccl":
+        return
+    if events_complete_at_once():
+        dist.distributed_c10d._get_default_group()._wait_for_pending_works()
+    else:  # those that are open now may stay so
+        time.sleep(SETTLED_SECONDS)
 
 
 def agree() -> None:

@@ -46,11 +46,12 @@ def plain(job: Job) -> Loop:
 
 
 def ddp(job: Job) -> Loop:
-    """DistributedDataParallel, with PyTorch's defaults."""
+    """DistributedDataParallel, with PyTorch's defaults but for the keys of ``ddp``."""
     from torch.nn.parallel import DistributedDataParallel
 
     alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
-    return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()]))
+    return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
+                                                **{k: v for k, v in job.workload.ddp.items() if v is not None}))
 
 
 def deepspeed(job: Job) -> Loop:

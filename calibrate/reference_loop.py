@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from calibrate import alone
 from calibrate.engines import ENGINES, Job
 from predictor import lora, models, parser
 from predictor.events import Moment
@@ -47,6 +48,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     forward, backward, step = ENGINES[workload.engine](Job(workload, rank, model, facts))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
+            alone.settle()
             enter(Moment.FORWARD, number)
             if number == 1 and micro_step == 0:
                 batch = {name: tensor.to("cuda") for name, tensor in batch.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor import regimes, survival, timeline
+from predictor.engine import ddp
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
@@ -48,7 +49,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + (job.setup.zero.notes if job.setup.zero else ()),
+        not_modelled=_not_modelled(job.profile) + _of_engine(job),
         provenance=_provenance(job),
         candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
@@ -96,6 +97,12 @@ def _not_modelled(profile: Choice | None) -> tuple[str, ...]:
     if profile.extrapolates:
         notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
     return tuple(notes)
+
+
+def _of_engine(job: Job) -> tuple[str, ...]:
+    if job.setup.zero:
+        return job.setup.zero.notes
+    return ddp.NOTES if job.setup.engine == "ddp" else ()
 
 
 def _failure(outcome: Outcome) -> OutOfMemory | None:

@@ -195,6 +195,9 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     _agree(values, name)
     if values["zero_optimization.stage"] == 3:
         _refuse_in_stage_3(document["zero_optimization"], name)
+    if values["zero_optimization.stage"] == 1 and document.get("managed_gradient_accumulation") is False:
+        raise InputError(f"{name}: managed_gradient_accumulation false is not supported in stage 1: gradients would be "
+                         "reduced in step()")
     return values
 
 

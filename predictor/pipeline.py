@@ -197,7 +197,7 @@ def check_engine(workload: Workload) -> None:
     """Refuse the engines that jobs can be measured with, but not predicted yet."""
     if name_of(workload.engine, workload.zero_stage) not in ENGINES:
         what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
-        raise InputError(f"{what} is not predicted yet (plain PyTorch and ZeRO stages 2 and 3 are): "
+        raise InputError(f"{what} is not predicted yet (plain PyTorch, DDP and ZeRO stages 1 to 3 are): "
                          "peakcast measure runs it on an emulated GPU")
     engine = name_of(workload.engine, workload.zero_stage)
     if workload.recipe == "lora" and engine not in ("torch", "zero2"):
@@ -212,7 +212,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         facts=formula.facts, engine=name_of(workload.engine, workload.zero_stage), optim=workload.optim,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)
 
 
 @lru_cache(maxsize=8)

@@ -29,8 +29,11 @@ from predictor.values import (
     freeze,
     thaw,
 )
-from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
+from predictor.workload_rules import DDP_DEFAULTS, MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
 
+DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
+       "find_unused_parameters": Later("freeze the parameters without gradient"),
+       "static_graph": Later("leave it out: without it DDP allocates less")}
 PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
 
 # Names that other tools give to our keys.
@@ -169,6 +172,8 @@ class Workload:
                       None, "engine", "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
+    ddp: FrozenMap | None = key(Table(DDP, DDP_DEFAULTS), None, "engine",
+                                "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
     offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")

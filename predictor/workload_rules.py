@@ -7,9 +7,10 @@ from typing import Any
 
 from predictor import deepspeed_config, lora
 from predictor.errors import InputError
-from predictor.values import Invalid
+from predictor.values import FrozenMap, Invalid
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+DDP_DEFAULTS = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
@@ -69,6 +70,12 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
+    if values["engine"] == "ddp":
+        values["ddp"] = values["ddp"] or FrozenMap(DDP_DEFAULTS)
+        if values["ddp"]["bucket_cap_mb"] == 0:
+            raise KeyProblem("ddp", "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25")
+    elif values["ddp"] is not None:
+        raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
     if values["engine"] in ("torch", "ddp"):

@@ -87,6 +87,11 @@ def is_emulated() -> bool:
         return False
 
 
+def events_complete_at_once() -> bool:
+    """Whether events of this process's emulated GPU are complete as soon as they are recorded."""
+    return ";event_launches=0" in os.environ[SETTING]
+
+
 def has_real_driver() -> bool:
     """Whether an NVIDIA kernel driver is loaded on this machine."""
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()

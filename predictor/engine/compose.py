@@ -149,9 +149,15 @@ class Vocabulary:
         return Buffers(self._traced + rows(sizes, self._constants), column(streams), column(factors),
                        rows(modules, self._names), rows(operators, self._names))
 
-    def assemble(self, start: Stretch, step: Stretch) -> EventList:
-        """The events of a run: start-up, the first step, and the later ones, which are alike."""
-        stretches = [start, step] + [replace(step, columns=step.columns[:, ~step.once])] * (STEPS - 1)
+    def assemble(self, start: Stretch, step: Stretch, second: np.ndarray | None = None) -> EventList:
+        """The events of a run: start-up, the first step, and the later ones, which are alike.
+
+        In a step ``~n`` is start-up's buffer ``n``. ``second``: columns that the second step alone begins with.
+        """
+        later = replace(step, columns=step.columns[:, ~step.once])
+        stretches = [start, step] + [later] * (STEPS - 1)
+        if second is not None:
+            stretches[2] = replace(later, columns=np.concatenate([second, later.columns], axis=1))
         ends = list(accumulate(stretch.columns.shape[1] for stretch in stretches))
         buffer = np.empty(ends[-1], dtype=np.int32)
         kind, moment, steps = (np.empty(ends[-1], dtype=np.int8) for _ in range(3))
@@ -159,7 +165,7 @@ class Vocabulary:
         for number, (stretch, end) in enumerate(zip(stretches, ends)):
             place = slice(end - stretch.columns.shape[1], end)
             kind[place], buffer[place], moment[place] = stretch.columns
-            buffer[place] += offset
+            buffer[place] = np.where(buffer[place] < 0, ~buffer[place], buffer[place] + offset)
             steps[place] = number
             parts += [self._events.buffers] * stretch.micro_steps + [stretch.buffers]
             offset += len(self._events.buffers) * stretch.micro_steps + len(stretch.buffers)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from predictor.engine.ddp import Ddp
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
 from predictor.engine.zero2 import Zero2
@@ -27,6 +28,8 @@ class Engine(Protocol):
 
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
+    "ddp": Ddp,
+    "zero1": Zero2,
     "zero2": Zero2,
     "zero3": Zero3,
 }

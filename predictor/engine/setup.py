@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from predictor.allocator import AllocatorSettings
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
+from predictor.values import FrozenMap
 
 FP64, FP32, BF16 = 8, 4, 2
 """Bytes of an element."""
@@ -35,6 +36,7 @@ class Setup:
     zero: ZeroConfig | None
     capacity_bytes: int | None
     allocator: AllocatorSettings = AllocatorSettings()
+    ddp: FrozenMap | None = None
 
     def groups(self) -> list[list[int]]:
         """Indices of the trainable parameters by optimizer group; empty groups are dropped."""

@@ -7,13 +7,14 @@ torch/optim/adam.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from predictor.engine import optimizer
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.setup import Setup
-from predictor.events import EventList, Factor, Moment
+from predictor.events import FACTORS, EventList, Factor, Moment
 from predictor.facts import Parameter
 from predictor.formula import MicroStep
 
@@ -27,7 +28,7 @@ class TorchLoop:
             tensor = setup.facts.parameters[index]
             start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
         self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
-                                          _step(micro, setup, vocabulary))
+                                          step(micro, setup, vocabulary))
 
     def rank(self, rank: int) -> EventList:
         """Start-up and three steps."""
@@ -38,10 +39,27 @@ class TorchLoop:
         return [(0, 0)] * len(ranks)
 
 
-def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
+class Wrapper(Protocol):
+    """What wraps the model and adds to its micro-steps."""
+
+    takes_gradients: bool
+    """Whether a gradient is copied elsewhere, and dropped, as soon as it is complete."""
+
+    def begin(self, tape: Tape, index: int) -> None:
+        """Say what happens at the beginning of a micro-step, given by its number in the step."""
+
+
+def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrapper | None = None) -> Stretch:
+    """One optimizer step."""
     count, each = setup.micro_steps, len(micro.events.buffers)
-    columns = [_micro_step(micro, index) for index in range(count)]
-    tape = Tape(first=count * each, moment=Moment.OPTIMIZER_STEP)
+    columns, once, attributes = [], [], []
+    for index in range(count):
+        tape = Tape(first=count * each + len(attributes))
+        part, seldom = _micro_step(micro, index, tape, wrapper)
+        columns.append(part)
+        once.append(seldom)
+        attributes += tape.attributes
+    tape = Tape(first=count * each + len(attributes), moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
@@ -53,23 +71,39 @@ def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
         dtypes = by_dtype([tensors[i] for i in group if i in reached])
         optimizer.update(tape, variant, *(([(t.module, t.bytes) for t in same] for same in dtypes)
                                           if variant.at_once else [sizes]))
-    for buffer in micro.ready[:, 2].tolist():
+    for buffer in () if wrapper and wrapper.takes_gradients else micro.ready[:, 2].tolist():
         tape.free(buffer)
-    once = [np.isin(part[1], micro.persistent) for part in columns]
-    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count, vocabulary.buffers(tape.attributes),
-                   np.concatenate([*once, tape.seldom()]))
+    return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
+                   vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
 
 
-def _micro_step(micro: MicroStep, index: int) -> np.ndarray:
-    """From the second on, a gradient is added into the first one's and dropped."""
-    tape = Tape(moment=Moment.BACKWARD)
-    for position, _, buffer in micro.ready.tolist() if index else ():
+def _micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None) -> tuple[np.ndarray, np.ndarray]:
+    """Its columns, and which of them only the first step has.
+
+    From the second on, a gradient is added into the first one's and dropped.
+    """
+    if wrapper:
+        tape.moment, tape.position = Moment.FORWARD, _inputs(micro)
+        wrapper.begin(tape, index)
+    tape.moment = Moment.BACKWARD
+    for position, _, buffer in micro.ready.tolist() if index or (wrapper and wrapper.takes_gradients) else ():
         tape.position = position
         tape.free(buffer)
-    columns, _ = weave(micro, tape)
-    if index:
-        columns = columns[:, ~np.isin(columns[1], micro.persistent)]
-    return columns + np.array([[0], [index * len(micro.events.buffers)], [0]], dtype=np.int32)
+    columns, places = weave(micro, tape)
+    kind, buffer, moment = columns
+    traced = (buffer >= 0) & (buffer < len(micro.events.buffers))
+    once = traced & np.isin(buffer, micro.persistent)
+    seldom = once.copy()
+    seldom[places] |= tape.seldom()
+    columns = np.stack([kind, buffer + traced * np.int32(index * len(micro.events.buffers)), moment])
+    return (columns[:, ~once], seldom[~once]) if index else (columns, seldom)
+
+
+def _inputs(micro: MicroStep) -> int:
+    """Events before the model is called: its inputs are brought to the device."""
+    events = micro.events
+    inputs = events.buffers.factor[events.buffer] == FACTORS.index(Factor.INPUTS)
+    return int(np.argmin(inputs))
 
 
 def by_dtype(tensors: list[Parameter]) -> list[list[Parameter]]:

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-2 in bf16: what it allocates around and inside the traced micro-step, by rank.
+"""DeepSpeed ZeRO-1 and ZeRO-2 in bf16: what it allocates around and inside the traced micro-step, by rank.
 
 DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``; differences of older
 releases are in :data:`SWITCHES`.
@@ -29,24 +29,28 @@ SWITCHES = {
 
 
 class Zero2:
-    """A run under ZeRO-2: what the ranks share is worked out once, :meth:`rank` composes one of them."""
+    """A run under ZeRO-1 or ZeRO-2: what the ranks share is worked out once, :meth:`rank` composes one of them."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         zero = setup.zero
         if zero.grad_accum_dtype != "bf16":
             raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: "
                              "leave it out or set bf16")
+        if zero.stage == 1 and zero.version < SWITCHES["buckets_at_first_hook"]:
+            raise InputError("versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later")
         if zero.parameter_alignment:
             raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
         self.micro, self.setup, self.zero = micro, setup, zero
+        self.holder = 0 if zero.stage == 2 else setup.micro_steps - 1
+        """The micro-step whose gradients the partition's are."""
         self.vocabulary = Vocabulary(micro)
         self.adamw = optimizer.VARIANTS[setup.optim]
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
-        self.backward = zero2_backward.template(micro, setup, self.groups, self.vocabulary,
-                                                buckets_at_first_hook=self.has("buckets_at_first_hook"),
-                                                records_streams=self.has("record_stream"))
+        self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary,
+                                                 buckets_at_first_hook=self.has("buckets_at_first_hook"),
+                                                 records_streams=self.has("record_stream"))
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
@@ -70,8 +74,8 @@ class Zero2:
 
         ``traced_bytes`` are those of the traced buffers.
         """
-        change = self.backward.change(traced_bytes)
-        return [self._peak(rank, change, traced_bytes) for rank in ranks]
+        changes = [template.change(traced_bytes) for template in self.backward]
+        return [self._peak(rank, changes, traced_bytes) for rank in ranks]
 
     # one step of one rank ---------------------------------------------------------------------
 
@@ -81,18 +85,18 @@ class Zero2:
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
         parts: list[Part] = []
         next_buffer = self.setup.micro_steps * len(self.micro.events.buffers)
-        for index in range(self.setup.micro_steps):
-            parts.append(self.backward.play(index, next_buffer, group_of, self.numel_of))
+        for index, template in enumerate(self.backward):
+            parts.append(template.play(index, next_buffer, group_of, self.numel_of))
             next_buffer = parts[-1].end
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
-        self._optimizer_step(tape, owned, parts[0].held)
+        self._optimizer_step(tape, owned, parts[self.holder].held)
         return parts, tape
 
-    def _peak(self, rank: int, change: np.ndarray, traced_bytes: np.ndarray) -> tuple[int, int]:
+    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> tuple[int, int]:
         parts, tape = self._step(rank)
         (start, live), peak = self.start_rise, 0
-        rises = [part.rises(change, traced_bytes) for part in parts]
-        rises.append(tape.rises(lambda buffer: parts[0].held_bytes(buffer, traced_bytes)))
+        rises = [part.rises(change, traced_bytes) for part, change in zip(parts, changes)]
+        rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)))
         for step in zip(*rises):  # the first, and a later one: they are alike
             for highest, growth in step:
                 peak, live = max(peak, live + highest), live + growth

@@ -1,13 +1,17 @@
-"""ZeRO-2's part in one micro-step: buckets, reductions, and the partition's gradients.
+"""What ZeRO-1 and ZeRO-2 do in one micro-step: buckets, reductions, and the partition's gradients.
 
-Ranks differ only in which gradients they keep. So the micro-step is woven once with every event that some
-rank has, and playing it for a rank leaves out those that are not its own.
+ZeRO-2 reduces in every micro-step. ZeRO-1 lets gradients add up and reduces in the last (``partition_gradients``
+false): with ``overlap_comm`` in the hooks too, else after backward, in the optimizer's order.
+
+Ranks differ only in which gradients they keep. So a micro-step is woven once with every event that some rank has, and
+playing it for a rank leaves out those that are not its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -15,7 +19,7 @@ from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import BF16, Setup
-from predictor.events import Buffers, Factor, Kind, Moment, sign
+from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
 REDUCTION_STREAM = 1
@@ -31,35 +35,46 @@ class Template:
     """A micro-step with the events of all ranks.
 
     Attributes:
-        columns: ``int32[3, events]``; engine buffers follow the traced ones.
+        columns: ``int32[3, events]``; engine buffers follow the traced ones; ``~n`` is the first micro-step's ``n``.
+        micro_steps: how many the step has.
         passing: events of buffers that do not stay for good.
         buffers: the engine's; the first is the partition buffer, without its size.
         buffer_bytes: their sizes.
-        parameters: parameter of each row of ``ready``.
+        reduces: whether it reduces gradients.
+        parameters: parameter of each row of ``ready``, in the order of the reductions; empty without.
+        gradients: its buffer in the traced micro-step.
         flush_of: for each row of ``ready``, the reduction that it is part of.
         partition_events: for each reduction, where the partition buffer is allocated by a rank whose
             first gradient is in it; empty without contiguous gradients.
-        release_events: for each row of ``ready``, where ranks that do not own the gradient free it;
-            empty with contiguous gradients.
+        release_events: for some rows of ``ready``, where ranks that do not own the gradient free it.
+        move_events: for some rows, where ranks that own the gradient free it: it moved to the partition buffer.
         use_events: for some reductions, where ranks that own a part of it use its bucket on the
             reduction stream.
+        gathers: whether the gradients are those of all micro-steps; buckets then are the first one's.
     """
 
     micro: MicroStep
     vocabulary: Vocabulary
     columns: np.ndarray
+    micro_steps: int
     passing: np.ndarray
     buffers: Buffers
     buffer_bytes: np.ndarray
+    reduces: bool
     parameters: list[int]
+    gradients: list[int]
     flush_of: list[int]
     partition_events: np.ndarray
-    release_events: np.ndarray
+    release_events: dict[int, int]
+    move_events: dict[int, int]
     use_events: dict[int, int]
+    gathers: bool
 
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
         """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
-        return np.concatenate([traced_bytes, self.buffer_bytes])[self.columns[1]] * sign(self.columns[0])
+        buffer = self.columns[1]
+        return np.concatenate([traced_bytes, self.buffer_bytes])[np.where(buffer < 0, ~buffer, buffer)] * sign(
+            self.columns[0])
 
     def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int]) -> Part:
         """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
@@ -78,17 +93,19 @@ class Template:
                 keep[event] = True
                 partition = event, BF16 * sum(numel_of[parameter] for parameter in group_of)
                 held[first] = max(group_of.values())  # one buffer for all groups
-        else:
-            keep[self.release_events[mine]] = False
-            held |= {int(self.micro.ready[row, 2]) + index * each: group_of[self.parameters[row]] for row in mine}
+        elif self.parameters:
+            origin = 0 if self.gathers else index * each
+            held |= {self.gradients[row] + origin: group_of[self.parameters[row]] for row in mine}
+        keep[[self.release_events[row] for row in mine if row in self.release_events]] = False
+        keep[[self.move_events[row] for row in self.move_events.keys() - set(mine)]] = False
         foreign = self.use_events.keys() - {self.flush_of[row] for row in mine}
         keep[[self.use_events[flush] for flush in foreign]] = False
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
-        unused = group_of.keys() - set(self.parameters)
+        unused = group_of.keys() - set(self.parameters) if self.reduces else ()
         for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
             zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
-        if index:  # added into the first micro-step's gradients
+        if index and not self.gathers:  # added into the first micro-step's gradients
             for buffer in held:
                 tape.free(buffer)
         return Part(self, index, first, keep, partition, tape, held)
@@ -131,8 +148,10 @@ class Part:
     def columns(self) -> np.ndarray:
         """``int32[3, events]``: kind, buffer, moment."""
         each = len(self.template.micro.events.buffers)
-        kind, buffer, moment = self.template.columns[:, self.keep]
-        buffer = np.where(buffer < each, buffer + self.index * each, buffer - each + self.first)
+        kind, said, moment = self.template.columns[:, self.keep]
+        buffer = np.where(said < each, said + self.index * each, said - each + self.first)
+        first = np.where(~said < each, ~said, ~said + (self.template.micro_steps - 1) * each)
+        buffer = np.where(said < 0, first, buffer)
         return np.concatenate([np.stack([kind, buffer, moment]), self.tape.columns()[:3]], axis=1)
 
     def seldom(self) -> np.ndarray:
@@ -160,10 +179,27 @@ class Part:
         return self.tape.attributes[own][0] if own >= 0 else int(traced_bytes[buffer % len(traced_bytes)])
 
 
-def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
-             buckets_at_first_hook: bool, records_streams: bool) -> Template:
-    """Weave buckets and reductions into the traced micro-step."""
-    zero, ready = setup.zero, micro.ready.tolist()
+def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
+              buckets_at_first_hook: bool, records_streams: bool) -> list[Template]:
+    """Each micro-step of a step, with buckets and reductions woven in."""
+    count, own = setup.micro_steps, (micro, setup, groups, vocabulary, buckets_at_first_hook, records_streams)
+    if setup.zero.stage == 2:
+        return [_template(*own, reduces=True, gathers=False)] * count
+    return [_template(*own, reduces=number == count - 1, gathers=True, index=number) for number in range(count)]
+
+
+def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary,
+              buckets_at_first_hook: bool, records_streams: bool, *, reduces: bool, gathers: bool,
+              index: int = 0) -> Template:
+    zero, hooks = setup.zero, micro.ready.tolist()
+    by_hooks = zero.overlap_comm or not gathers
+    end = backward_end(micro) if gathers else len(micro.events)
+    ready = [(position, parameter, ~gradient if index else gradient) for position, parameter, gradient in hooks]
+    if not by_hooks:  # reduce_gradients
+        place = {parameter: number for number, parameter in enumerate(chain.from_iterable(setup.groups()))}
+        ready = [(end, *row[1:]) for row in sorted(ready, key=lambda row: place[row[1]])]
+    if not reduces:
+        ready = []
     parameters = [parameter for _, parameter, _ in ready]
     numels = [setup.facts.parameters[parameter].numel for parameter in parameters]
     flushes = reduction.flushes(parameters, numels, groups, zero)
@@ -173,6 +209,7 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
     partition = tape.declare(0, Factor.GRADIENTS, "zero::grads_in_partition", stream=side)
     partition_rows: list[int] = []
     release_rows: dict[int, int] = {}
+    move_rows: dict[int, int] = {}
     use_rows: dict[int, int] = {}
     late: list[int] = []
 
@@ -196,7 +233,7 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
         for copies in flush.copies:
             if waits:
                 tape.mark(Kind.SYNCHRONIZE)
-            while late:  # with overlap, of the reduction before this one
+            while late and not gathers:  # with overlap, of the reduction before this one
                 release(late.pop())
             buffers = [tape.allocate(size, Factor.COMMUNICATION, "zero::allreduce_bucket", stream=side)
                        for size in copies]
@@ -208,16 +245,24 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
             partition_rows.append(len(tape.rows))
             tape.again(partition)
             if flush.extra_large:
+                if gathers:  # who owns no part of it keeps it to the end
+                    late.append(flush.rows[0])
+                    move_rows[flush.rows[0]] = len(tape.rows)
                 tape.free(ready[flush.rows[0]][2])
-        elif zero.overlap_comm:
+        elif zero.overlap_comm or gathers:
             late.extend(flush.rows)
         else:
             for row in flush.rows:
                 release(row)
 
-    tape.position = ready[0][0] if buckets_at_first_hook and ready else 0
-    buckets = [tape.allocate(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
-               for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and ready else []
+    buckets = [tape.declare(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+               for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and hooks else []
+    if index:
+        buckets = [~bucket for bucket in buckets]
+    else:
+        tape.position = hooks[0][0] if buckets_at_first_hook and hooks else 0
+        for bucket in buckets:
+            tape.again(bucket)
     number = 0
     for row, (position, _, gradient) in enumerate(ready):
         tape.position = position
@@ -226,15 +271,21 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
             number += 1
         if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
             tape.free(gradient)  # copied into the bucket
-    tape.position = len(micro.events)
+    tape.position = end
     if flushes:
         reduce(number, buckets[number % len(buckets)] if buckets else -1)
-    if zero.overlap_comm:  # independent_gradient_partition_epilogue
+    if zero.overlap_comm and reduces:  # independent_gradient_partition_epilogue
         tape.mark(Kind.SYNCHRONIZE)
-    while late:
+    while late and not gathers:
         release(late.pop())
-    for buffer in buckets:
-        tape.free(buffer)
+    for bucket in buckets if reduces else ():
+        tape.free(bucket)
+    for row in sorted(late, key=lambda row: parameters[row]):  # _clear_param_grad_only
+        release(row)
+    if index:  # added into the first micro-step's, which its hook still sees
+        for position, _, gradient in hooks:
+            tape.position = position
+            tape.free(gradient)
     if zero.overlap_comm:
         for position in synchronizations(micro):
             tape.position = position
@@ -242,12 +293,26 @@ def template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary
     columns, places = weave(micro, tape)
     flush_of = [number for number, flush in enumerate(flushes) for _ in flush.rows]
     passing = ~np.isin(columns[1], micro.persistent)
+
+    def events(rows: Mapping[int, int]) -> dict[int, int]:
+        return {of: int(places[row]) for of, row in rows.items()}
+
     return Template(
-        micro, vocabulary, columns, passing, vocabulary.buffers(tape.attributes),
-        np.array([size for size, *_ in tape.attributes], dtype=np.int64), parameters, flush_of,
-        partition_events=places[partition_rows],
-        release_events=places[[release_rows[row] for row in sorted(release_rows)]],
-        use_events={flush: int(places[row]) for flush, row in use_rows.items()})
+        micro, vocabulary, columns, setup.micro_steps, passing, vocabulary.buffers(tape.attributes),
+        np.array([size for size, *_ in tape.attributes], dtype=np.int64), reduces, parameters,
+        [int(gradient) if gradient >= 0 else ~gradient for _, _, gradient in ready], flush_of,
+        partition_events=places[partition_rows], release_events=events(release_rows), move_events=events(move_rows),
+        use_events=events(use_rows), gathers=gathers)
+
+
+def backward_end(micro: MicroStep) -> int:
+    """Position at which autograd has done all: what follows goes with the loss. The gradient of the loss, ones, is the
+    first that backward allocates, and goes when autograd returns (torch/autograd/__init__.py, ``_make_grads``)."""
+    events = micro.events
+    backward = events.moment == MOMENTS.index(Moment.BACKWARD)
+    ones = backward & (events.kind < 0)
+    ones &= events.buffer == events.buffer[np.argmax(backward & (events.kind > 0))]
+    return int(np.argmax(ones)) if ones.any() else len(events)
 
 
 def synchronizations(micro: MicroStep) -> list[int]:

@@ -98,7 +98,7 @@ def test_start_up_counts_the_flatten_copy_although_deepspeed_resets_the_counters
     assert init.requested_bytes == pytest.approx(sum(t.bytes for t in tensors) + flat, abs=64 * 8)
 
 
-@pytest.mark.parametrize("keys", [{"engine": "ddp"}, {"zero_stage": 1}], ids=str)
+@pytest.mark.parametrize("keys", [{"engine": "ddp", "recipe": "lora"}], ids=str)
 def test_engines_that_are_not_predicted_yet_are_measured(keys, directory):
     made = measure(workload(directory, data_parallel_size=2, rank=1, **keys))
     assert made.job.out_of_memory is None and {row.step for row in made.job.moments} == {0, 1, 2, 3}

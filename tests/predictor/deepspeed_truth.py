@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True)
 class Case:
-    """One job: ``zero`` is the ``zero_optimization`` section beside stage 2."""
+    """One job: ``zero`` is the ``zero_optimization`` section beside the stage, which is 2 if it has none."""
 
     rank: int
     world: int

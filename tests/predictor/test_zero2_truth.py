@@ -1,4 +1,4 @@
-"""The ZeRO-2 engine against the real DeepSpeed 0.19.8 on CPU, at every mark, within 1 KiB."""
+"""The engine of ZeRO-1 and ZeRO-2 against the real DeepSpeed 0.19.8 on CPU, at every mark, within 1 KiB."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ CASES = [
     Case(0, 4, recipe="full"),
     Case(3, 4, recipe="full", checkpointing=True, accumulation=3),
     Case(1, 2, checkpointing=True),
+    *(Case(rank, world, zero={"stage": 1}) for rank, world in ((0, 1), (0, 2), (1, 2), (0, 8), (3, 8), (7, 8))),
+    Case(0, 2, zero={"stage": 1}, accumulation=3),
+    Case(0, 4, zero={"stage": 1, "reduce_bucket_size": 64}, recipe="full", optim="adamw_torch"),
+    Case(1, 4, zero={"stage": 1, "reduce_bucket_size": 3000, "overlap_comm": True}, accumulation=2, recipe="full"),
+    Case(7, 8, zero={"stage": 1, "overlap_comm": True}, accumulation=3),
+    Case(1, 2, zero={"stage": 1, "contiguous_gradients": False}),
+    Case(1, 2, zero={"stage": 1, "contiguous_gradients": False, "overlap_comm": True}, accumulation=2),
+    Case(1, 4, zero={"stage": 1, "reduce_scatter": False}),
+    Case(2, 3, zero={"stage": 1, "round_robin_gradients": True}, accumulation=2),
+    Case(1, 2, zero={"stage": 1}, checkpointing=True),
+    Case(3, 4, zero={"stage": 1}, recipe="pretrain", param_groups="single"),
 ]
 
 

@@ -1,0 +1,38 @@
+"""DDP and ZeRO-1 on the emulated H100 against their predictions: a tiny model, real libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.measure import measure
+from predictor import pipeline
+from tests.calibrate.small_jobs import needs_emulator, workload
+
+pytestmark = needs_emulator
+SCALAR_BYTES = 64
+"""Scalars of DeepSpeed's norm and overflow check are not modelled one by one."""
+OVERLAP = {"bf16": {"enabled": True},
+           "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 20_000}}
+
+JOBS = [
+    {"engine": "ddp", "data_parallel_size": 2, "rank": 1},
+    {"engine": "ddp", "data_parallel_size": 8, "rank": 0, "ddp": {"gradient_as_bucket_view": True},
+     "gradient_accumulation_steps": 2},
+    {"zero_stage": 1, "data_parallel_size": 2, "rank": 1},
+    {"deepspeed": OVERLAP, "data_parallel_size": 8, "rank": 0, "gradient_accumulation_steps": 2},
+]
+
+
+@pytest.mark.parametrize("keys", JOBS, ids=["ddp", "ddp views", "zero1", "zero1 overlap"])
+def test_an_engine_holds_what_is_predicted(keys, tmp_path: Path):
+    job = workload(tmp_path, gpu="h100-80gb", profile="none", **keys)
+    record, prediction = measure(job), pipeline.predict(job)
+    assert prediction.peak_requested.bytes == pytest.approx(record.peak("requested_bytes").bytes, abs=SCALAR_BYTES)
+    assert prediction.peak_reserved.bytes == record.peak("reserved_bytes").bytes
+
+
+def test_ddp_measures_the_same_twice(tmp_path: Path):
+    one, other = (measure(workload(tmp_path, gpu="h100-80gb", profile="none", **JOBS[0])) for _ in range(2))
+    assert one.job.moments == other.job.moments
