@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor import regimes, survival, timeline
+from predictor.engine.optimizer import OPTIMIZERS
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
@@ -48,7 +49,8 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + (job.setup.zero.notes if job.setup.zero else ()),
+        not_modelled=_not_modelled(job.profile) + (job.setup.zero.notes if job.setup.zero else ())
+        + OPTIMIZERS[job.setup.optim].not_modelled,
         provenance=_provenance(job),
         candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,

@@ -1,7 +1,6 @@
-"""Plain PyTorch on one GPU: gradients stay until the step ends, AdamW works on the bf16 parameters.
+"""Plain PyTorch on one GPU: gradients stay until the step ends, the optimizer works on the bf16 parameters.
 
-torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py,
-torch/optim/adam.py.
+torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.engine import optimizer
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.setup import Setup
 from predictor.events import EventList, Factor, Moment
@@ -26,6 +24,7 @@ class TorchLoop:
         for index in setup.facts.moved:
             tensor = setup.facts.parameters[index]
             start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
+        setup.optimizer().construct(start, [setup.facts.parameters[i] for group in setup.groups() for i in group])
         self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
                                           _step(micro, setup, vocabulary))
 
@@ -46,11 +45,9 @@ def _step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary) -> Stretch:
     reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
         _clip(tape, [tensors[p] for p in sorted(reached)])
-    variant = optimizer.VARIANTS[setup.optim]
+    optimizer = setup.optimizer()
     for group in setup.groups():
-        sizes = [(tensors[i].module, tensors[i].bytes) for i in group if i in reached]
-        optimizer.make_states(tape, variant, sizes)
-        optimizer.update(tape, variant, sizes)
+        optimizer.step(tape, [tensors[i] for i in group if i in reached], decay=setup.decays(group))
     for buffer in micro.ready[:, 2].tolist():
         tape.free(buffer)
     once = [np.isin(part[1], micro.persistent) for part in columns]
