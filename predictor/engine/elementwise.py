@@ -35,12 +35,14 @@ class _ElementWise:
     def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
         with tape.first_step_only():
             self.make(tape, tensors)
-        kept: list[int] = []
+        kept: list[list[int]] = []
         for batch in self._batches(tensors):
             live = self.temporaries(tape, batch, weight_decay)
-            free(tape, kept)  # the variable is set anew
+            for buffers in kept:  # the variables are set anew
+                free(tape, buffers)
             kept = live
-        free(tape, kept)
+        for buffers in kept:
+            free(tape, buffers)
 
     def make(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
         """States, tensor by tensor."""
@@ -50,8 +52,8 @@ class _ElementWise:
             for state in self.states:
                 tape.allocate(tensor.bytes, Factor.OPTIMIZER_STATES, f"{self.name}::{state}", module=tensor.module)
 
-    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
-        """What one batch needs, in order; returns what lives until the next batch's is there."""
+    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
+        """What one batch needs, in order; returns the lists that live until the next batch's are there."""
         raise NotImplementedError
 
     def like(self, tape: Tape, batch: Sequence[Parameter]) -> list[int]:
@@ -71,8 +73,8 @@ class _ElementWise:
 
 
 def free(tape: Tape, buffers: Sequence[int]) -> None:
-    """They die, in order."""
-    for buffer in buffers:
+    """A list dies, last item first (CPython's ``list_dealloc``)."""
+    for buffer in reversed(buffers):
         tape.free(buffer)
 
 
@@ -86,15 +88,15 @@ class AdamW(_ElementWise):
         self.counts_on_gpu = kind == "fused"
         self.foreach = kind != "loop"
 
-    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
+    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         if self.kind == "fused":
             return []
         root = self.like(tape, batch)  # exp_avg_sq_sqrt, then in place
         if self.kind == "foreach":
-            return root
+            return [root]
         quotient = self.like(tape, batch)  # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)
         free(tape, root)
-        return quotient
+        return [quotient]
 
 
 class Sgd(_ElementWise):
@@ -105,13 +107,13 @@ class Sgd(_ElementWise):
     def __init__(self, arguments: Mapping[str, Any], gpu: Gpu) -> None:
         self.momentum, self.nesterov = arguments.get("momentum", 0.0), arguments.get("nesterov", False)
 
-    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
+    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         gradients = self.decayed(tape, batch, weight_decay)
         if self.momentum:
             with tape.first_step_only():
                 for tensor in batch:
                     tape.allocate(tensor.bytes, Factor.OPTIMIZER_STATES, "sgd::momentum_buffer", module=tensor.module)
-        return gradients
+        return [gradients]
 
 
 class RMSprop(_ElementWise):
@@ -123,8 +125,8 @@ class RMSprop(_ElementWise):
         self.states = ("square_avg", *(["momentum_buffer"] if arguments.get("momentum") else []),
                        *(["grad_avg"] if arguments.get("centered") else []))
 
-    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
-        return self.decayed(tape, batch, weight_decay) + self.like(tape, batch)
+    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
+        return [self.decayed(tape, batch, weight_decay), self.like(tape, batch)]
 
 
 class Adagrad(_ElementWise):
@@ -141,7 +143,7 @@ class Adagrad(_ElementWise):
     def make(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
         """They are there."""
 
-    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
+    def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         gradients = self.decayed(tape, batch, weight_decay)
         root = self.like(tape, batch)
-        return gradients + root + ([] if gradients else self.like(tape, batch))  # times the learning rate
+        return [root, gradients or self.like(tape, batch)]  # times the learning rate

@@ -74,15 +74,17 @@ PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's 
          "the host when the GPU is full")
 
 
-def _blockwise(kind: str, states: int, **arguments: Any) -> Optimizer:
+def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
     """An optimizer of bitsandbytes."""
     update = partial(Blockwise, states=states, bits=arguments["optim_bits"], paged=arguments.get("is_paged", False))
-    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments,
+    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments, refused_by=refused_by or {},
                      not_modelled=(PAGED,) if arguments.get("is_paged") else ())
 
 
 _SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
 _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
+_NO_BF16 = dict.fromkeys(("torch", "ddp", "fsdp2"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
+                         "(backends/cuda/ops.py): use rmsprop, or DeepSpeed, whose master weights are fp32")
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
               "initialize_optimizer_states) and loses the others: use another optim, or engine torch")
 
@@ -104,9 +106,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=False),
     "paged_lion_32bit": _blockwise("Lion", 1, optim_bits=32, is_paged=True),
     "paged_lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=True),
-    "rmsprop_bnb": _blockwise("RMSprop", 1, optim_bits=32),
-    "rmsprop_bnb_8bit": _blockwise("RMSprop", 1, optim_bits=8),
-    "rmsprop_bnb_32bit": _blockwise("RMSprop", 1, optim_bits=32),
+    "rmsprop_bnb": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
+    "rmsprop_bnb_8bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=8),
+    "rmsprop_bnb_32bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
 }
 """``optim`` -> what it is."""
 

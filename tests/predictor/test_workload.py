@@ -133,6 +133,7 @@ def test_a_senseless_value_is_one_clear_line(keys, message):
     ({"optim": "sgd", "optim_args": "momentum=much"}, 'optim_args momentum must be a number, not "much"'),
     ({"optim": "sgd", "optim_args": {"nesterov": True}}, "optim_args nesterov needs a momentum above 0 and no dampening"),
     ({"optim_args": "momentum=0.9"}, 'optim_args has "momentum", which optim adamw_torch_fused does not read: it reads none'),
+    ({"optim": "rmsprop_bnb"}, "optim is rmsprop_bnb: bitsandbytes has no 32-bit RMSprop for bf16 gradients"),
     ({"optim": "adagrad", "zero_stage": 2}, "optim is adagrad: DeepSpeed makes Adagrad anew with all partitions in one group"),
 ])
 def test_what_an_optimizer_does_not_take_is_refused(keys, message):
