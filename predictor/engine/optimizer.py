@@ -86,7 +86,7 @@ _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered"
 _NO_BF16 = dict.fromkeys(("torch", "ddp", "fsdp2"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
                          "(backends/cuda/ops.py): use rmsprop, or DeepSpeed, whose master weights are fp32")
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
-              "initialize_optimizer_states) and loses the others: use another optim, or engine torch")
+              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch": Optimizer("torch.optim.AdamW", partial(AdamW, kind="foreach")),
