@@ -12,18 +12,12 @@ import torch
 
 from calibrate import alone
 from predictor import deepspeed_config, deepspeed_keys
+from predictor.engine.optimizer import OPTIMIZERS
 from predictor.facts import ModelFacts
 from predictor.values import thaw
 from predictor.workload import Workload
 
 LEARNING_RATE = 1e-5
-WEIGHT_DECAY = 0.01
-OPTIMIZER_FLAGS = {
-    "adamw_torch_fused": {"fused": True},
-    "adamw_torch": {},
-    "adamw_torch_forloop": {"foreach": False},
-}
-"""``optim`` -> arguments of ``torch.optim.AdamW``; with none of them CUDA tensors take foreach."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def ddp(job: Job) -> Loop:
 
 
 def deepspeed(job: Job) -> Loop:
-    """DeepSpeed with the workload's config; the optimizer is PyTorch's AdamW, as ``optim`` says."""
+    """DeepSpeed with the workload's config; the optimizer is ours, as ``optim`` says."""
     import deepspeed
 
     alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
@@ -69,17 +63,26 @@ ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "deepsp
 """``engine`` of a workload -> what builds it around a model that lies on the device."""
 
 
-def optimizer(job: Job) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, in the groups that ``param_groups`` says."""
+def optimizer(job: Job) -> torch.optim.Optimizer:
+    """The line of ``optim`` in :data:`OPTIMIZERS` over the trainable parameters, as Hugging Face's Trainer builds it
+    (transformers 5.17, Trainer.create_optimizer), in the groups that ``param_groups`` says."""
     decayed = {parameter.name: parameter.decay for parameter in job.facts.parameters}
     named = [(name, p) for name, p in job.model.named_parameters() if p.requires_grad]
     if job.workload.param_groups == "single":
-        groups = [{"params": [p for _, p in named]}]
+        groups = [{"params": [p for _, p in named], "weight_decay": job.workload.weight_decay}]
     else:
         groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
-                  for wanted, weight in ((True, WEIGHT_DECAY), (False, 0.0))]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE,
-                             **OPTIMIZER_FLAGS[job.workload.optim])
+                  for wanted, weight in ((True, job.workload.weight_decay), (False, 0.0))]
+    entry = OPTIMIZERS[job.workload.optim]
+    made = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
+                        **entry.arguments, **job.workload.optim_args)
+    if entry.arguments.get("optim_bits") == 8:
+        from bitsandbytes.optim import GlobalOptimManager
+
+        for module in job.model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+    return made
 
 
 def deepspeed_document(job: Job) -> dict:
@@ -115,9 +118,9 @@ def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
 
 def _around(job: Job, model: Any) -> Loop:
     """The plain loop around a model, wrapped or not."""
-    adamw = optimizer(job)
+    made = optimizer(job)
     workload = job.workload
-    parameters = [p for group in adamw.param_groups for p in group["params"]]
+    parameters = [p for group in made.param_groups for p in group["params"]]
     micro_steps = 0
 
     def step() -> None:
@@ -127,7 +130,7 @@ def _around(job: Job, model: Any) -> Loop:
             return
         if workload.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
-        adamw.step()
-        adamw.zero_grad(set_to_none=True)
+        made.step()
+        made.zero_grad(set_to_none=True)
 
     return model, torch.Tensor.backward, step

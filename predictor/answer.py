@@ -10,6 +10,7 @@ import numpy as np
 
 from predictor import regimes, survival, timeline
 from predictor.engine import ddp
+from predictor.engine.optimizer import OPTIMIZERS
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula
@@ -49,7 +50,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + _of_engine(job),
+        not_modelled=_not_modelled(job.profile) + _of_engine(job) + OPTIMIZERS[job.setup.optim].not_modelled,
         provenance=_provenance(job),
         candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,

@@ -14,11 +14,16 @@ MODALITIES = {
     "lm_head": "head",
 }
 """Submodule name of transformers' LLaVA -> modality module."""
+EMBEDDINGS = ("embed_tokens", "position_embedding")
+"""Names that transformers' language models and vision towers give to theirs."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of the model; a ``buffer`` never trains, ``decay`` says its optimizer group."""
+    """One tensor of the model; a ``buffer`` never trains, ``decay`` says its optimizer group.
+
+    ``embedding``: whether an ``nn.Embedding`` has it; None where that was not looked at (older formula files).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -26,11 +31,17 @@ class Parameter:
     trainable: bool
     decay: bool = True
     buffer: bool = False
+    embedding: bool | None = None
 
     @cached_property
     def module(self) -> str:
         """Path of the module that has it."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether an ``nn.Embedding`` has it; by its name where nobody looked."""
+        return self.module.rpartition(".")[2] in EMBEDDINGS if self.embedding is None else self.embedding
 
     @cached_property
     def numel(self) -> int:

@@ -37,6 +37,8 @@ class Gpu:
     source: str
 
 
+DEFAULT = "h100-80gb"
+"""Kernels and workspaces are Hopper's when no GPU is named."""
 MIB, GIB = 1 << 20, 1 << 30
 # KiB of shared memory, of a multiprocessor and of a block, by compute capability (CUDA programming guide).
 SHARED_KIB = {(7, 0): (96, 96), (8, 0): (164, 163), (8, 6): (100, 99), (8, 9): (100, 99), (9, 0): (228, 227),

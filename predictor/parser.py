@@ -70,8 +70,12 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
 
 def describe(model) -> ModelFacts:
     """Facts of a built model."""
+    import torch
+
     decay = decayed(model)
-    tensors = [Parameter(name, tuple(p.shape), p.element_size(), p.requires_grad, name in decay)
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    tensors = [Parameter(name, tuple(p.shape), p.element_size(), p.requires_grad, name in decay,
+                         embedding=id(p) in embeddings)
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
                 for name, b in model.named_buffers()]

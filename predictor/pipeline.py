@@ -21,8 +21,7 @@ from predictor.run import Run, evaluate, sizes_at
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
-DEFAULT_GPU = "h100-80gb"
-"""Kernels and workspaces are Hopper's when no GPU is named."""
+DEFAULT_GPU = gpus.DEFAULT
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -118,7 +117,7 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     if chosen and chosen.profile.workspaces:
         micro = calibrated.with_workspaces(formula.micro, chosen.profile.workspaces, shape, gpu)
         formula = replace(formula, micro=micro)
-    setup = replace(setup_of(workload, formula),
+    setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=calibrated.allocator_settings(workload.allocator_conf, chosen))
     return Job(workload, formula, setup, shape, gpu, chosen)
 
@@ -210,6 +209,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
     zero = deepspeed_config.read(workload, formula.facts.hidden_size) if workload.engine == "deepspeed" else None
     return Setup(
         facts=formula.facts, engine=name_of(workload.engine, workload.zero_stage), optim=workload.optim,
+        optim_args=workload.optim_args, weight_decay=workload.weight_decay,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)

@@ -10,6 +10,7 @@ from typing import Any
 
 from predictor import deepspeed_config, gpus, lora
 from predictor.deepspeed_keys import STAGE
+from predictor.engine import optimizer
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
 from predictor.suggest import nearest, show
@@ -63,6 +64,24 @@ class _DeepSpeed:
     def from_text(self, text: str) -> Any:
         """A path, or a JSON object written out."""
         return parse_json(text, "deepspeed") if text.lstrip().startswith("{") else text
+
+
+class _OptimArgs:
+    """Hugging Face's text, ``momentum=0.9,nesterov=true``, or a mapping; what optimizers read is checked with them."""
+
+    metavar = "KEY=VALUE,…"
+
+    def check(self, value: Any) -> FrozenMap:
+        if isinstance(value, str):
+            pairs = [part.partition("=") for part in value.replace(" ", "").split(",")]
+            if not all(name and equals and item for name, equals, item in pairs):
+                raise Invalid(f"must be KEY=VALUE, with commas between several, not {show(value)}")
+            value = {name: item for name, _, item in pairs}
+        if not isinstance(value, Mapping):
+            raise Invalid(f"must be text such as momentum=0.9 or a mapping, not {show(value)}")
+        return FrozenMap(value)
+
+    from_text = check
 
 
 class _Gpu(Text):
@@ -159,11 +178,10 @@ class Workload:
         "use_reentrant=true or false")
     torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
 
-    optim: str = key(Choice(
-        ("adamw_torch", "adamw_torch_fused", "adamw_torch_forloop"),
-        dict.fromkeys(("sgd", "adafactor", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "lion_32bit", "adamw_hf",
-                       "adamw_apex_fused", "adamw_anyprecision"), "use one of the AdamW of PyTorch")),
-        "adamw_torch_fused", "optimizer", "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
+    optim: str = key(Choice(tuple(optimizer.OPTIMIZERS), optimizer.LATER), "adamw_torch_fused", "optimizer",
+                     "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
+    optim_args: FrozenMap = key(_OptimArgs(), FrozenMap({}), "optimizer", "of sgd, rmsprop and adagrad: momentum=0.9")
+    weight_decay: float = key(Number(), 0.0, "optimizer", "sgd, rmsprop and adagrad need memory for it")
     param_groups: str = key(Choice(("huggingface", "single")), "huggingface", "optimizer",
                             "huggingface: with and without weight decay")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")

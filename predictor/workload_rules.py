@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from predictor import deepspeed_config, lora
+from predictor.engine import optimizer
 from predictor.errors import InputError
 from predictor.values import FrozenMap, Invalid
 
@@ -44,6 +45,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
+    _resolve_optimizer(values)
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
         raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
@@ -91,6 +93,18 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             oldest = ".".join(map(str, OLDEST_DEEPSPEED))
             named = values["versions"]["deepspeed"]
             raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
+
+
+def _resolve_optimizer(values: dict[str, Any]) -> None:
+    """Whether the optimizer takes its arguments, and the engine the optimizer."""
+    optim = values["optim"]
+    try:
+        values["optim_args"] = FrozenMap(optimizer.read(optim, values["optim_args"]))
+    except Invalid as error:
+        raise KeyProblem("optim_args", error) from None
+    why = optimizer.OPTIMIZERS[optim].refused_by.get(values["engine"])
+    if why:
+        raise KeyProblem("optim", f"is {optim}: {why}")
 
 
 def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:

@@ -45,6 +45,11 @@ class Tape:
         yield
         self.once.update(range(begin, len(self.rows)))
 
+    def drop_once(self, begin: int) -> None:
+        """What only the first step has is not said, of all from row ``begin`` on: this is a later one."""
+        self.rows[begin:] = [row for number, row in enumerate(self.rows[begin:], begin) if number not in self.once]
+        self.once = {number for number in self.once if number < begin}
+
     def allocate(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                  stream: int = MAIN_STREAM) -> int:
         """A new buffer lives from now on."""

@@ -1,71 +1,169 @@
-"""AdamW: optimizer states and what one step holds for a moment, by implementation.
+"""The optimizers: to add one, write how it allocates and its line in :data:`OPTIMIZERS`.
 
-Sources: torch 2.11, torch/optim/adam.py (``_init_group``, ``_single_tensor_adam``,
-``_multi_tensor_adam``, ``_fused_adam``), which ``AdamW`` calls.
+A line is all that there is to an optimizer: its name is one of Hugging Face's (transformers 5.17,
+training_args.py, ``OptimizerNames``; what each builds: trainer_optimizer.py), a measured job builds the class that
+the line names, and the prediction plays the line's update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
-from predictor.engine.compose import Tape
-from predictor.events import Factor
+from predictor.engine.adafactor import Adafactor
+from predictor.engine.blockwise import Blockwise
+from predictor.engine.elementwise import Adagrad, AdamW, RMSprop, Sgd
+from predictor.errors import InputError
+from predictor.facts import Parameter
+from predictor.gpus import Gpu
+from predictor.suggest import nearest, show
+from predictor.values import Flag, Invalid, Number
 
-SCALAR_BYTES = 4
+if TYPE_CHECKING:
+    from predictor.engine.compose import Tape
+
+
+class Update(Protocol):
+    """One optimizer of one run, as it allocates."""
+
+    def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
+        """What its constructor allocates for all tensors, in the order of its groups; most allocate nothing."""
+
+    def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
+        """``step()`` over one group: states in the first (``tape.first_step_only``), temporaries in each."""
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """How one implementation of AdamW behaves.
+class Optimizer:
+    """One line of the table.
 
     Attributes:
-        steps_on_device: whether the step counters live on the GPU (only ``fused`` keeps them there).
-        at_once: whether temporaries of all tensors of a group live together.
-        temporaries: buffers as large as the tensor, in the order they come; the last two overlap.
+        implementation: the class that a measured job builds, by its path.
+        update: makes the :class:`Update` from ``optim_args`` and the GPU.
+        arguments: of the class, besides learning rate and weight decay.
+        reads: the ``optim_args`` that Hugging Face hands on, and their kinds.
+        refused_by: names of engines that cannot have it -> why.
+        not_modelled: what a prediction says that it leaves out.
     """
 
-    steps_on_device: bool
-    at_once: bool
-    temporaries: int
+    implementation: str
+    update: Callable[[Mapping[str, Any], Gpu], Update]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    refused_by: Mapping[str, str] = field(default_factory=dict)
+    not_modelled: tuple[str, ...] = ()
+
+    def load(self) -> type:
+        """The class.
+
+        Raises:
+            InputError: its package is not installed.
+        """
+        module, _, name = self.implementation.rpartition(".")
+        try:
+            return getattr(import_module(module), name)
+        except ImportError as error:
+            raise InputError(f"{self.implementation} cannot be imported ({error}): "
+                             f"pip install {module.partition('.')[0]}") from None
 
 
-VARIANTS = {
-    "adamw_torch_fused": AdamW(steps_on_device=True, at_once=True, temporaries=0),
-    # exp_avg_sq_sqrt = _foreach_sqrt(...), then in place
-    "adamw_torch": AdamW(steps_on_device=False, at_once=True, temporaries=1),
-    # denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps): two live until the quotient is made
-    "adamw_torch_forloop": AdamW(steps_on_device=False, at_once=False, temporaries=2),
+PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's allocator, which the driver moves to "
+         "the host when the GPU is full")
+
+
+def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
+    """An optimizer of bitsandbytes."""
+    update = partial(Blockwise, states=states, bits=arguments["optim_bits"], paged=arguments.get("is_paged", False))
+    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments, refused_by=refused_by or {},
+                     not_modelled=(PAGED,) if arguments.get("is_paged") else ())
+
+
+_SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
+_RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
+_NO_BF16 = dict.fromkeys(("torch", "ddp", "fsdp2"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
+                         "(backends/cuda/ops.py): use rmsprop, or DeepSpeed, whose master weights are fp32")
+_ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
+              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw_torch": Optimizer("torch.optim.AdamW", partial(AdamW, kind="foreach")),
+    "adamw_torch_fused": Optimizer("torch.optim.AdamW", partial(AdamW, kind="fused"), {"fused": True}),
+    "adamw_torch_forloop": Optimizer("torch.optim.AdamW", partial(AdamW, kind="loop"), {"foreach": False}),
+    "sgd": Optimizer("torch.optim.SGD", Sgd, {}, _SGD),
+    "rmsprop": Optimizer("torch.optim.RMSprop", RMSprop, {}, _RMSPROP),
+    "adagrad": Optimizer("torch.optim.Adagrad", Adagrad, {}, {"lr_decay": Number(), "eps": Number()},
+                         {"deepspeed": _ONE_GROUP}),
+    "adafactor": Optimizer("transformers.optimization.Adafactor", Adafactor,
+                           {"scale_parameter": False, "relative_step": False}),
+    "adamw_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
+    "adamw_bnb_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
+    "paged_adamw_32bit": _blockwise("AdamW", 2, optim_bits=32, is_paged=True),
+    "paged_adamw_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=True),
+    "lion_32bit": _blockwise("Lion", 1, optim_bits=32, is_paged=False),
+    "lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=False),
+    "paged_lion_32bit": _blockwise("Lion", 1, optim_bits=32, is_paged=True),
+    "paged_lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=True),
+    "rmsprop_bnb": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
+    "rmsprop_bnb_8bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=8),
+    "rmsprop_bnb_32bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
 }
-"""``optim`` -> implementation."""
+"""``optim`` -> what it is."""
+
+LATER = dict.fromkeys(
+    ("adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
+     "paged_ademamix_8bit", "adamw_anyprecision", "adamw_apex_fused", "adamw_hf", "adamw_torch_xla",
+     "adamw_torch_npu_fused", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise",
+     "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
+     "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
+     "stable_adamw"), "use adamw_torch_fused, or one of bitsandbytes or of PyTorch")
+"""Further names of Hugging Face's, and what to do instead."""
 
 
-def make_states(tape: Tape, variant: AdamW, sizes: Sequence[tuple[str, int]]) -> None:
-    """Lazy states of the first step: per tensor a counter and two moments, all of a group first."""
-    with tape.first_step_only():
-        for module, size_bytes in sizes:
-            if variant.steps_on_device:
-                tape.allocate(SCALAR_BYTES, Factor.OPTIMIZER_STATES, "adamw::step", module=module)
-            for name in ("adamw::exp_avg", "adamw::exp_avg_sq"):
-                tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, name, module=module)
+def read(optim: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """``optim_args`` with their values read.
 
-
-def update(tape: Tape, variant: AdamW, *dtypes: Sequence[tuple[str, int]]) -> None:
-    """Temporaries of one update over the tensors of a group; the last of each batch is dropped with the next one's.
-
-    ``dtypes`` are the tensors, those of each dtype together in the order that foreach takes them.
+    Raises:
+        Invalid: one that this optimizer does not read, or that makes no sense.
     """
-    kept: list[int] = []
-    for batch in dtypes if variant.at_once else [[size] for sizes in dtypes for size in sizes]:
-        live: list[int] = []
-        for _ in range(variant.temporaries):
-            made = [tape.allocate(size_bytes, Factor.TEMPORARIES, "adamw::update", module=module)
-                    for module, size_bytes in batch]
-            for buffer in live:
-                tape.free(buffer)
-            live = made
-        for buffer in kept:
-            tape.free(buffer)
-        kept = live
-    for buffer in kept:
-        tape.free(buffer)
+    entry, values = OPTIMIZERS[optim], {}
+    for name, value in arguments.items():
+        if name not in entry.reads:
+            known = f"it reads {', '.join(entry.reads)}" if entry.reads else "it reads none"
+            raise Invalid(f"has {show(name)}, which optim {optim} does not read{nearest(name, entry.reads)}: {known}")
+        kind = entry.reads[name]
+        try:
+            values[name] = kind.from_text(value) if isinstance(value, str) else kind.check(value)
+        except Invalid as error:
+            raise Invalid(f"{name} {error}") from None
+    if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
+        raise Invalid("nesterov needs a momentum above 0 and no dampening")
+    return values
+
+
+@dataclass
+class Steps:
+    """The optimizer of one run: :meth:`construct` where it is built, then :meth:`step` group by group."""
+
+    update: Update
+    weight_decay: float
+
+    @staticmethod
+    def of(optim: str, arguments: Mapping[str, Any], weight_decay: float, gpu: Gpu) -> Steps:
+        """As a workload says."""
+        return Steps(OPTIMIZERS[optim].update(arguments, gpu), weight_decay)
+
+    def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
+        """Build it over all groups' tensors."""
+        self.update.construct(tape, tensors)
+
+    def step(self, tape: Tape, tensors: Sequence[Parameter], *, decay: bool) -> None:
+        """Update one group; ``decay`` says whether weight decay applies to it."""
+        self.update.step(tape, tensors, self.weight_decay if decay else 0.0)
+
+
+def partition(elements: int, itemsize: int) -> Parameter:
+    """A flat stretch of parameters, as ZeRO hands one to the optimizer for each group."""
+    return Parameter("", (elements,), itemsize, True, embedding=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from predictor import gpus
 from predictor.allocator import AllocatorSettings
 from predictor.deepspeed_config import ZeroConfig
+from predictor.engine import optimizer
 from predictor.facts import ModelFacts
+from predictor.gpus import Gpu
 from predictor.values import FrozenMap
 
 FP64, FP32, BF16 = 8, 4, 2
@@ -37,6 +41,17 @@ class Setup:
     capacity_bytes: int | None
     allocator: AllocatorSettings = AllocatorSettings()
     ddp: FrozenMap | None = None
+    optim_args: FrozenMap = FrozenMap({})
+    weight_decay: float = 0.0
+    gpu: Gpu = gpus.find(gpus.DEFAULT)
+
+    def optimizer(self) -> optimizer.Steps:
+        """A new one, for one run."""
+        return optimizer.Steps.of(self.optim, self.optim_args, self.weight_decay, self.gpu)
+
+    def decays(self, group: Sequence[int]) -> bool:
+        """Whether weight decay applies to a group of :meth:`groups`."""
+        return self.param_groups == "single" or self.facts.parameters[group[0]].decay
 
     def groups(self) -> list[list[int]]:
         """Indices of the trainable parameters by optimizer group; empty groups are dropped."""

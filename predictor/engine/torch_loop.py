@@ -1,7 +1,6 @@
-"""Plain PyTorch on one GPU: gradients stay until the step ends, AdamW works on the bf16 parameters.
+"""Plain PyTorch on one GPU: gradients stay until the step ends, the optimizer works on the bf16 parameters.
 
-torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py,
-torch/optim/adam.py.
+torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from predictor.engine import optimizer
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
+from predictor.engine.foreach import by_dtype
 from predictor.engine.setup import Setup
 from predictor.events import FACTORS, EventList, Factor, Moment
 from predictor.facts import Parameter
@@ -27,6 +26,7 @@ class TorchLoop:
         for index in setup.facts.moved:
             tensor = setup.facts.parameters[index]
             start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
+        setup.optimizer().construct(start, [setup.facts.parameters[i] for group in setup.groups() for i in group])
         self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
                                           step(micro, setup, vocabulary))
 
@@ -64,13 +64,9 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
         _clip(tape, [tensors[p] for p in sorted(reached)])
-    variant = optimizer.VARIANTS[setup.optim]
+    optimizer = setup.optimizer()
     for group in setup.groups():
-        sizes = [(tensors[i].module, tensors[i].bytes) for i in group if i in reached]
-        optimizer.make_states(tape, variant, sizes)
-        dtypes = by_dtype([tensors[i] for i in group if i in reached])
-        optimizer.update(tape, variant, *(([(t.module, t.bytes) for t in same] for same in dtypes)
-                                          if variant.at_once else [sizes]))
+        optimizer.step(tape, [tensors[i] for i in group if i in reached], decay=setup.decays(group))
     for buffer in () if wrapper and wrapper.takes_gradients else micro.ready[:, 2].tolist():
         tape.free(buffer)
     return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
@@ -104,16 +100,6 @@ def _inputs(micro: MicroStep) -> int:
     events = micro.events
     inputs = events.buffers.factor[events.buffer] == FACTORS.index(Factor.INPUTS)
     return int(np.argmin(inputs))
-
-
-def by_dtype(tensors: list[Parameter]) -> list[list[Parameter]]:
-    """Tensors as foreach functions take them: those of the dtype that came last come first.
-
-    A ``std::unordered_map`` of two keys (ATen/native/ForeachUtils.h, _group_tensors_by_first_tensors_device_and_dtype)
-    lists the newer one first. Widths tell dtypes apart: weights are bf16, adapters may be fp32.
-    """
-    widths = dict.fromkeys(tensor.itemsize for tensor in tensors)
-    return [[tensor for tensor in tensors if tensor.itemsize == width] for width in reversed(widths)]
 
 
 CHUNK_ELEMENTS = 65_536

@@ -44,7 +44,6 @@ class Zero2:
         self.holder = 0 if zero.stage == 2 else setup.micro_steps - 1
         """The micro-step whose gradients the partition's are."""
         self.vocabulary = Vocabulary(micro)
-        self.adamw = optimizer.VARIANTS[setup.optim]
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
@@ -116,6 +115,7 @@ class Zero2:
                 self._norm(tape, pieces)
             if self.zero.check_grad_overflow:
                 tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
+        steps = self.setup.optimizer()
         for number, (group, pieces) in enumerate(zip(self.groups, owned)):
             flat = None
             if len(pieces) + (pads[number] is not None) > 1:  # one tensor is viewed
@@ -131,8 +131,8 @@ class Zero2:
                 tape.free(pads[number])
             if self.zero.compute_grad_norm and self.zero.gradient_clipping:
                 tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
-            optimizer.make_states(tape, self.adamw, [("", size)])
-            optimizer.update(tape, self.adamw, [("", size)])
+            steps.step(tape, [optimizer.partition(group.partition_numel, FP32)],
+                       decay=self.setup.decays(group.parameters))
             tape.free(gradient)
 
     def _pad(self, tape: Tape, group: Group, pieces: list[Slice]) -> int | None:

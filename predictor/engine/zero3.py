@@ -36,7 +36,6 @@ class Zero3:
         self.micro, self.setup, self.zero = micro, setup, setup.zero
         self.tensors = [tensor for tensor in setup.facts.parameters if not tensor.buffer]
         self.degree = setup.data_parallel_size
-        self.adamw = optimizer.VARIANTS[setup.optim]
         self.sub_groups = [part for group in setup.groups() for part in self._sub_groups(group)]
         own: dict[int, list[int]] = defaultdict(list)
         found_later = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
@@ -96,12 +95,13 @@ class Zero3:
         waits = Waits(tape, several=overlap)
         gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
                           GATHER_STREAM if overlap else MAIN_STREAM, waits)
+        steps = self.setup.optimizer()
         for step in range(STEPS):
             for index in range(step * count, (step + 1) * count):
                 tape.position = index * length
                 self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)
             tape.position = (step + 1) * count * length
-            self._optimizer_step(tape, gathers, first=step == 0)
+            self._optimizer_step(tape, gathers, steps, first=step == 0)
             ends.append(len(tape.rows))
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
@@ -176,7 +176,7 @@ class Zero3:
         waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
 
-    def _optimizer_step(self, tape: Tape, gathers: Gathers, *, first: bool) -> None:
+    def _optimizer_step(self, tape: Tape, gathers: Gathers, steps: optimizer.Steps, *, first: bool) -> None:
         tape.moment = Moment.OPTIMIZER_STEP
         gathers.release_all()
         for group in self.sub_groups:  # get_grad_norm_direct
@@ -194,9 +194,10 @@ class Zero3:
             gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
             if flat is not None:
                 tape.free(flat)
-            if first:
-                optimizer.make_states(tape, self.adamw, [("", size)])
-            optimizer.update(tape, self.adamw, [("", size)])
+            said = len(tape.rows)
+            steps.step(tape, [optimizer.partition(self._numel(group), FP32)], decay=self.setup.decays(group))
+            if not first:
+                tape.drop_once(said)
             tape.free(gradient)
         gathers.gather_persistent()
 
@@ -204,6 +205,8 @@ class Zero3:
 def _refuse(setup: Setup) -> None:
     """What is not modelled, by name."""
     zero = setup.zero
+    if optimizer.OPTIMIZERS[setup.optim].implementation != "torch.optim.AdamW":
+        raise InputError(f"optim {setup.optim} is not predicted yet in ZeRO stage 3: use one of PyTorch's AdamW")
     if zero.version < FIRST_RELEASE:
         raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
                          f"and later, not {'.'.join(map(str, zero.version))}")

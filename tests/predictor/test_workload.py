@@ -30,7 +30,7 @@ def test_the_documented_defaults():
         "gradient_accumulation_steps": 1,
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "torch_compile": None,
-        "optim": "adamw_torch_fused", "param_groups": "huggingface", "max_grad_norm": 1.0,
+        "optim": "adamw_torch_fused", "optim_args": {}, "weight_decay": 0.0, "param_groups": "huggingface", "max_grad_norm": 1.0,
         "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "offload": None, "data_parallel_size": 1, "rank": "worst",
         "gpu": None, "capacity_bytes": None, "allocator_conf": None, "profile": None,
         "versions": {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"},
@@ -126,12 +126,31 @@ def test_a_senseless_value_is_one_clear_line(keys, message):
     assert error_of(**keys).startswith(message)
 
 
+@pytest.mark.parametrize("keys, message", [
+    ({"optim": "sgd", "optim_args": "momentum"}, 'optim_args must be KEY=VALUE, with commas between several, not "momentum"'),
+    ({"optim": "sgd", "optim_args": "momentun=0.9"}, 'optim_args has "momentun", which optim sgd does not read (did you mean "momentum"?): '
+                                                     "it reads momentum, dampening, nesterov"),
+    ({"optim": "sgd", "optim_args": "momentum=much"}, 'optim_args momentum must be a number, not "much"'),
+    ({"optim": "sgd", "optim_args": {"nesterov": True}}, "optim_args nesterov needs a momentum above 0 and no dampening"),
+    ({"optim_args": "momentum=0.9"}, 'optim_args has "momentum", which optim adamw_torch_fused does not read: it reads none'),
+    ({"optim": "rmsprop_bnb"}, "optim is rmsprop_bnb: bitsandbytes has no 32-bit RMSprop for bf16 gradients"),
+    ({"optim": "adagrad", "zero_stage": 2}, "optim is adagrad: DeepSpeed makes Adagrad anew with all partitions in one group"),
+])
+def test_what_an_optimizer_does_not_take_is_refused(keys, message):
+    assert error_of(**keys).startswith(message)
+
+
+def test_arguments_of_an_optimizer_are_given_as_hugging_face_takes_them():
+    given = make(optim="sgd", optim_args="momentum=0.9, nesterov=true")
+    assert given.optim_args == {"momentum": 0.9, "nesterov": True} == given.replace(weight_decay=0.1).optim_args
+
+
 @pytest.mark.parametrize("keys, named", [
     ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
     ({"mixed_precision": "autocast"}, "autocast"), ({"attn_implementation": "flash_attention_2"}, "flash_attention_2"),
     ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp2"}, "fsdp2"),
     ({"zero_stage": 0}, "0"), ({"offload": "optimizer"}, "offload"),
-    ({"optim": "adafactor"}, "adafactor"),
+    ({"optim": "ademamix"}, "ademamix"), ({"optim": "galore_adamw"}, "galore_adamw"),
 ])
 def test_what_is_not_supported_yet_is_refused_by_name(keys, named):
     message = error_of(**keys)

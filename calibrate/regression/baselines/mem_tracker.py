@@ -19,6 +19,8 @@ from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.subject import shape_of, single
+from predictor.engine.optimizer import OPTIMIZERS
+from predictor.errors import InputError
 from predictor.workload import Workload
 
 LONGEST_REASON = 160
@@ -81,13 +83,12 @@ def _step(model, optimizer, batch: dict) -> None:
 
 
 def _optimizer(model, workload: Workload):
-    """AdamW as the workload has it."""
-    import torch
-
-    from calibrate.engines import OPTIMIZER_FLAGS
-
-    flags = OPTIMIZER_FLAGS[workload.optim] or {"foreach": True}  # what CUDA tensors take
-    return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], **flags)
+    """PyTorch's, as the workload has it."""
+    entry = OPTIMIZERS[workload.optim]
+    if not entry.implementation.startswith("torch."):
+        raise InputError(f"MemTracker: optim {workload.optim} does not run on fake tensors")
+    flags = entry.arguments or {"foreach": True}  # what CUDA tensors take
+    return entry.load()([parameter for parameter in model.parameters() if parameter.requires_grad], **flags)
 
 
 def _batch(model, workload: Workload) -> dict:

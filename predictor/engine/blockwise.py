@@ -1,0 +1,77 @@
+"""The optimizers of bitsandbytes: states in 8 bit by blocks of 256, or in 32 bit, in paged memory or not.
+
+bitsandbytes 0.50.2, bitsandbytes/optim/optimizer.py, ``Optimizer8bit`` and its ``Optimizer1State`` and
+``Optimizer2State``; kernels update in place and need no memory of their own. Hugging Face keeps the states of
+embeddings in 32 bit (transformers 5.17, Trainer.create_optimizer); under ZeRO, which hands over flat partitions,
+that rule finds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from predictor.errors import InputError
+from predictor.events import Factor, Kind
+from predictor.facts import Parameter
+from predictor.gpus import Gpu
+
+if TYPE_CHECKING:
+    from predictor.engine.compose import Tape
+
+FP32 = 4
+BLOCK_ELEMENTS = 256
+"""Elements that share a maximum (``init_state``, blocksize)."""
+MIN_8BIT_ELEMENTS = 4096
+"""``min_8bit_size``: smaller tensors stay in 32 bit."""
+MIN_PAGED_ELEMENTS = 100_000
+"""``get_state_buffer``: smaller states are PyTorch's own."""
+MAP_BYTES = FP32 * 256
+"""``create_dynamic_map``: a table of all 8-bit values, one for signed and one for unsigned states."""
+MOST_ELEMENTS = (1 << 31) - 1
+"""``ct.c_int32(g.numel())``, backends/cuda/ops.py."""
+
+
+class Blockwise:
+    """Of one run.
+
+    Args:
+        states: moments that it keeps.
+        bits: of each, 8 or 32.
+        paged: whether large ones lie in managed memory, which PyTorch's allocator does not see.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], gpu: Gpu, *, states: int, bits: int, paged: bool) -> None:
+        self.states, self.bits, self.paged = states, bits, paged
+        self.mapped = False
+
+    def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
+        """Nothing: states are made in the first step."""
+
+    def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
+        for tensor in tensors:
+            if tensor.numel > MOST_ELEMENTS:
+                raise InputError(f"optim of bitsandbytes: it counts elements in 32 bits, and {tensor.numel:,} come in "
+                                 "one piece: use a higher data_parallel_size, or an optimizer of PyTorch")
+            with tape.first_step_only():
+                self._make(tape, tensor)
+            tape.mark(Kind.SYNCHRONIZE)  # sync_gpu
+
+    def _make(self, tape: Tape, tensor: Parameter) -> None:
+        eight = self.bits == 8 and tensor.numel >= MIN_8BIT_ELEMENTS and not tensor.is_embedding
+        names = [f"state{number}" for number in range(1, self.states + 1)]
+        if eight and not self.mapped:
+            for name in names:
+                self._state(tape, MAP_BYTES, name.replace("state", "qmap"), "")
+            self.mapped = True
+        for name in names:
+            if not (self.paged and tensor.numel >= MIN_PAGED_ELEMENTS):
+                self._state(tape, tensor.numel * (1 if eight else FP32), name, tensor.module)
+        if eight:
+            for name in names:
+                self._state(tape, FP32 * -(-tensor.numel // BLOCK_ELEMENTS), name.replace("state", "absmax"),
+                            tensor.module)
+
+    @staticmethod
+    def _state(tape: Tape, size_bytes: int, name: str, module: str) -> None:
+        tape.allocate(size_bytes, Factor.OPTIMIZER_STATES, f"bitsandbytes::{name}", module=module)
