@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor import regimes, survival, timeline
+from predictor import survival, timeline
 from predictor.events import FACTORS, MOMENTS, Factor
-from predictor.facts import ModelFacts, modality
-from predictor.formula import Formula
-from predictor.gpus import Gpu
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
 from predictor.run import Run
-from predictor.sizes import Shape
 from predictor.survival import Outcome
 
 if TYPE_CHECKING:
@@ -30,13 +26,13 @@ LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Tra
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
            minimum_capacity_bytes: int | None) -> Prediction:
     """The prediction that a run and its simulation amount to."""
-    workload, formula, margin = job.workload, job.formula, job.margin
+    workload, margin = job.workload, job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
     peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
-    modules, layers = _split(run, simulation.peak_at, peak_allocated, formula.facts)
+    modules, layers = _split(run, simulation.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
-        workload=workload.resolved(), filled_in=workload.filled_in,
+        workload=job.described(), filled_in=workload.filled_in,
         peak_requested=_bound(run.peak, margin.of("requested"), job.profile),
         peak_allocated=_bound(peak_allocated, margin.of("allocated"), job.profile),
         peak_reserved=_bound(peak_reserved, margin.of("reserved"), job.profile, outcome.reserved_low,
@@ -48,9 +44,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + (job.setup.zero.notes if job.setup.zero else ()),
+        not_modelled=_not_modelled(job.profile) + job.notes(),
         provenance=_provenance(job),
-        candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
+        candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
@@ -102,7 +98,7 @@ def _point(run: Run, index: int) -> dict:
     return {"requested_bytes": int(run.live[index]), "module": tag.module, "operator": tag.operator, "step": tag.step}
 
 
-def _split(run: Run, index: int, total: int, facts: ModelFacts) -> tuple[dict, dict]:
+def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
     """Requested bytes alive at an event by modality and by layer, then factor; what blocks hold more as ``allocator``.
 
     An engine's flat buffers hold every modality that trains: they are split by trainable parameters.
@@ -114,7 +110,7 @@ def _split(run: Run, index: int, total: int, facts: ModelFacts) -> tuple[dict, d
     for buffer in timeline.alive(run.events, index):
         size = int(run.row_bytes[buffers.size[buffer]])
         factor, layer = FACTORS[buffers.factor[buffer]], names[buffers.module[buffer]]
-        shares = _shares(facts, size) if not layer and factor in FLAT else {modality(layer): size}
+        shares = _shares(job, size) if not layer and factor in FLAT else {job.module_of(layer): size}
         for module, share in shares.items():
             modules.setdefault(module, Counter())[factor] += share
         layers.setdefault(layer, Counter())[factor] += size
@@ -128,12 +124,14 @@ FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
 """What ZeRO keeps in flat buffers."""
 
 
-def _shares(facts: ModelFacts, size: int) -> dict[str, int]:
+def _shares(job: Job, size: int) -> dict[str, int]:
     """A flat buffer's bytes by modality, whole bytes; the largest takes what rounding leaves."""
     trainable = Counter()
-    for parameter in facts.parameters:
+    for parameter in job.formula.facts.parameters:
         if parameter.trainable:
-            trainable[modality(parameter.name)] += parameter.numel
+            trainable[job.module_of(parameter.module)] += parameter.numel
+    if not trainable:  # a learned job whose model was never seen
+        return {job.module_of(""): size}
     total = sum(trainable.values())
     shares = {name: size * numel // total for name, numel in trainable.items()}
     largest = max(trainable, key=trainable.__getitem__)
@@ -145,9 +143,9 @@ def _sum(modules: dict) -> dict[Factor, int]:
     return {factor: sum(split.get(factor, 0) for split in modules.values()) for factor in Factor}
 
 
-def _candidates(run: Run, formula: Formula, shape: Shape, gpu: Gpu) -> tuple[Candidate, ...]:
-    lower = regimes.lowest(tuple(formula.provenance["key"]["regime"]), formula.facts.tokens_per_image)
-    form = timeline.closed_form(run.events, at_least=lower)
+def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
+    shape, gpu = job.shape, job.gpu
+    form = timeline.closed_form(run.events, at_least=job.lowest())
     totals = form.sizes.at(shape, gpu)
     result = []
     for row in np.argsort(-totals, kind="stable"):

@@ -55,7 +55,7 @@ def to_bytes(formula: Formula) -> bytes:
         "provenance": formula.provenance,
         "facts": asdict(formula.facts),
         "names": events.names,
-        "terms": [_term_to_json(term) for term in events.sizes.terms],
+        "terms": [term_to_json(term) for term in events.sizes.terms],
     }
     arrays = {
         "events": events.kind.astype(np.int32) * (events.buffer + 1),
@@ -94,7 +94,7 @@ def load(path: Path) -> Formula:
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     signed = arrays["events"]
     buffers = Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
-    sizes = SizeTable(tuple(_term_from_json(term) for term in header["terms"]), arrays["coefficients"])
+    sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
         kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
@@ -122,13 +122,15 @@ def _checked(formula: Formula) -> Formula:
     return formula
 
 
-def _term_to_json(term) -> list:
+def term_to_json(term) -> list:
+    """A term as JSON data."""
     if isinstance(term, Monomial):
         return list(term.exponents)
     return [term.function, [dimension.parts for dimension in term.dimensions]]
 
 
-def _term_from_json(document: list):
+def term_from_json(document: list):
+    """The opposite of :func:`term_to_json`."""
     if not isinstance(document[0], str):
         return Monomial(tuple(document))
     dimensions = (Polynomial(tuple((tuple(e), c) for e, c in parts)) for parts in document[1])
