@@ -118,7 +118,8 @@ class DryRun:
 
 def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: int | None = None,
            world_size: int | None = None, rank: int = 0, events: str = "immediate",
-           optimizer_steps: int | None = None, output: int | None = None, snapshot: str | None = None) -> DryRun:
+           optimizer_steps: int | None = None, output: int | None = None, errors: int | None = None,
+           snapshot: str | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
@@ -128,6 +129,7 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
         events: when events complete (see :func:`calibrate.emulator.environment`).
         optimizer_steps: end the script after so many; three are enough for the peak of a loop.
         output: file descriptor for the command's standard output; None: ours.
+        errors: the same for its standard error.
         snapshot: also write the memory history of the reported process there, as ``peakcast measure`` does.
 
     Raises:
@@ -144,14 +146,14 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, output)
+        code = _run(command, {**os.environ, **changes}, output, errors)
         return _result(Path(directory), settings, command, code, snapshot)
 
 
-def _run(command: Sequence[str], variables: dict[str, str], output: int | None) -> int:
+def _run(command: Sequence[str], variables: dict[str, str], output: int | None, errors: int | None = None) -> int:
     sys.stdout.flush()
     try:
-        job = subprocess.Popen(command, env=variables, stdout=output)
+        job = subprocess.Popen(command, env=variables, stdout=output, stderr=errors)
     except OSError as error:
         raise InputError(f"{show(command[0])} cannot be started: {error.strerror}") from None
     try:

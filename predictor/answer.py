@@ -26,13 +26,13 @@ LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Tra
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
            minimum_capacity_bytes: int | None) -> Prediction:
     """The prediction that a run and its simulation amount to."""
-    workload, margin = job.workload, job.margin
+    workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
     peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
     modules, layers = _split(run, simulation.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
-        workload=job.described(), filled_in=workload.filled_in,
+        workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
         peak_requested=_bound(run.peak, margin.of("requested"), job.profile),
         peak_allocated=_bound(peak_allocated, margin.of("allocated"), job.profile),
         peak_reserved=_bound(peak_reserved, margin.of("reserved"), job.profile, outcome.reserved_low,

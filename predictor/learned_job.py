@@ -125,6 +125,8 @@ def _refuse(workload: Workload, made: Learned) -> None:
     """Keys that the recorded job does not have as they are given."""
     name = show(workload.model, 200)[1:-1]
     resolved = workload.resolved()
+    if not made.base.images and "images_per_sample" not in workload.filled_in:
+        raise InputError(f"images_per_sample: {name} was learned from a command without {{images}}: leave it out")
     for key in resolved:
         if key in FREE_KEYS or key in workload.filled_in:
             continue

@@ -124,7 +124,6 @@ def _script(arguments: argparse.Namespace):
     from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource
     from calibrate.learn.shapes import plan, values_around
     from predictor.pipeline import DEFAULT_GPU
-    from predictor.sizes import Shape
     from predictor.values import Invalid
     from predictor.workload import KEYS
 
@@ -158,13 +157,11 @@ def _script(arguments: argparse.Namespace):
         if used[symbol]:
             chosen[symbol] = given or values_around(symbol, centre or default, 0)
         else:
-            chosen[symbol] = given or (centre or 1,)
+            chosen[symbol] = given or (centre or int(symbol != "images"),)
     source = ScriptSource(command=tuple(arguments.command), gpu=values["gpu"] or DEFAULT_GPU,
                           capacity_bytes=values["capacity_bytes"], world_size=world or 1, pretends=world is not None,
                           rank=rank)
-    made = plan(chosen["batch"], chosen["sequence"], chosen["images"], probe=not arguments.no_probe)
-    assert all(isinstance(shape, Shape) for shape in made.shapes)
-    return source, made
+    return source, plan(chosen["batch"], chosen["sequence"], chosen["images"], probe=not arguments.no_probe)
 
 
 def _values(option: str, text: str | None) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ class ScriptSource:
 
     def at(self, shape: Shape) -> list[str]:
         """The command at a shape."""
-        values = {"batch": shape.batch, "sequence": shape.sequence, "images": shape.images // shape.batch}
+        values = dict(zip(PLACEHOLDERS, (shape.batch, shape.sequence, shape.images // shape.batch)))
         words = list(self.command)
         for name, mark in PLACEHOLDERS.items():
             words = [word.replace(mark, str(values[name])) for word in words]
@@ -132,7 +132,7 @@ class ScriptSource:
             sys.stdout.flush()
             found = dryrun(self.at(shape), gpu=self.gpu, capacity_bytes=self.capacity_bytes, rank=self.rank,
                            world_size=self.world_size if self.pretends else None, optimizer_steps=STEPS,
-                           output=output.fileno(), snapshot=file)
+                           output=output.fileno(), errors=output.fileno(), snapshot=file)
         if found.out_of_memory:
             raise InputError(f"{named(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
         if found.exit_code:

@@ -51,14 +51,38 @@ def learn(source: Source, plan: Plan, progress: Progress = lambda shapes: shapes
     shelf = Shelf(source)
     jobs = [shelf.get(shape) for shape in progress(plan.shapes)]
     found, differences = groups(jobs)
-    if plan.alone and any(shape.batch == 1 for group in found[1:] for shape in _shapes(group)):
-        jobs += [shelf.get(shape) for shape in progress(plan.alone)]
+    more = [*plan.alone] if any(shape.batch == 1 for group in found[1:] for shape in _shapes(group)) else []
+    more += beyond(found)
+    if more:
+        jobs += [shelf.get(shape) for shape in progress(more)]
         found, differences = groups(jobs)
     learned = assemble(source, found, differences, jobs)
     checks = check(learned, jobs)
     learned.provenance["checked"] = [
         {"shape": list(row.shape), "measured": row.measured, "predicted": row.predicted} for row in checks]
     return learned, checks
+
+
+def beyond(found: Sequence[Group]) -> list[Shape]:
+    """Larger shapes, where only the largest ones had another list: kernels that change with the size do so there."""
+    if len(found) < 2:
+        return []
+    most = max(shape.batch * shape.sequence for shape in _shapes(found[0]))
+    more: dict[Shape, None] = {}
+    for group in found[1:]:
+        shapes = _shapes(group)
+        if len(shapes) < ENOUGH and all(shape.batch > 1 and shape.batch * shape.sequence > most for shape in shapes):
+            batch, sequence, images = max(shapes, key=lambda shape: shape.batch * shape.sequence)
+            for samples, tokens in LARGER:
+                several = batch + samples
+                more[Shape(several, -(-sequence * tokens // 32) * 8, images * several // batch)] = None
+    return [shape for shape in more if shape not in {known for group in found for known in _shapes(group)}]
+
+
+ENOUGH = 5
+"""Shapes that a list of many samples is fitted to."""
+LARGER = ((0, 5), (1, 4), (1, 6), (2, 5), (2, 7), (3, 4))
+"""Samples more, quarters of the sequence."""
 
 
 def _shapes(group: Group) -> list[Shape]:

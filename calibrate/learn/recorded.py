@@ -282,13 +282,13 @@ class _Reader:
             life["operator"], life["module"], _named(life["born"]), NEVER if died is None else _named(died),
             life["brief"], life["inside"], self._stack(life["entry"]), bool(life["parameters"]), life["gradient"]))
 
-    def _stack(self, entry: int) -> str:
+    def _stack(self, entry: int) -> tuple[str, ...]:
         lines = []
         for frame in self._trace.frames(entry):
             name = frame.filename.replace("\\", "/").rpartition("site-packages/")[2]
             if not any(part in name for part in UNINTERESTING):
                 lines.append(f"{name}:{frame.name}")
-        return " ".join(lines)
+        return tuple(lines)
 
     def _module(self, life: dict[str, Any]) -> str:
         """Of a parameter its own; of a flat buffer of many modules none."""
