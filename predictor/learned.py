@@ -93,11 +93,13 @@ class Learned:
         same = [found for found in self.lists if any(_kind(known) == _kind(shape) for known in found.shapes)]
         notes = []
         if not same:
-            same = [found for found in self.lists if any(_kind(known)[:2] == _kind(shape)[:2] for known in found.shapes)]
+            counts = _kind(shape)[:2]
+            same = [found for found in self.lists if any(_kind(known)[:2] == counts for known in found.shapes)]
             if not same:
                 raise InputError(_unlike(self, shape))
-            notes.append(f"sequence_length {shape.sequence}: no such {'multiple' if shape.sequence % 8 == 0 else 'rest'} "
-                         "of 8 was recorded, where attention may pad its mask otherwise")
+            notes.append(f"sequence_length {shape.sequence}: nothing was recorded that is "
+                         f"{'a' if shape.sequence % 8 == 0 else 'no'} multiple of 8, as this is: attention may pad a "
+                         "mask otherwise")
         chosen = min(same, key=lambda found: min(_distance(known, shape) for known in found.shapes))
         if len(same) > 1:
             notes.append("more than one list of events was recorded for such shapes: this is that of the nearest")
@@ -124,8 +126,8 @@ def _check_fixed(chosen: LearnedList, shape: Shape) -> None:
     known = chosen.shapes[0]
     for symbol in ("batch", "sequence"):
         if not chosen.varies(symbol) and getattr(shape, symbol) != getattr(known, symbol):
-            raise InputError(f"{KEY_OF[symbol]} {getattr(shape, symbol):,}: learned at {getattr(known, symbol):,} only; "
-                             f"learn it again at more, or leave {KEY_OF[symbol]} out")
+            raise InputError(f"{KEY_OF[symbol]} {getattr(shape, symbol):,}: learned at {getattr(known, symbol):,} "
+                             f"only; learn it again at more, or leave {KEY_OF[symbol]} out")
     if not chosen.varies("images") and shape.images * known.batch != known.images * shape.batch:
         raise InputError(f"images_per_sample {shape.images / shape.batch:g}: learned with "
                          f"{known.images / known.batch:g} only; learn it again with more (--images), or leave it out")

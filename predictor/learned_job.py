@@ -19,7 +19,7 @@ from predictor.gpus import Gpu
 from predictor.learned import Learned, LearnedList
 from predictor.pipeline import DEFAULT_GPU, Job
 from predictor.run import Run, evaluate
-from predictor.sizes import Shape
+from predictor.sizes import SYMBOLS, Shape
 from predictor.suggest import show
 from predictor.workload import Workload
 
@@ -158,7 +158,8 @@ def _shown(workload: Workload, made: Learned, degree: int) -> dict[str, Any]:
     if made.workload is not None:
         return made.workload | {key: asked[key] for key in FREE_KEYS if key != "model"} | {"learned": workload.model}
     return {"model": workload.model, "command": list(made.command)} | {key: asked[key] for key in FREE_KEYS[1:]} | {
-        "data_parallel_size": degree, "learned": workload.model}
+        "data_parallel_size": degree, "learned": workload.model,
+        "varied": [symbol for symbol in SYMBOLS if any(found.varies(symbol) for found in made.lists)]}
 
 
 def _caveats(workload: Workload, made: Learned, found: LearnedList) -> list[str]:

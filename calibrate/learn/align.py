@@ -96,8 +96,8 @@ def first_difference(one: Recorded, other: Recorded) -> str:
                     f"\"{other.where(b)}\", there \"{one.where(a)}\"")
     longer, shorter = (one, other) if len(rows[0]) > len(rows[1]) else (other, one)
     count = min(map(len, rows))
-    return (f"{_named(other)} has another list than {_named(one)}: {_named(longer)} goes on after {count:,} allocations "
-            f"with \"{longer.where(int(max(rows, key=len)[count]))}\", {_named(shorter)} ends")
+    return (f"{_named(other)} has another list than {_named(one)}: {_named(longer)} goes on after {count:,} "
+            f"allocations with \"{longer.where(int(max(rows, key=len)[count]))}\", {_named(shorter)} ends")
 
 
 def _named(job: Recorded) -> str:

@@ -18,8 +18,8 @@ FROM_HOST = frozenset(f"aten::{name}" for name in ("to", "_to_copy", "copy_", "e
 REDUCING = ("deepspeed/comm/", "torch/distributed/", "torch/nn/parallel/distributed.py", "allreduce", "all_reduce",
             "reduce_scatter", "_ipg_", "ipg_bucket", "setup_buckets")
 """In the Python stack where libraries make buckets and buffers of collectives (DeepSpeed 0.19, torch 2.11)."""
-GATHERING = ("partition_parameters.py:all_gather", "partition_parameters.py:_all_gather", "partitioned_param_coordinator",
-             "all_gather_into_tensor")
+GATHERING = ("partition_parameters.py:all_gather", "partition_parameters.py:_all_gather",
+             "partitioned_param_coordinator", "all_gather_into_tensor")
 """Where ZeRO-3 (and FSDP) bring parameters together."""
 ENGINE = ("deepspeed/runtime/",)
 REDUCED = ("copy_grads_in_partition", "get_all_grad_tensors", "initialize_optimizer_states",

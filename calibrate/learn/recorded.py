@@ -169,7 +169,8 @@ class _Reader:
                 said = json.loads(text)
                 self._known[text] = MOMENT_NUMBERS[said["moment"]], min(int(said["step"]), 127), said
             except (ValueError, KeyError, TypeError):
-                raise InputError(f"{self._told}: entry {index:,} of its history does not say where it belongs") from None
+                raise InputError(f"{self._told}: entry {index:,} of its history does not say where it "
+                                 "belongs") from None
         return self._known[text]
 
     def _allocate(self, index: int, address: int, size: int, stream: int) -> None:
@@ -179,16 +180,17 @@ class _Reader:
         if number >= MOST_STREAMS:
             raise InputError(f"{self._told}: uses more than {MOST_STREAMS} streams")
         buffer = self._open[address] = len(self._lives)
-        self._lives.append({"address": address, "size": size, "stream": number, "entry": index, "born": (step, moment),
-                            "died": None, "operator": said["operator"], "module": said["module"],
-                            "inside": bool(said.get("inside")), "parameters": [], "gradient": False, "brief": False})
+        self._lives.append({"address": address, "size": size, "stream": number, "entry": index,
+                            "born": (step, moment), "died": None, "operator": said["operator"],
+                            "module": said["module"], "inside": bool(said.get("inside")), "parameters": [],
+                            "gradient": False, "brief": False})
         self._events.append((1, buffer, moment, step))
 
     def _free(self, index: int, address: int, deferred: bool) -> None:
         buffer = self._open.pop(address, None)
         if buffer is None:
-            raise InputError(f"{self._told}: its history begins in the middle of the job (entry {index:,} frees what it "
-                             "never allocated)")
+            raise InputError(f"{self._told}: its history begins in the middle of the job (entry {index:,} frees what "
+                             "it never allocated)")
         moment, step, _ = self._place(index)
         self._at = moment, step
         life = self._lives[buffer]

@@ -27,8 +27,9 @@ def document(path: str, learned: Learned, checks: list[Check]) -> dict[str, Any]
 
 def report(console: Console, path: str, learned: Learned, checks: list[Check]) -> None:
     """The lists, what is not exact, and every recorded peak beside the formula's."""
-    console.print(f"Learned {path} from {len(checks)} recorded job{'s' if len(checks) > 1 else ''}"
-                  f" ({learned.provenance['measured_on']}, {learned.provenance['gpu'] or 'unknown GPU'}).", style="bold")
+    jobs = f"{len(checks)} recorded job{'s' if len(checks) > 1 else ''}"
+    where = f"{learned.provenance['measured_on']}, {learned.provenance['gpu'] or 'unknown GPU'}"
+    console.print(f"Learned {path} from {jobs} ({where}).", style="bold")
     if len(checks) == 1:
         console.print("Nothing varied: it is a replay of that job at its one shape.")
     for number, found in enumerate(learned.lists, 1):

@@ -12,8 +12,9 @@ def title(prediction: Prediction) -> str:
     """The workload in one line."""
     w = prediction.workload
     if "command" in w:  # learned from a script, which keeps the rest to itself
-        return " · ".join((" ".join(w["command"]), f"batch {w['per_device_train_batch_size']:,} x "
-                           f"{w['sequence_length']:,} tokens", f"learned ({w['learned']})"))
+        shape = {"batch": "per_device_train_batch_size", "sequence": "sequence_length", "images": "images_per_sample"}
+        return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
+                           f"learned ({w['learned']})"))
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
     accumulation = w.get("gradient_accumulation_steps", 1)
     parts = [
