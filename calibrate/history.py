@@ -105,7 +105,9 @@ class History:
         torch.cuda.init()
         self._profile = self._stack.enter_context(profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True))
-        torch.cuda.memory._record_memory_history(context="all", stacks="python")
+        # Not context="all": a stack taken at a free loses the exception that the free is part of, such as the one
+        # that ends a checkpoint's recomputation in ZeRO-3's linear function (torch 2.11).
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
         self._notes = self._stack.enter_context(Notes())
         return self
 

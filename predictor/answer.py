@@ -44,7 +44,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + job.notes(),
+        not_modelled=_not_modelled(job.profile, job.loop or LOOP) + job.notes(),
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
@@ -69,15 +69,15 @@ def _device(reserved: int, job: Job) -> Bound | None:
                  math.ceil(reserved * (1 + high)) + margin.runtime_high)
 
 
-def _not_modelled(profile: Choice | None) -> tuple[str, ...]:
+def _not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     """What a profile measured on a real GPU covers is left out."""
     if profile is None:
-        return (RUNTIME, WORKSPACES, LOOP)
+        return (RUNTIME, WORKSPACES, loop)
     found = profile.profile
     notes = [] if found.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
     if found.measured_on != "device":
         notes.append(WORKSPACES)
-    notes.append(LOOP)
+    notes.append(loop)
     if profile.extrapolates:
         notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
     return tuple(notes)

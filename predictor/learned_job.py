@@ -26,6 +26,7 @@ from predictor.workload import Workload
 FREE_KEYS = ("model", "per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
              "allocator_conf", "profile")
 """Keys that may differ from the recorded job's: the shape, and what is asked about it."""
+SCRIPT_LOOP = "what the script does after its third optimizer step, such as evaluation and checkpoint saving"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class LearnedJob(Job):
     def notes(self) -> tuple[str, ...]:
         """What is not certain because it was learned."""
         return self.uncertain
+
+    @property
+    def loop(self) -> str | None:
+        """A script's own loop was recorded, as far as three steps go."""
+        return None if self.learned.workload is not None else SCRIPT_LOOP
 
     def lowest(self) -> Shape:
         """Its recorded shapes are at least this, and so is what is asked."""

@@ -75,6 +75,11 @@ class Job:
         """What is not modelled of this job."""
         return self.setup.zero.notes if self.setup.zero else ()
 
+    @property
+    def loop(self) -> str | None:
+        """What the recorded loop leaves out; None for the reference loop."""
+        return None
+
     def lowest(self) -> Shape:
         """Every shape of the formula's regime is at least this."""
         return regimes.lowest(tuple(self.formula.provenance["key"]["regime"]), self.formula.facts.tokens_per_image)

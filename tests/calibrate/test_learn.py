@@ -8,6 +8,7 @@ import pytest
 from calibrate.learn import learn, recorded, sizes
 from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
+from calibrate.learn.jobs import ScriptSource, Shelf
 from calibrate.learn.shapes import plan
 from predictor import Workload, learned, predict
 from predictor.errors import InputError
@@ -139,6 +140,20 @@ def test_a_buffers_life_says_what_it_is_for(factor, changes):
 def test_a_noted_gradient_is_one_whenever_it_dies():
     life = Life("aten::mm", "", (1, BACKWARD), (1, BACKWARD), True, False, (), False, True)
     assert factor_of(life) is Factor.GRADIENTS
+
+
+# recording --------------------------------------------------------------------------------------------
+
+def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
+    shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
+                               rank=0))
+    shelf.directory.mkdir(parents=True)
+    recorded.save(shelf.directory / "2-64-0.npz", job(2, 64))
+    assert shelf.get(Shape(2, 64, 0)).peaks == job(2, 64).peaks  # the command would leave no record
+    shelf.clear()
+    with pytest.raises(InputError, match="command not found"):
+        shelf.get(Shape(2, 64, 0))
 
 
 # the file and what it answers -------------------------------------------------------------------------
