@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.learn.recorded import Recorded
+from predictor.events import Kind
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,16 @@ class Group:
 
 
 def ordered(job: Recorded) -> Recorded:
-    """The job with frees that follow each other in the order of their buffers.
+    """The job with frees, and uses by other streams, that follow each other in the order of their buffers.
 
     Between two allocations their order makes no difference to the allocator: free blocks merge to the same result.
+    Libraries walk over sets there (ZeRO-3 over the parameters of a module).
     """
     order = np.arange(len(job.kind))
-    is_free = job.kind == -1
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_free, [False]]).astype(np.int8)))
+    is_loose = (job.kind == -1) | (job.kind >= Kind.RECORD_STREAM)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_loose, [False]]).astype(np.int8)))
     for begin, end in zip(edges[::2], edges[1::2]):
-        order[begin:end] = begin + np.argsort(job.buffer[begin:end], kind="stable")
+        order[begin:end] = begin + np.lexsort((-job.kind[begin:end], job.buffer[begin:end]))  # uses before the free
     place = {name: getattr(job, name)[order] for name in ("kind", "buffer")}
     return replace(job, **place)
 
@@ -96,6 +98,9 @@ def first_difference(one: Recorded, other: Recorded) -> str:
                     f"\"{other.where(b)}\", there \"{one.where(a)}\"")
     longer, shorter = (one, other) if len(rows[0]) > len(rows[1]) else (other, one)
     count = min(map(len, rows))
+    if len(rows[0]) == len(rows[1]):
+        return (f"{_named(other)} has another list than {_named(one)}: the same operators, but on other buffers or "
+                "streams")
     return (f"{_named(other)} has another list than {_named(one)}: {_named(longer)} goes on after {count:,} "
             f"allocations with \"{longer.where(int(max(rows, key=len)[count]))}\", {_named(shorter)} ends")
 

@@ -15,6 +15,9 @@ NEVER = (1 << 7, Moment.OPTIMIZER_STEP)
 """When what lives on dies."""
 FROM_HOST = frozenset(f"aten::{name}" for name in ("to", "_to_copy", "copy_", "empty_strided", "pin_memory"))
 """What brings a batch to the device, outside all modules."""
+PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear",
+                                                  "matmul", "_addmm_activation", "_scaled_mm"))
+"""What cuBLAS has its workspace for, whoever calls it (DeepSpeed's linear function of ZeRO-3)."""
 REDUCING = ("deepspeed/comm/", "torch/distributed/", "torch/nn/parallel/distributed.py", "allreduce", "all_reduce",
             "reduce_scatter", "_ipg_", "ipg_bucket", "setup_buckets")
 """In the Python stack where libraries make buckets and buffers of collectives (DeepSpeed 0.19, torch 2.11)."""
@@ -102,6 +105,8 @@ RULES: tuple[Rule, ...] = (
     (Factor.GRADIENTS, lambda b: b.moment is Moment.OPTIMIZER_STEP and b.is_zeros_partition
      and b.operator in FROM_HOST | {"aten::cat"}),
     # kept by libraries from their first call on: cuBLAS and others' workspaces
+    (Factor.TEMPORARIES, lambda b: b.lives_on and b.moment in (Moment.FORWARD, Moment.BACKWARD)
+     and b.operator in PRODUCTS),
     (Factor.TEMPORARIES, lambda b: b.lives_on and b.moment in (Moment.FORWARD, Moment.BACKWARD)
      and not b.below(*ENGINE)),
     # forward, and what backward recomputes of it

@@ -94,6 +94,19 @@ def test_frees_in_a_row_may_come_in_any_order():
     assert len(found) == 1 and differences == [] and found[0].moved_frees == 0
 
 
+def test_other_streams_may_use_buffers_in_any_order():
+    first, second = ([(1, 0), (1, 1), (1, 2), (17, a), (17, b), (-1, 1), (-1, 2)] for a, b in ((1, 2), (2, 1)))
+    found, _ = groups([job(2, 64, events=first), job(3, 96, events=second)])
+    assert len(found) == 1 and found[0].jobs[0].kind.tolist() == [1, 1, 1, 17, -1, 17, -1]
+
+
+def test_the_same_operators_on_other_buffers_are_another_list():
+    operators = ["aten::op"] * 3
+    events = [(1, 0), (1, 1), (17, 0), (1, 2), (-1, 1), (-1, 2)], [(1, 0), (1, 1), (17, 1), (1, 2), (-1, 1), (-1, 2)]
+    found, differences = groups([job(2, 64, events=e, operators=operators) for e in events])
+    assert len(found) == 2 and "on other buffers" in differences[0]
+
+
 def test_a_buffer_that_is_freed_at_another_point_is_held_until_the_latest():
     events = [(1, 0), (1, 1), (-1, 1), (1, 2), (-1, 2)]
     found, _ = groups([job(2, 64), job(3, 96, events=events)])

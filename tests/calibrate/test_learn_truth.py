@@ -58,7 +58,7 @@ def test_a_script_with_placeholders_is_predicted_where_it_never_ran(tmp_path, ca
                  "-o", path, "--", *command, "{sequence}"])
     assert code == 0 and json.loads(capsys.readouterr().out)["lists"][0]["interpolated"] == []
     answer = predict(Workload(model=path, per_device_train_batch_size=2, sequence_length=312, profile="none"))
-    seen = dryrun([*command, "312"], optimizer_steps=3, output=sys.stderr.fileno())
+    seen = dryrun([*command, "312"], optimizer_steps=3, output=2)
     assert peaks(answer) == (seen.peak_requested_bytes, seen.peak_allocated_bytes, seen.peak_reserved_bytes)
     # the two moments' worth of SGD: one momentum a parameter
     assert answer.factors[Factor.OPTIMIZER_STATES] == answer.factors[Factor.PARAMETERS]
