@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from dataclasses import asdict, dataclass
@@ -140,6 +141,10 @@ def _beyond(chosen: LearnedList, shape: Shape) -> list[str]:
         if (symbol != "images" or chosen.varies(symbol)) and not min(values) <= getattr(shape, symbol) <= max(values):
             notes.append(f"extrapolated: {symbol} {getattr(shape, symbol):,} is outside the recorded "
                          f"{min(values):,} to {max(values):,}")
+    divisor = math.gcd(*(known.sequence for known in chosen.shapes))
+    if shape.sequence % divisor:
+        notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: what kernels round "
+                     "up was not seen")
     tokens = [known.batch * known.sequence for known in chosen.shapes]
     if not notes and not min(tokens) <= shape.batch * shape.sequence <= max(tokens):
         notes.append(f"extrapolated: {shape.batch * shape.sequence:,} tokens are outside the recorded {min(tokens):,} "

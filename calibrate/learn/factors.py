@@ -32,9 +32,11 @@ STEP = "stage_1_and_2.py:step"
 """It gathers that part into one piece and casts it, both by itself."""
 NEAR = 4
 """Lines of the stack that say what a buffer is for; further out is the loop."""
-MASTERS = ("stage_1_and_2.py:__init__", "stage3.py:_create_fp32_partitions", "bf16_optimizer.py",
-           "stage3.py:_setup_for_real_optimizer")
+MASTERS = ("stage_1_and_2.py:__init__", "bf16_optimizer.py")
+MASTERS_3 = "stage3.py:_create_fp32_partitions"
 """Where DeepSpeed makes fp32 copies of what the optimizer updates."""
+GRADIENTS_3 = "stage3.py:_setup_for_real_optimizer"
+"""It makes the flat buffer of ZeRO-3's gradients, by itself."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ RULES: tuple[Rule, ...] = (
     # start-up
     (Factor.OPTIMIZER_STATES, lambda b: b.moment is Moment.INIT and b.lives_on and b.below(*MASTERS)
      and b.operator in FROM_HOST),
+    (Factor.OPTIMIZER_STATES, lambda b: b.moment is Moment.INIT and b.below(MASTERS_3)),
+    (Factor.GRADIENTS, lambda b: b.moment is Moment.INIT and any(GRADIENTS_3 in line for line in b.stack[:1])),
     (Factor.OPTIMIZER_STATES, lambda b: b.moment is Moment.INIT and b.lives_on and b.below("torch/optim/")),
     (Factor.PARAMETERS, lambda b: b.moment is Moment.INIT and (b.lives_on or b.below(*ENGINE))),
     # a batch that comes from the host, before the model or after its step; weights that an engine replaces

@@ -25,14 +25,15 @@ class Plan:
 
 
 def values_around(symbol: str, centre: int, least: int) -> tuple[int, ...]:
-    """Values that are tried by default: the asked one, and smaller ones."""
+    """Values that are tried by default: the asked one, and smaller ones. Sequences are odd multiples of 8, so that a
+    size that a kernel rounds up to 16, 32, … tokens shows."""
     if symbol == "batch":
         return tuple(sorted({2, 3, max(4, centre)}))
     if symbol == "images":
         return tuple(sorted({1, 2, max(3, centre)}))
     room = max(centre - least, 64)
     steps = [least + max(8, room * part // 8) for part in (2, 4, 6, 8)]
-    return tuple(sorted({-(-step // 8) * 8 for step in steps}))
+    return tuple(sorted({(-(-step // 8) | 1) * 8 for step in steps}))
 
 
 def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int] | float, *, probe: bool) -> Plan:

@@ -143,6 +143,9 @@ INIT, FORWARD, BACKWARD, STEP = Moment
                             "stack": ("torch/nn/parallel/distributed.py:_ddp_init_helper",)}),
     (Factor.OPTIMIZER_STATES, {"operator": "aten::_to_copy", "born": (0, INIT), "died": NEVER, "inside": False,
                                "stack": ("deepspeed/runtime/zero/stage_1_and_2.py:__init__",)}),
+    (Factor.OPTIMIZER_STATES, {"operator": "aten::clone", "born": (0, INIT), "died": NEVER, "inside": False,
+                               "stack": ("deepspeed/runtime/zero/stage3.py:_create_fp32_partitions",)}),
+    (Factor.TEMPORARIES, {"died": NEVER, "stack": ("deepspeed/runtime/zero/linear.py:forward",)}),
 ])
 def test_a_buffers_life_says_what_it_is_for(factor, changes):
     life = {"operator": "aten::mm", "module": "", "born": (1, FORWARD), "died": (1, BACKWARD), "brief": False,
@@ -214,6 +217,11 @@ def test_what_never_varied_cannot_be_asked_otherwise(tmp_path):
 def test_an_answer_outside_the_recorded_shapes_says_so(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), sequence_length=512, per_device_train_batch_size=2))
     assert any("extrapolated: sequence 512 is outside the recorded 64 to 128" in note for note in answer.not_modelled)
+
+
+def test_a_sequence_between_the_multiples_that_were_recorded_says_so(tmp_path):
+    answer = predict(Workload(model=on_disk(tmp_path), sequence_length=88, per_device_train_batch_size=2))
+    assert any("multiples of 32, 88 is not" in note for note in answer.not_modelled)
 
 
 def test_one_shape_is_a_replay_and_says_so(tmp_path):

@@ -54,13 +54,14 @@ def test_a_script_with_placeholders_is_predicted_where_it_never_ran(tmp_path, ca
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "train.py"), "--batch", "2", "--length"]
     path = str(tmp_path / "mine.npz")
-    code = main(["learn", "--sequences", "64,96,160", "--per-device-train-batch-size", "2", "--no-probe", "--json",
+    code = main(["learn", "--sequences", "56,104,168", "--per-device-train-batch-size", "2", "--no-probe", "--json",
                  "-o", path, "--", *command, "{sequence}"])
     assert code == 0 and json.loads(capsys.readouterr().out)["lists"][0]["interpolated"] == []
-    answer = predict(Workload(model=path, per_device_train_batch_size=2, sequence_length=312, profile="none"))
-    seen = dryrun([*command, "312"], optimizer_steps=3, output=2)
+    # attention's row sums are rounded up to 32 tokens: 56, 104 and 168 show that
+    answer = predict(Workload(model=path, per_device_train_batch_size=2, sequence_length=120, profile="none"))
+    seen = dryrun([*command, "120"], optimizer_steps=3, output=2)
     assert peaks(answer) == (seen.peak_requested_bytes, seen.peak_allocated_bytes, seen.peak_reserved_bytes)
-    # the two moments' worth of SGD: one momentum a parameter
+    # SGD keeps one momentum a parameter
     assert answer.factors[Factor.OPTIMIZER_STATES] == answer.factors[Factor.PARAMETERS]
 
 
