@@ -143,8 +143,8 @@ def _beyond(chosen: LearnedList, shape: Shape) -> list[str]:
                          f"{min(values):,} to {max(values):,}")
     divisor = math.gcd(*(known.sequence for known in chosen.shapes))
     if shape.sequence % divisor:
-        notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: what kernels round "
-                     "up was not seen")
+        notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: what kernels "
+                     "round up was not seen")
     tokens = [known.batch * known.sequence for known in chosen.shapes]
     if not notes and not min(tokens) <= shape.batch * shape.sequence <= max(tokens):
         notes.append(f"extrapolated: {shape.batch * shape.sequence:,} tokens are outside the recorded {min(tokens):,} "
