@@ -36,12 +36,14 @@ class Settings:
         directory: where each process leaves its report.
         world_size: None: ``torch.distributed`` is left as it is.
         optimizer_steps: stop at the first backward after so many; None: when the script ends.
+        history: whether each process also leaves its whole memory history.
     """
 
     directory: str
     rank: int
     world_size: int | None
     optimizer_steps: int | None
+    history: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class DryRun:
 
 def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: int | None = None,
            world_size: int | None = None, rank: int = 0, events: str = "immediate",
-           optimizer_steps: int | None = None, output: int | None = None) -> DryRun:
+           optimizer_steps: int | None = None, output: int | None = None, errors: int | None = None,
+           snapshot: str | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
@@ -126,6 +129,8 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
         events: when events complete (see :func:`calibrate.emulator.environment`).
         optimizer_steps: end the script after so many; three are enough for the peak of a loop.
         output: file descriptor for the command's standard output; None: ours.
+        errors: the same for its standard error.
+        snapshot: also write the memory history of the reported process there, as ``peakcast measure`` does.
 
     Raises:
         InputError: no such command or GPU, or no process of the command used the GPU.
@@ -136,19 +141,19 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
         raise InputError(f"command not found: {show(command[0]) if command else 'give one after --'}")
     changes = environment(gpu=gpu, capacity_bytes=capacity_bytes, events=events, shadow_real_gpu=True)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
-        settings = Settings(directory, rank, world_size, optimizer_steps)
+        settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None)
         changes |= {SETTING: json.dumps(asdict(settings)),
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, output)
-        return _result(Path(directory), settings, command, code)
+        code = _run(command, {**os.environ, **changes}, output, errors)
+        return _result(Path(directory), settings, command, code, snapshot)
 
 
-def _run(command: Sequence[str], variables: dict[str, str], output: int | None) -> int:
+def _run(command: Sequence[str], variables: dict[str, str], output: int | None, errors: int | None = None) -> int:
     sys.stdout.flush()
     try:
-        job = subprocess.Popen(command, env=variables, stdout=output)
+        job = subprocess.Popen(command, env=variables, stdout=output, stderr=errors)
     except OSError as error:
         raise InputError(f"{show(command[0])} cannot be started: {error.strerror}") from None
     try:
@@ -158,11 +163,14 @@ def _run(command: Sequence[str], variables: dict[str, str], output: int | None) 
         job.wait()
 
 
-def _result(directory: Path, settings: Settings, command: Sequence[str], code: int) -> DryRun:
+def _result(directory: Path, settings: Settings, command: Sequence[str], code: int, snapshot: str | None) -> DryRun:
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")]
     if not reports:
         raise InputError(f"the command ended with exit code {code} before it used a GPU: nothing to report")
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
+    history = directory / f"{report['pid']}.pickle"
+    if snapshot is not None and history.exists():
+        shutil.move(history, snapshot)
     return DryRun(
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED,
         gpu=report["device"], capacity_bytes=report["capacity_bytes"], software=report["software"],

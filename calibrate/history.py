@@ -13,7 +13,7 @@ import json
 import pickle
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +21,17 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from calibrate.notes import Notes, own_name
 from predictor.events import Moment
 from predictor.places import Places
+from predictor.snapshot.reader import BESIDE
 
 MARK = "peakcast "
 EVALUATE = "autograd::engine::evaluate_function: "
 DISPATCHED = "PythonDispatchMode"
 """The emulated GPU's integer tracker; below it comes the operator that the model called."""
+INSIDE = "+"
+"""Begins the allocator's text while a module runs, whose path may be empty."""
 HELPERS = frozenset(f"aten::{name}" for name in (
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
     "to", "_to_copy", "clone", "zeros", "zeros_like", "ones_like", "contiguous"))
@@ -55,14 +59,24 @@ class Site:
 class Modules(Places):
     """The running module as the allocator's metadata text, and the module of a backward function."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: torch.nn.Module | None, notes: Notes, told: Callable[[], None] = lambda: None) -> None:
+        super().__init__(model or torch.nn.Module())
+        self._notes, self._known, self._told = notes, model is not None, told
         self._main = threading.get_ident()
         self._seen: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
 
+    def _outermost(self, module: torch.nn.Module) -> None:
+        if torch._C._current_autograd_node() is not None:  # a checkpoint's recomputation
+            return
+        prefix = self._notes.model(module)
+        if not self._known:  # a script's: its modules are met when they first run
+            self._names |= {id(part): prefix + own_name(name) for name, part in module.named_modules()
+                            if id(part) not in self._names}
+        self._told()
+
     def _boundary(self) -> None:
         module = self._stack[-1] if self._stack else ""
-        torch.cuda.memory._set_memory_metadata(module)
+        torch.cuda.memory._set_memory_metadata(INSIDE + module if self._stack else "")
         on_main = threading.get_ident() == self._main  # autograd numbers the nodes of each thread
         self._seen[on_main].append((torch._C._autograd._get_sequence_nr(), module))
 
@@ -76,13 +90,15 @@ class Modules(Places):
 class History:
     """Records from ``with`` on; :meth:`save` writes what ``torch.cuda.memory._dump_snapshot`` would.
 
-    Each entry's ``user_metadata`` becomes a JSON object with ``moment``, ``step``, ``module`` and
-    ``operator``.
+    Each entry's ``user_metadata`` becomes a JSON object with ``moment``, ``step``, ``module``,
+    ``operator``, and ``inside``: whether a module's forward ran (in backward: was recomputed). What the
+    allocator's history does not tell is noted beside it (:mod:`calibrate.notes`).
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._modules: Modules | None = None
+        self._saved = False
         self._stack = ExitStack()
 
     def __enter__(self) -> History:
@@ -92,14 +108,18 @@ class History:
         # no stacks of frees: to gather one clears a Python exception that is on its way, such as the one that ends
         # the recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+        self._notes = self._stack.enter_context(Notes())
         return self
 
     def __exit__(self, *_) -> None:
         self._stack.close()
 
-    def follow(self, model: torch.nn.Module) -> None:
-        """Name this model's modules from now on."""
-        self._modules = Modules(model)
+    def follow(self, model: torch.nn.Module | None, told: Callable[[], None] = lambda: None) -> None:
+        """Name this model's modules from now on; None: those of every model that runs.
+
+        ``told`` is called whenever a module runs that no other called.
+        """
+        self._modules = Modules(model, self._notes, told)
         self._stack.enter_context(self._modules.active())
 
     def enter(self, moment: Moment, step: int) -> None:
@@ -108,7 +128,10 @@ class History:
             pass
 
     def save(self) -> None:
-        """Stop recording and write the file."""
+        """Stop recording and write the file, once."""
+        if self._saved:
+            return
+        self._saved = True
         snapshot = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(None)
         self._stack.close()
@@ -117,6 +140,7 @@ class History:
             made = pair([entry for entry in trace if entry["action"] == "alloc"], sites)
             for entry in trace:
                 entry["user_metadata"] = self._text(entry, marks, made.get(id(entry)))
+        snapshot[BESIDE] = self._notes.document()
         with open(self._path, "wb") as stream:
             pickle.dump(snapshot, stream)
 
@@ -125,11 +149,13 @@ class History:
         passed = bisect.bisect_right(marks, entry["time_us"], key=lambda mark: mark[0])
         if passed:
             _, moment, step = marks[passed - 1]
-        module, operator = entry.get("user_metadata") or "", ""
+        text, operator = entry.get("user_metadata") or "", ""
+        inside, module = text.startswith(INSIDE), text.removeprefix(INSIDE)
         if site:
             operator = site.operator
             module = module or (self._modules.of(site) if self._modules else "")
-        return json.dumps({"moment": moment, "step": step, "module": module, "operator": operator})
+        return json.dumps({"moment": moment, "step": step, "module": module, "operator": operator,
+                           "inside": inside})
 
 
 Mark = tuple[int, str, int]

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor import regimes, survival, timeline
-from predictor.engine import ddp
-from predictor.engine.optimizer import OPTIMIZERS
+from predictor import survival, timeline
 from predictor.events import FACTORS, MOMENTS, Factor
-from predictor.facts import ModelFacts, modality
-from predictor.formula import Formula
-from predictor.gpus import Gpu
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
 from predictor.run import Run
-from predictor.sizes import Shape
 from predictor.survival import Outcome
 
 if TYPE_CHECKING:
@@ -32,13 +26,13 @@ LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Tra
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
            minimum_capacity_bytes: int | None) -> Prediction:
     """The prediction that a run and its simulation amount to."""
-    workload, formula, margin = job.workload, job.formula, job.margin
+    workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
     peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
-    modules, layers = _split(run, simulation.peak_at, peak_allocated, formula.facts)
+    modules, layers = _split(run, simulation.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
-        workload=workload.resolved(), filled_in=workload.filled_in,
+        workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
         peak_requested=_bound(run.peak, margin.of("requested"), job.profile),
         peak_allocated=_bound(peak_allocated, margin.of("allocated"), job.profile),
         peak_reserved=_bound(peak_reserved, margin.of("reserved"), job.profile, outcome.reserved_low,
@@ -50,9 +44,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile) + _of_engine(job) + OPTIMIZERS[job.setup.optim].not_modelled,
+        not_modelled=_not_modelled(job.profile, job.loop or LOOP) + job.notes(),
         provenance=_provenance(job),
-        candidates=_candidates(run, formula, job.shape, job.gpu) if with_timeline else (),
+        candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
         frozen_bytes=_frozen(job),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
@@ -86,24 +80,18 @@ def _device(reserved: int, job: Job) -> Bound | None:
                  math.ceil(reserved * (1 + high)) + margin.runtime_high)
 
 
-def _not_modelled(profile: Choice | None) -> tuple[str, ...]:
+def _not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     """What a profile measured on a real GPU covers is left out."""
     if profile is None:
-        return (RUNTIME, WORKSPACES, LOOP)
+        return (RUNTIME, WORKSPACES, loop)
     found = profile.profile
     notes = [] if found.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
     if found.measured_on != "device":
         notes.append(WORKSPACES)
-    notes.append(LOOP)
+    notes.append(loop)
     if profile.extrapolates:
         notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
     return tuple(notes)
-
-
-def _of_engine(job: Job) -> tuple[str, ...]:
-    if job.setup.zero:
-        return job.setup.zero.notes
-    return ddp.NOTES if job.setup.engine == "ddp" else ()
 
 
 def _failure(outcome: Outcome) -> OutOfMemory | None:
@@ -121,7 +109,7 @@ def _point(run: Run, index: int) -> dict:
     return {"requested_bytes": int(run.live[index]), "module": tag.module, "operator": tag.operator, "step": tag.step}
 
 
-def _split(run: Run, index: int, total: int, facts: ModelFacts) -> tuple[dict, dict]:
+def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
     """Requested bytes alive at an event by modality and by layer, then factor; what blocks hold more as ``allocator``.
 
     An engine's flat buffers hold every modality that trains: they are split by trainable parameters.
@@ -133,7 +121,7 @@ def _split(run: Run, index: int, total: int, facts: ModelFacts) -> tuple[dict, d
     for buffer in timeline.alive(run.events, index):
         size = int(run.row_bytes[buffers.size[buffer]])
         factor, layer = FACTORS[buffers.factor[buffer]], names[buffers.module[buffer]]
-        shares = _shares(facts, size) if not layer and factor in FLAT else {modality(layer): size}
+        shares = _shares(job, size) if not layer and factor in FLAT else {job.module_of(layer): size}
         for module, share in shares.items():
             modules.setdefault(module, Counter())[factor] += share
         layers.setdefault(layer, Counter())[factor] += size
@@ -147,12 +135,14 @@ FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
 """What ZeRO keeps in flat buffers."""
 
 
-def _shares(facts: ModelFacts, size: int) -> dict[str, int]:
+def _shares(job: Job, size: int) -> dict[str, int]:
     """A flat buffer's bytes by modality, whole bytes; the largest takes what rounding leaves."""
     trainable = Counter()
-    for parameter in facts.parameters:
+    for parameter in job.formula.facts.parameters:
         if parameter.trainable:
-            trainable[modality(parameter.name)] += parameter.numel
+            trainable[job.module_of(parameter.module)] += parameter.numel
+    if not trainable:  # a learned job whose model was never seen
+        return {job.module_of(""): size}
     total = sum(trainable.values())
     shares = {name: size * numel // total for name, numel in trainable.items()}
     largest = max(trainable, key=trainable.__getitem__)
@@ -164,9 +154,9 @@ def _sum(modules: dict) -> dict[Factor, int]:
     return {factor: sum(split.get(factor, 0) for split in modules.values()) for factor in Factor}
 
 
-def _candidates(run: Run, formula: Formula, shape: Shape, gpu: Gpu) -> tuple[Candidate, ...]:
-    lower = regimes.lowest(tuple(formula.provenance["key"]["regime"]), formula.facts.tokens_per_image)
-    form = timeline.closed_form(run.events, at_least=lower)
+def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
+    shape, gpu = job.shape, job.gpu
+    form = timeline.closed_form(run.events, at_least=job.lowest())
     totals = form.sizes.at(shape, gpu)
     result = []
     for row in np.argsort(-totals, kind="stable"):

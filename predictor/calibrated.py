@@ -141,5 +141,5 @@ def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroSte
             events, kind=np.insert(events.kind, places, signs[order]),
             buffer=np.insert(events.buffer, places, np.repeat(added, 2)[order]),
             moment=np.insert(events.moment, places, np.repeat(events.moment[last], 2)),
-            step=np.insert(events.step, places, 1), buffers=Buffers(*columns),
+            step=np.insert(events.step, places, np.repeat(events.step[last], 2)), buffers=Buffers(*columns),
             sizes=events.sizes.with_constants(list(rows))))

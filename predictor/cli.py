@@ -24,6 +24,7 @@ COMMANDS = {
     "measure": "calibrate.commands.measure",
     "calibrate": "calibrate.commands.calibrate",
     "report": "calibrate.commands.report",
+    "learn": "calibrate.commands.learn",
     "dryrun": "calibrate.commands.dryrun",
     "replay": "predictor.commands.replay",
     "profiles": "predictor.commands.profiles",

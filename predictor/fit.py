@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 
@@ -67,8 +67,8 @@ def signature(recording: Recording) -> list:
 class _Solver:
     """Coefficients of the monomials through values at the shapes, in exact arithmetic, checked at every shape."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
-        self.monomials = monomials(shapes)
+    def __init__(self, shapes: Sequence[Shape], terms: Sequence[Monomial] | None = None) -> None:
+        self.monomials = monomials(shapes) if terms is None else terms
         self._design = [[m(shape) for m in self.monomials] for shape in shapes]
         self._chosen, self._inverse = _invert(self._design)
 
@@ -81,6 +81,15 @@ class _Solver:
         if any(c.denominator != 1 for c in coefficients):
             raise NotOneRegime(f"sizes {list(values)} need fractions of bytes")
         return Polynomial(tuple((m.exponents, int(c)) for m, c in zip(self.monomials, coefficients) if c))
+
+
+def solver(shapes: Sequence[Shape], terms: Sequence[Monomial]) -> Callable[[Sequence[int]], Polynomial]:
+    """Values at the shapes -> the polynomial of these terms that has them; raises :class:`NotOneRegime` if none has.
+
+    Raises:
+        ValueError: the shapes cannot tell the terms apart.
+    """
+    return _Solver(shapes, terms)
 
 
 def _invert(design: list[list[int]]) -> tuple[list[int], list[list[Fraction]]]:

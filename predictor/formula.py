@@ -83,7 +83,7 @@ def to_bytes(formula: Formula) -> bytes:
         "provenance": formula.provenance,
         "facts": asdict(formula.facts),
         "names": events.names,
-        "terms": [_term_to_json(term) for term in events.sizes.terms],
+        "terms": [term_to_json(term) for term in events.sizes.terms],
     }
     arrays = {
         "events": events.kind.astype(np.int32) * (events.buffer + 1),
@@ -123,7 +123,7 @@ def load(path: Path) -> Formula:
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     signed = arrays["events"]
     buffers = Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
-    sizes = SizeTable(tuple(_term_from_json(term) for term in header["terms"]), arrays["coefficients"])
+    sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
         kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
@@ -164,13 +164,15 @@ def _limits_of_sharded(formula: Formula) -> list[tuple[np.ndarray, int]]:
             *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
 
 
-def _term_to_json(term) -> list:
+def term_to_json(term) -> list:
+    """A term as JSON data."""
     if isinstance(term, Monomial):
         return list(term.exponents)
     return [term.function, [dimension.parts for dimension in term.dimensions]]
 
 
-def _term_from_json(document: list):
+def term_from_json(document: list):
+    """The opposite of :func:`term_to_json`."""
     if not isinstance(document[0], str):
         return Monomial(tuple(document))
     dimensions = (Polynomial(tuple((tuple(e), c) for e, c in parts)) for parts in document[1])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from predictor import calibrated, deepspeed_config, gpus, lora, models, profile, regimes, store, survival
+from predictor import calibrated, deepspeed_config, gpus, learned, lora, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
+from predictor.engine import ddp
 from predictor.engine.engines import ENGINES, Engine, name_of
+from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
 from predictor.events import EventList
+from predictor.facts import modality
 from predictor.formula import Formula
 from predictor.gpus import Gpu
 from predictor.prediction import Prediction
@@ -64,6 +68,28 @@ class Job:
         """The asked rank, or the one with the highest requested peak at the workload's own capacity."""
         return self.ranks(self.workload.capacity)[0]
 
+    def described(self) -> Mapping[str, Any]:
+        """Every key with its value."""
+        return self.workload.resolved()
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not modelled of this job."""
+        engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
+        return engine + OPTIMIZERS[self.setup.optim].not_modelled
+
+    @property
+    def loop(self) -> str | None:
+        """What the recorded loop leaves out; None for the reference loop."""
+        return None
+
+    def lowest(self) -> Shape:
+        """Every shape of the formula's regime is at least this."""
+        return regimes.lowest(tuple(self.formula.provenance["key"]["regime"]), self.formula.facts.tokens_per_image)
+
+    def module_of(self, layer: str) -> str:
+        """What a layer is reported under."""
+        return modality(layer)
+
     @property
     def margin(self) -> Margin:
         """How far off the prediction may be."""
@@ -106,6 +132,10 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     Raises:
         InputError: as :func:`predict`.
     """
+    if learned.is_named(workload.model):
+        from predictor import learned_job
+
+        return learned_job.prepare(workload)
     workload = workload.fill(images_per_sample=1)
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
     shape = shape_of(workload)

@@ -34,6 +34,9 @@ class Places:
         index = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
         return (self._modules[index] if index >= 0 else ""), False
 
+    def _outermost(self, module: torch.nn.Module) -> None:
+        """A module that no other module called is about to run."""
+
     def _boundary(self) -> None:
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._modules.append(self._stack[-1] if self._stack else "")
@@ -43,6 +46,8 @@ class Places:
         """Follow every module of the model while the block runs."""
 
         def enter(module, _inputs) -> None:
+            if not self._stack:
+                self._outermost(module)
             self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
             self._boundary()
 

@@ -28,4 +28,4 @@ def start() -> None:
 
     if settings["world_size"] is not None:
         world.pretend(settings["rank"], settings["world_size"])
-    watcher.start(settings["directory"], settings["optimizer_steps"])
+    watcher.start(settings["directory"], settings["optimizer_steps"], history=settings["history"])

@@ -20,6 +20,7 @@ import torch
 
 from calibrate import device
 from calibrate.inside import places
+from calibrate.inside.whole import Whole
 from calibrate.peaks import COUNTERS, Counters
 
 DEVICE = 0
@@ -75,17 +76,18 @@ class Report:
     finished: bool = False
 
 
-def start(directory: str, optimizer_steps: int | None) -> None:
-    """Begin as soon as the process first uses its GPU."""
-    watcher = Watcher(directory, optimizer_steps)
+def start(directory: str, optimizer_steps: int | None, *, history: bool = False) -> None:
+    """Begin as soon as the process first uses its GPU; with ``history`` all of it is kept and left, too."""
+    watcher = Watcher(directory, optimizer_steps, history)
     torch.cuda._lazy_call(watcher.begin)
 
 
 class Watcher:
     """See the module; one a process."""
 
-    def __init__(self, directory: str, optimizer_steps: int | None) -> None:
+    def __init__(self, directory: str, optimizer_steps: int | None, history: bool = False) -> None:
         self._path = os.path.join(directory, f"{os.getpid()}.json")
+        self._whole = Whole(os.path.join(directory, f"{os.getpid()}.pickle")) if history else None
         self._limit = optimizer_steps
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
@@ -165,9 +167,13 @@ class Watcher:
 
     def _mark(self, moment: str, step: int | None = None) -> None:
         step = self._report.optimizer_steps + 1 if step is None else step
+        if self._whole:
+            self._whole.enter(moment, step, self._backward_since_step)
         self._marks.append(Mark(time.time_ns() // 1000, moment, step, places.calling_line()))
 
     def _record(self) -> None:
+        if self._whole:
+            return self._whole.begin()
         self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
         del self._marks[:-1]
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", clear_history=True)
@@ -205,6 +211,8 @@ class Watcher:
         if os.getpid() != self._pid:  # a fork that inherited the exit handler
             return
         self._look_back()
+        if self._whole:
+            self._whole.save()
         self._report.finished = True
         self._write()
 

@@ -65,6 +65,11 @@ def workload(arguments: argparse.Namespace) -> Workload:
             values[name] = _from_text(name, entry.metadata["kind"], given)
             from_options.add(name)
 
+    if str(values.get("model", "")).endswith(".npz"):
+        from predictor import learned
+
+        values = learned.fill(values)
+
     def label(name: str) -> str:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 

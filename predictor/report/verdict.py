@@ -11,6 +11,10 @@ COLOURS = {"fits": "bold green", "uncertain": "bold yellow", "does_not_fit": "bo
 def title(prediction: Prediction) -> str:
     """The workload in one line."""
     w = prediction.workload
+    if "command" in w:  # learned from a script, which keeps the rest to itself
+        shape = {"batch": "per_device_train_batch_size", "sequence": "sequence_length", "images": "images_per_sample"}
+        return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
+                           f"learned ({w['learned']})"))
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
     accumulation = w.get("gradient_accumulation_steps", 1)
     parts = [
@@ -20,6 +24,7 @@ def title(prediction: Prediction) -> str:
         str(w.get("dtype")), str(w.get("optim")),
         "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
         f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
+        f"learned ({w['learned']})" if "learned" in w else "",
     ]
     return " · ".join(part for part in parts if part)
 

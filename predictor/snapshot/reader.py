@@ -24,6 +24,9 @@ MOST_DEVICES = 1 << 10
 TOTAL_BYTES = "device_total_memory"
 """A key of peakcast's own: for each device its memory in bytes, None if unknown. PyTorch's readers pass it over."""
 
+BESIDE = "peakcast"
+"""Another: what ``peakcast measure`` noted beside the history (``calibrate.notes``)."""
+
 LARGEST_TOTAL_BYTES = 1 << 50
 
 
@@ -63,7 +66,7 @@ def parse(value: Any) -> Snapshot:
         raise Invalid("allocator_settings is not a dictionary of names")
     _check_overlaps(segments)
     return Snapshot(tuple(segments), tuple(_trace(trace, f"device_traces[{i}]") for i, trace in enumerate(traces)),
-                    settings, _total_bytes(value.get(TOTAL_BYTES, []), len(traces)))
+                    settings, _total_bytes(value.get(TOTAL_BYTES, []), len(traces)), value.get(BESIDE))
 
 
 def _total_bytes(value: Any, devices: int) -> dict[int, int]:

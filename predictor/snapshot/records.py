@@ -153,12 +153,14 @@ class Snapshot:
         traces: one a device, by its number; empty where nothing was recorded.
         settings: ``allocator_settings`` as in the file, empty before PyTorch 2.2.
         total_bytes: the memory of each device that the file tells; only peakcast's own do.
+        beside: what ``peakcast measure`` noted beside the history, as it is in the file: whoever reads it checks it.
     """
 
     segments: tuple[Segment, ...]
     traces: tuple[Trace, ...]
     settings: Mapping[str, Any]
     total_bytes: Mapping[int, int] = field(default_factory=dict)
+    beside: Any = None
 
     def segments_of(self, device: int) -> tuple[Segment, ...]:
         """The segments of one device."""

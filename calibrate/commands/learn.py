@@ -1,0 +1,185 @@
+"""Learn a formula from recorded jobs at a few shapes: any engine, any optimizer, your own script."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from predictor.commands import options, output
+from predictor.errors import InputError
+from predictor.suggest import show
+
+EXAMPLES = """examples:
+  peakcast learn llava-1.5-7b --engine ddp --data-parallel-size 8 --rank 0 \\
+      --per-device-train-batch-size 4 --sequence-length 2048 -o ddp.npz
+  peakcast learn --gpu h100-80gb --batches 2,4 --sequences 128,256,512 -o mine.npz \\
+      -- python train.py --batch {batch} --length {sequence}
+  peakcast predict mine.npz --per-device-train-batch-size 16 --sequence-length 4096 --gpu h100-80gb
+
+The job runs for three optimizer steps at each of a handful of shapes, in processes of its own, and every
+allocation is recorded; their sizes become functions of batch, sequence and images. In a script's command
+{batch}, {sequence} and {images} (of a sample) stand for what varies; without any the result is a replay
+at that one shape. Killed half-way, the same command goes on where it was. Everything but the shape and
+the GPU's capacity is the recorded job's: engine, ranks, optimizer.
+
+exit codes: 0 learned, 1 learned, but a recorded peak is not reproduced to 1 %, 2 bad input or environment
+"""
+
+SYMBOLS = ("batch", "sequence", "images")
+DEFAULT_SEQUENCE, DEFAULT_BATCH = 256, 4
+EXACT = 0.01
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the workload's options, the shapes, where to run and the output; what follows ``--`` is a script."""
+    parser.usage = "peakcast learn MODEL [options] -o FILE | peakcast learn [options] -o FILE -- COMMAND [ARGUMENT ...]"
+    options.add_workload(parser)
+    group = parser.add_argument_group("where to learn")
+    for symbol, what in (("batches", "samples of a micro batch"), ("sequences", "tokens of a sample"),
+                         ("images", "images of a sample")):
+        group.add_argument(f"--{symbol}", metavar="N,N,…", help=f"record at these {what}; one number: not varied")
+    group.add_argument("--device", choices=("cuda", "emulated"),
+                       help="default: cuda if this machine has a GPU; a script always runs on an emulated one")
+    group.add_argument("--no-probe", action="store_true",
+                       help="do not also look at one sample and at a sequence that is no multiple of 8")
+    output.add_output(parser)
+    original = parser.parse_known_args
+
+    def parse(words):
+        words = list(words)
+        end = words.index("--") if "--" in words else None
+        arguments, unknown = original(words[:end])
+        arguments.command = None if end is None else words[end + 1:]
+        return arguments, unknown
+
+    parser.parse_known_args = parse
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Records, learns, writes the file and reports; the exit code says whether every record is reproduced."""
+    if not arguments.output or not arguments.output.endswith(".npz"):
+        raise InputError("learn writes a formula: name a file that ends in .npz after -o (before --)")
+    output.check_path(arguments.output, arguments.force)
+    source, plan = _script(arguments) if arguments.command is not None else _workload(arguments)
+    from calibrate.learn import learn as learning
+    from predictor import learned
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
+    made, checks = learning.learn(source, plan, _progress)
+    learned.save(arguments.output, made)
+    learning.clear(source)
+    from calibrate.report.learn import document, report
+
+    path, arguments.output = arguments.output, None  # the report goes to the terminal
+    output.write(arguments, lambda: document(path, made, checks), lambda console: report(console, path, made, checks))
+    exact = all(abs(error) <= EXACT * row.measured[name] for row in checks for name, error in row.error_bytes.items())
+    return 0 if exact else 1
+
+
+def _workload(arguments: argparse.Namespace):
+    """The source and plan of a workload."""
+    given = {name: _values(name, getattr(arguments, name)) for name in ("batches", "sequences", "images")}
+    if arguments.sequence_length is None and given["sequences"]:
+        arguments.sequence_length = str(max(given["sequences"]))
+    if arguments.per_device_train_batch_size is None:
+        arguments.per_device_train_batch_size = str(max(given["batches"] or (DEFAULT_BATCH,)))
+    workload = options.workload(arguments)
+    from calibrate.learn.jobs import WorkloadSource
+    from calibrate.learn.shapes import plan, values_around
+    from calibrate.record import MeasuredOn
+    from predictor import models
+    from predictor.learned import is_named
+
+    if is_named(workload.model):
+        raise InputError(f"{show(workload.model, 200)[1:-1]}: is a learned formula already: name a model, or a script "
+                         "after --")
+    images = given["images"] or (workload.images_per_sample or 1,)
+    config = models.find(workload.model)
+    room = _tokens_per_image(config.document) * max(images)
+    batches = given["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
+    sequences = given["sequences"] or values_around("sequence", workload.sequence_length, room)
+    if min(sequences) <= room:
+        raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
+                         f"{room + 1}")
+    device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
+    source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
+    return source, plan(batches, sequences, images, probe=not arguments.no_probe)
+
+
+def _tokens_per_image(config: dict) -> int:
+    """Of LLaVA's vision tower: patches of the square."""
+    vision = config.get("vision_config", {})
+    return (vision.get("image_size", 336) // vision.get("patch_size", 14)) ** 2
+
+
+SCRIPT_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
+               "data_parallel_size", "rank")
+"""Options that mean something for a script."""
+
+
+def _script(arguments: argparse.Namespace):
+    """The source and plan of a script."""
+    from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource
+    from calibrate.learn.shapes import plan, values_around
+    from predictor.pipeline import DEFAULT_GPU
+    from predictor.values import Invalid
+    from predictor.workload import KEYS
+
+    if not arguments.command:
+        raise InputError("a command is missing after --: peakcast learn -o FILE -- python train.py --batch {batch}")
+    if arguments.model is not None:
+        raise InputError(f"both MODEL {show(arguments.model, 80)} and a script after -- are given: leave one out")
+    if arguments.device == "cuda":
+        raise InputError("--device cuda: a script is recorded on the emulated GPU only: leave it out")
+    for name in (*KEYS, "workload"):
+        if getattr(arguments, name, None) is not None and name not in SCRIPT_KEYS:
+            raise InputError(f"--{name.replace('_', '-')}: the script decides that itself: leave it out")
+    values = {}
+    for name in SCRIPT_KEYS:
+        text = getattr(arguments, name)
+        try:
+            values[name] = None if text is None else KEYS[name].metadata["kind"].from_text(text)
+        except Invalid as error:
+            raise InputError(f"--{name.replace('_', '-')} {error}") from None
+    world, rank = values["data_parallel_size"], values["rank"] or 0
+    if rank == "worst" or rank >= (world or 1):
+        raise InputError(f"--rank: a script is recorded as one rank, from 0 to {(world or 1) - 1}: name it")
+    used = {symbol: any(mark in word for word in arguments.command) for symbol, mark in PLACEHOLDERS.items()}
+    lists = dict(zip(SYMBOLS, ("batches", "sequences", "images")))
+    chosen = {}
+    for symbol, key in zip(SYMBOLS, SCRIPT_KEYS):
+        given, centre = _values(lists[symbol], getattr(arguments, lists[symbol])), values[key]
+        if (given and len(given) > 1) and not used[symbol]:
+            raise InputError(f"--{lists[symbol]}: the command has no {PLACEHOLDERS[symbol]} to put them into")
+        default = {"batch": DEFAULT_BATCH, "sequence": DEFAULT_SEQUENCE, "images": 1}[symbol]
+        if used[symbol]:
+            chosen[symbol] = given or values_around(symbol, centre or default, 0)
+        else:
+            chosen[symbol] = given or (centre or int(symbol != "images"),)
+    source = ScriptSource(command=tuple(arguments.command), gpu=values["gpu"] or DEFAULT_GPU,
+                          capacity_bytes=values["capacity_bytes"], world_size=world or 1, pretends=world is not None,
+                          rank=rank)
+    return source, plan(chosen["batch"], chosen["sequence"], chosen["images"], probe=not arguments.no_probe)
+
+
+def _values(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    parts = text.replace(" ", "").split(",")
+    if not all(part.isdecimal() and 0 < int(part) < 1 << 22 for part in parts if len(part) < 9) \
+            or any(len(part) >= 9 for part in parts):
+        raise InputError(f"--{option} must be whole numbers with commas between, such as 2,4,8, not {show(text, 80)}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _progress(shapes):
+    """The shapes with a bar on the terminal; nothing where stderr is a file."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return shapes
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(shapes, description="Recording the job (kept until the formula is made)",
+                 console=Console(stderr=True), transient=True)

@@ -1,0 +1,154 @@
+"""From a source of records to a learned formula: record, align, fit, check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from calibrate.learn import sizes
+from calibrate.learn.align import Group, groups
+from calibrate.learn.jobs import Shelf, Source, versions
+from calibrate.learn.recorded import Recorded
+from calibrate.learn.shapes import Plan
+from predictor import gpus, survival
+from predictor.allocator import AllocatorSettings
+from predictor.events import Buffers, EventList
+from predictor.facts import ModelFacts, Parameter
+from predictor.learned import MODEL_TYPE, Learned, LearnedList
+from predictor.pipeline import DEFAULT_GPU
+from predictor.run import evaluate
+from predictor.sizes import Shape
+from predictor.version import VERSION
+
+Progress = Callable[[Sequence[Shape]], Iterable[Shape]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A recorded job beside what the formula says of it; bytes."""
+
+    shape: Shape
+    measured: dict[str, int]
+    predicted: dict[str, int]
+
+    @property
+    def error_bytes(self) -> dict[str, int]:
+        """Predicted less measured."""
+        return {name: self.predicted[name] - size for name, size in self.measured.items()}
+
+
+def learn(source: Source, plan: Plan, progress: Progress = lambda shapes: shapes) -> tuple[Learned, list[Check]]:
+    """Record a job at the plan's shapes and make its formula.
+
+    Raises:
+        InputError: a job that cannot be recorded.
+    """
+    shelf = Shelf(source)
+    jobs = [shelf.get(shape) for shape in progress(plan.shapes)]
+    found, differences = groups(jobs)
+    more = [*plan.alone] if any(shape.batch == 1 for group in found[1:] for shape in _shapes(group)) else []
+    more += beyond(found)
+    if more:
+        jobs += [shelf.get(shape) for shape in progress(more)]
+        found, differences = groups(jobs)
+    learned = assemble(source, found, differences, jobs)
+    checks = check(learned, jobs)
+    learned.provenance["checked"] = [
+        {"shape": list(row.shape), "measured": row.measured, "predicted": row.predicted} for row in checks]
+    return learned, checks
+
+
+def beyond(found: Sequence[Group]) -> list[Shape]:
+    """Larger shapes, where only the largest ones had another list: kernels that change with the size do so there."""
+    if len(found) < 2:
+        return []
+    most = max(shape.batch * shape.sequence for shape in _shapes(found[0]))
+    more: dict[Shape, None] = {}
+    for group in found[1:]:
+        shapes = _shapes(group)
+        if len(shapes) < ENOUGH and all(shape.batch > 1 and shape.batch * shape.sequence > most for shape in shapes):
+            batch, sequence, images = max(shapes, key=lambda shape: shape.batch * shape.sequence)
+            for samples, tokens in LARGER:
+                several = batch + samples
+                more[Shape(several, -(-sequence * tokens // 32) * 8, images * several // batch)] = None
+    return [shape for shape in more if shape not in {known for group in found for known in _shapes(group)}]
+
+
+ENOUGH = 5
+"""Shapes that a list of many samples is fitted to."""
+LARGER = ((0, 5), (1, 4), (1, 6), (2, 5), (2, 7), (3, 4))
+"""Samples more, quarters of the sequence."""
+
+
+def _shapes(group: Group) -> list[Shape]:
+    return [job.shape for job in group.jobs]
+
+
+def assemble(source: Source, found: Sequence[Group], differences: Sequence[str], jobs: Sequence[Recorded]) -> Learned:
+    """The formula of groups of jobs."""
+    about = jobs[0].about
+    parameters = max((job.parameters for job in jobs), key=len)
+    facts = ModelFacts(MODEL_TYPE, 0, 0, tuple(
+        Parameter(p["name"], tuple(p["shape"]), p["itemsize"], p["trainable"], True, p["buffer"]) for p in parameters))
+    provenance: dict[str, Any] = {
+        "measured_on": about["measured_on"], "gpu": about["gpu"], "capacity_bytes": about["capacity_bytes"],
+        "allocator_conf": about["allocator_conf"], "rank": source.rank, "world_size": source.world_size,
+        "versions": versions(about), "software": about["software"], "peakcast_version": VERSION,
+        "learned_at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "differences": list(differences)}
+    workload = source.workload.resolved() if source.workload is not None else None
+    return Learned(tuple(map(fit, found)), workload, source.command, facts, provenance)
+
+
+def fit(group: Group) -> LearnedList:
+    """One list of events with its sizes as functions of the shape."""
+    first, shapes = group.jobs[0], _shapes(group)
+    versions_of = list(zip(*(job.size.tolist() for job in group.jobs)))
+    row_of, table, guesses = sizes.fit(versions_of, shapes)
+    names: dict[str, int] = {"": 0}
+
+    def rows(texts: Sequence[str]) -> np.ndarray:
+        return np.array([names.setdefault(text, len(names)) for text in texts], dtype=np.int32)
+
+    buffers = Buffers(size=row_of, stream=first.stream.astype(np.int8), factor=first.factor.astype(np.int8),
+                      module=rows(first.module), operator=rows(first.operator))
+    events = EventList(kind=first.kind, buffer=first.buffer, moment=first.moment, step=first.step, buffers=buffers,
+                       sizes=table, names=tuple(names))
+    return LearnedList(events, tuple(shapes), _interpolated(first, row_of, guesses), group.moved_frees)
+
+
+def _interpolated(job: Recorded, row_of: np.ndarray, guesses: dict[int, sizes.Guess]) -> tuple[dict[str, Any], ...]:
+    """One row for each operator and module of interpolated sizes, the least certain first."""
+    counts: Counter = Counter()
+    errors: dict[tuple[str, str], int] = {}
+    for buffer, row in enumerate(row_of.tolist()):
+        if row in guesses:
+            key = job.operator[buffer], job.module[buffer]
+            counts[key] += 1
+            errors[key] = max(errors.get(key, 0), guesses[row].error_bytes or 0)
+    return tuple({"operator": operator, "module": module, "buffers": count, "error_bytes": errors[operator, module]}
+                 for (operator, module), count in sorted(counts.items(), key=lambda item: -errors[item[0]]))
+
+
+def check(learned: Learned, jobs: Sequence[Recorded]) -> list[Check]:
+    """Every recorded job beside the formula's prediction of it."""
+    gpu = gpus.find(learned.provenance["gpu"] or DEFAULT_GPU)
+    settings = AllocatorSettings.parse(learned.provenance["allocator_conf"] or "")
+    rows = []
+    for job in jobs:
+        found = next(item for item in learned.lists if job.shape in item.shapes)
+        run = evaluate(found.events, learned.provenance["rank"], job.shape, gpu)
+        end = survival.play(run, settings, total_bytes=learned.provenance["capacity_bytes"])
+        rows.append(Check(job.shape, dict(job.peaks), {
+            "requested_bytes": run.peak, "allocated_bytes": end.peak_allocated_bytes,
+            "reserved_bytes": end.peak_reserved_bytes}))
+    return rows
+
+
+def clear(source: Source) -> None:
+    """Drop the records once the formula is written."""
+    Shelf(source).clear()

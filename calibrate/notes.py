@@ -1,0 +1,122 @@
+"""What PyTorch's memory history does not tell, noted while a job runs, each with its place in the history.
+
+The place is the number of allocations and frees so far, which the allocator counts itself: exact, whatever
+clocks say. Noted are emptied caches and synchronisations (an emptied cache that held nothing leaves no trace),
+streams that use a block of another one, the model's parameters, and each parameter's gradient when it is complete.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+EMPTY_CACHE, SYNCHRONIZE, RECORD_STREAM = "empty_cache", "synchronize", "record_stream"
+PARAMETER, GRADIENT = "parameter", "gradient"
+PATCHED = ((torch._C, "_cuda_emptyCache", EMPTY_CACHE), (torch._C, "_accelerator_emptyCache", EMPTY_CACHE),
+           (torch._C, "_cuda_synchronize", SYNCHRONIZE), (torch.cuda.Stream, "synchronize", SYNCHRONIZE))
+"""What every such call in torch 2.11 comes by (torch/cuda/memory.py, torch/cuda/__init__.py, torch/cuda/streams.py)."""
+
+Note = tuple[str, int, int, int, int, str]
+"""Kind, allocations and frees before it, address, stream's handle, name of a parameter."""
+
+
+def own_name(name: str) -> str:
+    """A path without what wrappers (DDP, DeepSpeed's engine) put in front."""
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return "" if name == "module" else name
+
+
+class Notes:
+    """Takes notes from ``with`` on; PyTorch's functions are wrapped for as long."""
+
+    def __init__(self) -> None:
+        self._notes: list[Note] = []
+        self._parameters: dict[str, dict[str, Any]] = {}
+        self._seen: set[int] = set()
+        self._tensors: set[int] = set()
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Notes:
+        self._start = self._count()
+        for owner, name, kind in PATCHED:
+            if hasattr(owner, name):
+                self._wrap(owner, name, kind)
+        self._wrap_record_stream()
+        return self
+
+    def __exit__(self, *_) -> None:
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+
+    def document(self) -> dict[str, Any]:
+        """All notes as plain data."""
+        return {"notes": [list(note) for note in self._notes], "parameters": list(self._parameters.values())}
+
+    def model(self, root: torch.nn.Module) -> str:
+        """Note where the tensors of a model lie that runs for the first time, and watch its gradients.
+
+        Returns what its paths begin with: nothing for the first model, then the class.
+        """
+        found = [(name, tensor) for name, tensor in (*root.named_parameters(), *root.named_buffers())
+                 if id(tensor) not in self._tensors]
+        if id(root) in self._seen or not found:
+            return ""
+        prefix = f"{type(root).__name__}." if self._parameters else ""
+        self._seen.add(id(root))
+        place = self._place()
+        for name, tensor in found:
+            self._tensors.add(id(tensor))
+            held = getattr(tensor, "ds_tensor", tensor)  # ZeRO-3 keeps a parameter's own part there
+            name = prefix + own_name(name)
+            if name in self._parameters or not held.is_cuda:
+                continue
+            self._parameters[name] = {
+                "name": name, "shape": list(getattr(tensor, "ds_shape", tensor.shape)), "itemsize": held.element_size(),
+                "trainable": bool(tensor.requires_grad), "buffer": not isinstance(tensor, torch.nn.Parameter)}
+            if held.numel():
+                self._notes.append((PARAMETER, *place, held.data_ptr(), 0, name))
+            if tensor.requires_grad and tensor.is_leaf:
+                self._watch(tensor, name)
+        return prefix
+
+    def _watch(self, parameter: torch.Tensor, name: str) -> None:
+        """Note the gradient before any other hook takes it away. A hook of this kind holds no reference to it."""
+        def complete(tensor: torch.Tensor) -> None:
+            if tensor.grad is not None and tensor.grad.is_cuda:
+                self._notes.append((GRADIENT, *self._place(), tensor.grad.data_ptr(), 0, name))
+
+        handle = parameter.register_post_accumulate_grad_hook(complete)
+        parameter._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
+
+    def _wrap(self, owner: Any, name: str, kind: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            self._notes.append((kind, *self._place(), 0, 0, ""))
+            return original(*arguments, **options)
+
+        self._undo.append((owner, name, original))
+        setattr(owner, name, wrapped)
+
+    def _wrap_record_stream(self) -> None:
+        original = torch.Tensor.record_stream
+
+        def record_stream(tensor, stream):
+            if tensor.is_cuda:
+                storage = tensor.untyped_storage()
+                self._notes.append((RECORD_STREAM, *self._place(), storage.data_ptr(), stream.cuda_stream, ""))
+            return original(tensor, stream)
+
+        self._undo.append((torch.Tensor, "record_stream", original))
+        torch.Tensor.record_stream = record_stream
+
+    def _place(self) -> tuple[int, int]:
+        return tuple(now - start for now, start in zip(self._count(), self._start))
+
+    @staticmethod
+    def _count() -> tuple[int, int]:
+        """Blocks given out and asked back so far (``allocation`` in DeviceStats, CUDACachingAllocator.cpp)."""
+        counts = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocation"]["all"]
+        return counts["allocated"], counts["freed"]
