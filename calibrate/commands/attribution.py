@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from predictor.commands import output
 from predictor.errors import InputError
+from predictor.suggest import show
 from predictor.workload import KEYS
 
 
@@ -16,10 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
         name = "MODEL" if given[0] == "model" else "--" + given[0].replace("_", "-")
         raise InputError(f"--measured names a job that ran: leave out {name}")
     output.check_path(arguments.output, arguments.force)
-    from calibrate import record
     from calibrate.attribution.measurement import attribute_record
 
-    measurement = record.read(arguments.measured)
+    measurement = _read(arguments.measured)
     attribution = attribute_record(measurement, arguments.measured)
 
     def document() -> dict:
@@ -34,3 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     output.write(arguments, document, report)
     return 0
+
+
+def _read(path: str):
+    """The record; a file of rows, which is none, is told by its name."""
+    from calibrate import record
+
+    try:
+        return record.read(path)
+    except InputError:
+        if not path.lower().endswith(".jsonl") or not os.path.isfile(path):
+            raise
+        raise InputError(f"{show(path, 200)[1:-1]}: holds rows of measurements, which peakcast report reads: "
+                         "--measured takes one record of peakcast measure -o") from None

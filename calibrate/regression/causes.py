@@ -35,7 +35,7 @@ class Explained:
         by_allocator_bytes: predicted less measured allocated bytes, less the same of requested: what the blocks do,
             not the tensors. None where one is not known.
         note: in one line: what it comes from, or how to find out.
-        command: what would record the memory history that explains it; None where nothing is left to explain.
+        command: what would record its memory history; None where it has one that explains most of it.
     """
 
     comparison: Comparison
@@ -65,7 +65,7 @@ def _explained(one: Comparison) -> Explained:
     blocks = None if None in (gaps["allocated"], gaps["requested"]) else gaps["allocated"] - gaps["requested"]
     open_ = source == "none" or abs(left or 0) > abs(found)
     return Explained(one, causes, source, found, left, blocks, _note(one, gaps, causes, left if open_ else 0, failed),
-                     measure_command(one.case) if open_ else None)
+                     measure_command(one.case) if open_ or source != "snapshot" else None)
 
 
 def _of_profile(one: Comparison) -> list[Cause]:

@@ -16,6 +16,24 @@ MODELS = Path(__file__).parent / "models"
 GPU = "h100-80gb"
 PLENTY_BYTES = 400 << 30
 """Capacity of the emulated GPU of those rows, so that a peak above 80 GB can be measured too."""
+SCHEMA_VERSION = 1
+"""Of the rows; one without it has the form of version 1."""
+
+
+def row(job: Mapping[str, Any], found: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A row as scripts write it: its version, what it is of and what was found."""
+    return {"schema_version": SCHEMA_VERSION, **more, "job": dict(job), **found}
+
+
+def check_version(document: Mapping[str, Any]) -> None:
+    """That this release knows the row's form.
+
+    Raises:
+        InputError: another ``schema_version``.
+    """
+    version = document.get("schema_version", SCHEMA_VERSION)
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise InputError(f"schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: measure again")
 
 
 def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> tuple[Workload, str]:

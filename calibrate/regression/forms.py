@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row
 from calibrate.fit.jobs import WITH_OTHERS
 from calibrate.record import SCHEMA_VERSION, MeasuredOn, Record
@@ -18,6 +19,9 @@ from predictor.suggest import show
 from predictor.workload import Workload
 
 OVERALL = COUNTERS[:3]
+CALIBRATION = "a profile, not a measurement: give it as --profile"
+MOST_BYTES = 1 << 50
+"""No GPU has as much."""
 
 
 def read(document: Any, file: str, line: int) -> list[Case]:
@@ -32,7 +36,7 @@ def read(document: Any, file: str, line: int) -> list[Case]:
         if keys <= document.keys():
             return form(document, file, line)
     if "coefficients" in document:
-        raise InputError("a profile, not a measurement: give it as --profile")
+        raise InputError(CALIBRATION)
     if {"groups", "cases", "skipped"} <= document.keys():
         raise InputError("a report of peakcast report, not a measurement")
     raise InputError(f"in none of the forms that this release reads: it has the keys "
@@ -43,15 +47,19 @@ def read(document: Any, file: str, line: int) -> list[Case]:
 
 
 def _record(document: dict[str, Any], file: str, line: int) -> list[Case]:
-    version = document["schema_version"]
-    if version != SCHEMA_VERSION:
-        raise InputError(f"schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: measure again")
+    _check_version(document)
     document = dict(document)
     for counter in OVERALL:  # repeated for readers
         for part in ("bytes", "at"):
             document.pop(f"peak_{counter}_{part}", None)
     record = from_plain(Record, document, "the record")
     return [_case(record, Workload.from_mapping(dict(record.workload)), file, line, snapshot=record.snapshot)]
+
+
+def _check_version(record: Mapping[str, Any]) -> None:
+    version = record.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: measure again")
 
 
 def _case(record: Record, workload: Workload, file: str, line: int, **more: Any) -> Case:
@@ -68,13 +76,38 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
         workload = workload.replace(capacity_bytes=device.capacity_bytes)
     peak = record.peak("requested_bytes")
     on_device = job.measured_on is MeasuredOn.DEVICE
+    sizes = {**{counter: record.peak(f"{counter}_bytes").bytes for counter in OVERALL},
+             "device": max(job.device_used_bytes, job.nvml_used_bytes or 0) if on_device else None}
+    survived = job.out_of_memory is None
     return Case(
         workload=workload, measured_on=job.measured_on.value, gpu=gpu.name if gpu else device.name,
         software=dict(job.software), date=job.finished_at[:10], completion=device.event_completion or "immediate",
-        communicates=job.process_group in WITH_OTHERS, survived=job.out_of_memory is None,
-        peaks={**{counter: record.peak(f"{counter}_bytes").bytes for counter in OVERALL},
-               "device": max(job.device_used_bytes, job.nvml_used_bytes or 0) if on_device else None},
+        communicates=job.process_group in WITH_OTHERS, survived=survived, peaks=_peaks(sizes, survived),
         moment=peak.moment.value, step=peak.step, file=file, line=line, **more)
+
+
+def _peaks(sizes: Mapping[str, Any], survived: bool = True) -> Mapping[str, int | None]:
+    """The peaks, if they can be.
+
+    Allocated bytes may be fewer than requested: while a freed block waits for another stream, only the latter count it
+    (``free`` and ``free_block`` of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11).
+
+    Raises:
+        InputError: no bytes, or fewer reserved than allocated.
+    """
+    for counter, size in sizes.items():
+        if size is not None:
+            _bytes(f"{counter}_bytes", size, int(survived))
+    if sizes["reserved"] < sizes["allocated"]:
+        raise InputError(f"reserved_bytes, {sizes['reserved']:,}, are fewer than allocated_bytes, "
+                         f"{sizes['allocated']:,}: blocks lie in what is reserved: edited, or damaged")
+    return sizes
+
+
+def _bytes(name: str, size: Any, least: int = 1) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= MOST_BYTES:
+        raise InputError(f"{name} must be bytes, not {show(size)}: another schema, or damaged")
+    return size
 
 
 def _gpu(name: str) -> gpus.Gpu | None:
@@ -88,7 +121,12 @@ def _gpu(name: str) -> gpus.Gpu | None:
 
 
 def _row(document: dict[str, Any], file: str, line: int) -> list[Case]:
+    if isinstance(document.get("record"), dict):
+        _check_version(document["record"])
     row = from_plain(Row, document, "the row")
+    own = Job(row.job, row.role, row.group).id
+    if row.id != own:
+        raise InputError(f"its id is {show(row.id)}, and its job's is {show(own)}: edited, or damaged")
     if row.record is None:
         raise InputError(f"nothing was measured: {row.failed}")
     causes = tuple(Cause(item.why, item.operator, item.moment, item.count, item.measured_bytes, item.predicted_bytes)
@@ -100,28 +138,31 @@ def _row(document: dict[str, Any], file: str, line: int) -> list[Case]:
 
 
 def _compact(document: dict[str, Any], file: str, line: int) -> list[Case]:
+    compact.check_version(document)
     workload, completion = compact.workload_of(_mapping(document, "job"))
-    sizes = {counter: document.get(f"{counter}_bytes") for counter in OVERALL}
-    for counter, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-            raise InputError(f"{counter}_bytes must be bytes, not {show(size)}: another schema, or damaged")
+    sizes = _peaks({counter: _bytes(f"{counter}_bytes", document.get(f"{counter}_bytes")) for counter in OVERALL})
     return [_small(document, workload.replace(rank=_rank(document, workload)), completion, file, line, survived=True,
                    peaks={**sizes, "device": None}, moment=Moment(_text(document, "moment", tuple(Moment))).value)]
 
 
 def _verdict(document: dict[str, Any], file: str, line: int) -> list[Case]:
     """Where a job survived and where it died; with blocks shared by two streams, for either completion of events."""
+    compact.check_version(document)
     cases = []
     for key, survived in (("survived_bytes", True), ("died_bytes", False)):
         if document[key] is not None:
-            workload, completion = compact.workload_of(_mapping(document, "job"), document[key])
+            workload, completion = compact.workload_of(_mapping(document, "job"), _bytes(key, document[key]))
             cases.append(_small(document, workload, completion, file, line, survived=survived,
                                 peaks=dict.fromkeys(COUNTERS), moment=None))
+    if not cases:
+        raise InputError("nothing was measured: neither where the job survived nor where it died")
     return cases
 
 
 def _small(document: dict[str, Any], workload: Workload, completion: str, file: str, line: int, **more: Any) -> Case:
     software = document.get("software", {})
+    if isinstance(software, dict) and not all(isinstance(one, str | None) for one in software.values()):
+        raise InputError(f"software must be a mapping to versions, not {show(software)}: another schema, or damaged")
     return Case(
         workload=workload, measured_on=MeasuredOn(_text(document, "measured_on", tuple(MeasuredOn))).value,
         gpu=compact.GPU, software=dict(software) if isinstance(software, dict) else {},

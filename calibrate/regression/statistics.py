@@ -13,8 +13,10 @@ them: github.com/Stone-ResearchLife/xMem, ``data_processing`` and ``summarize_da
 What is ours: nothing runs a second time. A run that is limited to at least the reserved bytes that it peaked at is the
 same run again (``predictor.survival.minimum_capacity``), so the second run survives if the estimate leaves PyTorch
 what was measured as reserved. With less it may survive too, by giving back what it caches; that counts as a failure
-here. The estimate is ``Comparison.estimate_bytes``: the upper end of reserved bytes and of the runtime. ``uncertain``
-does not say that a job runs out of memory.
+here. MCP is of jobs that ran to their end, each credited against the capacity that it had, which is less than the GPU's
+where a limit was set. A job that died saves what was never its: it counts in PEF alone, as does one that had more than
+its GPU has (on an emulated one). The estimate is ``Comparison.estimate_bytes``: the upper end of reserved bytes and of
+the runtime. ``uncertain`` does not say that a job runs out of memory.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Figures:
         cases: jobs that a failure could be told of.
         failures: ids of those whose estimate fails.
         failure_probability: PEF; None without cases.
-        conservation_cases: those that ran with at most what their GPU has: a job on a larger one saves nothing.
+        conservation_cases: those that ran to their end with at most what their GPU has (see above).
         conservation_bytes: MCP, bytes a job; None without cases.
     """
 
@@ -169,7 +171,7 @@ def succeeds(one: Comparison) -> bool | None:
 def figures(comparisons: Iterable[Comparison]) -> Figures:
     """PEF and MCP (see above)."""
     told = [(one, succeeds(one)) for one in comparisons if succeeds(one) is not None]
-    saved = [_saved(one, success) for one, success in told if _within_its_gpu(one)]
+    saved = [_saved(one, success) for one, success in told if one.case.survived and _within_its_gpu(one)]
     failures = tuple(one.case.id for one, success in told if not success)
     return Figures(len(told), failures, len(failures) / len(told) if told else None, len(saved),
                    sum(saved) / len(saved) if saved else None)
@@ -182,9 +184,7 @@ def _within_its_gpu(one: Comparison) -> bool:
 
 def _saved(one: Comparison, success: bool) -> int:
     """Bytes that this job leaves to others; below 0 what it takes for nothing."""
-    if not success:
-        return -one.estimate_bytes
-    return one.case.gpu_bytes - (one.estimate_bytes if one.case.survived else 0)
+    return one.capacity_bytes - one.estimate_bytes if success else -one.estimate_bytes
 
 
 def group(comparisons: Sequence[Comparison], by: str = "all", value: str | int = "") -> Group:

@@ -6,8 +6,11 @@ import json
 import shlex
 from dataclasses import replace
 
+import pytest
+
 from calibrate.regression import causes
 from calibrate.regression.cases import Cause
+from calibrate.report.regression.words import explained_lines
 from predictor.cli import Parser
 from predictor.commands import options
 from tests.calibrate.regression_cases import case, compared
@@ -34,7 +37,7 @@ def test_the_worst_are_explained_even_if_they_are_near():
 
 def test_what_the_record_knows_is_the_cause():
     [one] = causes.explain([off(56, causes=(DIV, CONVOLUTION))])
-    assert (one.source, one.found_bytes, one.command) == ("record", 60 - 4, None)
+    assert (one.source, one.found_bytes) == ("record", 60 - 4)
     assert one.causes == (CONVOLUTION, DIV)
     assert one.note == ("+56 bytes requested: most by aten::convolution_backward in backward (never came, +60 bytes)")
 
@@ -51,6 +54,19 @@ def test_without_a_cause_the_command_that_finds_it_is_given():
     assert (one.source, one.causes) == ("none", ())
     assert one.note == "+50 bytes requested; which buffers it is needs a memory history"
     assert one.command.endswith(f"--snapshot {one.comparison.case.id}.pickle -o {one.comparison.case.id}.json --json")
+
+
+@pytest.mark.parametrize("by, known", [(50, ()), (1, ()), (56, (DIV, CONVOLUTION))])
+def test_every_case_without_a_memory_history_has_the_command_that_records_it(by, known):
+    [one] = causes.explain([off(by, causes=known)])
+    assert [line.strip() for line in explained_lines(one)[-2:]] == [
+        causes.measure_command(one.comparison.case), f"peakcast explain --measured {one.comparison.case.id}.json"]
+
+
+def test_a_case_whose_memory_history_explains_it_needs_no_command(monkeypatch):
+    monkeypatch.setattr(causes, "_causes", lambda case: ((replace(DIV, measured_bytes=0, predicted_bytes=50),), "snapshot", ""))
+    [one] = causes.explain([off(50)])
+    assert (one.left_bytes, one.command) == (0, None)
 
 
 def test_bytes_that_no_cause_explains_are_told():

@@ -1,10 +1,12 @@
 """What reports read: every form of measurement, and what they skip by name."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Unexplained, to_line
 from calibrate.record import OutOfMemory
 from calibrate.regression import compact, files
@@ -32,6 +34,13 @@ def compact_row(**changes) -> dict:
     return {"group": "paper", "job": JOB, "measured_on": "emulated", "date": "2026-11-21", "rank": 7,
             "software": {"torch": "2.11.0+cu130"}, "seconds": 1.0, "moment": "backward", "requested_bytes": 1000,
             "allocated_bytes": 1024, "reserved_bytes": 2048} | changes
+
+
+def campaign_row(model="llava-1.5-7b", **changes) -> Row:
+    """Of a job that was measured."""
+    keys = {"model": model, "sequence_length": 1024}
+    return Row(**{"id": Job(keys, "fit", "model").id, "role": "fit", "group": "model", "job": keys,
+                  "record": record()} | changes)
 
 
 def lines(*documents) -> str:
@@ -73,8 +82,7 @@ def test_a_job_that_ran_out_of_memory_did_not_survive(tmp_path):
 
 def test_a_row_of_a_campaign_is_a_case_with_its_causes(tmp_path):
     item = Unexplained("device_only", "aten::div", "backward", 1, 4, 0)
-    row = Row("abc", "fit", "model", {"model": "llava-1.5-7b-2-2", "sequence_length": 1024}, record(),
-              unexplained_items=(item,))
+    row = campaign_row("llava-1.5-7b-2-2", unexplained_items=(item,))
     [case], _ = files.read([saved(tmp_path, "rows.jsonl", to_line(row))])
     assert (case.model, case.group, case.line) == ("llava-1.5-7b-2-2", "model", 1)
     assert [(cause.operator, cause.difference_bytes) for cause in case.causes] == [("aten::div", -4)]
@@ -85,6 +93,19 @@ def test_a_compact_row_is_a_case(tmp_path):
     assert case.peaks == {"requested": 1000, "allocated": 1024, "reserved": 2048, "device": None}
     assert case.workload.capacity_bytes == compact.PLENTY_BYTES
     assert (case.engine, case.workload.rank, case.group) == ("zero2", 7, "paper")
+
+
+def test_a_compact_row_is_written_with_its_version(tmp_path):
+    row = compact.row(JOB, {key: value for key, value in compact_row().items() if key not in ("group", "job")})
+    assert row["schema_version"] == compact.SCHEMA_VERSION == 1
+    [case], _ = files.read([saved(tmp_path, "rows.jsonl", lines(row))])
+    assert case.peaks["requested"] == 1000
+
+
+def test_allocated_bytes_may_be_fewer_than_requested(tmp_path):
+    """Blocks that wait for another stream count as requested only."""
+    [case], _ = files.read([saved(tmp_path, "rows.jsonl", lines(compact_row(allocated_bytes=512)))])
+    assert case.peaks["allocated"] == 512
 
 
 def test_events_of_a_compact_row_are_when_events_complete(tmp_path):
@@ -105,14 +126,6 @@ def test_a_row_of_verdicts_is_two_cases_without_peaks(tmp_path):
     assert (survived.survived, survived.workload.capacity) == (True, 4 << 20)
     assert (died.survived, died.workload.capacity) == (False, 2 << 20)
     assert set(survived.peaks.values()) == {None}
-
-
-def test_a_directory_stands_for_its_files(tmp_path):
-    (tmp_path / "deeper").mkdir()
-    saved(tmp_path / "deeper")
-    saved(tmp_path, "rows.jsonl", lines(compact_row()))
-    saved(tmp_path, "notes.txt", "no measurement")
-    assert len(files.read([str(tmp_path)])[0]) == 2
 
 
 # --- skipped by name --------------------------------------------------------------------------------
@@ -154,31 +167,25 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
     assert (len(cases), skipped) == (2, [])
 
 
-def test_a_file_that_is_named_twice_is_read_once(tmp_path):
-    path = saved(tmp_path)
-    assert [len(found) for found in files.read([path, str(tmp_path)])] == [1, 0]
-
-
-def test_of_two_rows_of_a_campaign_with_an_id_the_last_counts(tmp_path):
-    row = Row("abc", "fit", "model", {"model": "llava-1.5-7b", "sequence_length": 1024}, failed="it ended early")
-    path = saved(tmp_path, "rows.jsonl", to_line(row) + to_line(replace(row, record=record(), failed=None)))
-    cases, [skipped] = files.read([path])
-    assert (len(cases), skipped.line, skipped.why) == (1, 1, "measured again: line 2 counts")
-
-
-def test_a_job_that_was_not_measured_says_why(tmp_path):
-    saved(tmp_path)
-    row = Row("abc", "fit", "model", {"model": "llava-1.5-7b", "sequence_length": 1024}, failed="it ended early")
-    saved(tmp_path, "rows.jsonl", to_line(row))
-    assert why(str(tmp_path)) == ["nothing was measured: it ended early"]
-
-
 @pytest.mark.parametrize("content, message", [
-    ({"schema_version": 1, "coefficients": {}}, "a profile, not a measurement: give it as --profile"),
     ({"groups": [], "cases": [], "skipped": []}, "a report of peakcast report, not a measurement"),
     ({"a": 1, "b": 2}, 'in none of the forms that this release reads: it has the keys "a, b"'),
     ([1], "not a mapping: no measurement of peakcast's"),
     (compact_row(requested_bytes="1 GB"), 'requested_bytes must be bytes, not "1 GB": another schema, or damaged'),
+    (compact_row(requested_bytes=1e30), "requested_bytes must be bytes, not 1e+30: another schema, or damaged"),
+    (compact_row(requested_bytes=(1 << 50) + 1),
+     "requested_bytes must be bytes, not 1125899906842625: another schema, or damaged"),
+    (compact_row(allocated_bytes=-1024), "allocated_bytes must be bytes, not -1024: another schema, or damaged"),
+    (compact_row(reserved_bytes=1023), "reserved_bytes, 1,023, are fewer than allocated_bytes, 1,024: blocks lie in what "
+                                       "is reserved: edited, or damaged"),
+    (compact_row(schema_version=2), "schema_version is 2, and this release reads 1: measure again"),
+    (compact_row(schema_version=None), "schema_version is None, and this release reads 1: measure again"),
+    (compact_row(software={"torch": 2}), "software must be a mapping to versions, not {'torch': 2}: another schema, or "
+                                         "damaged"),
+    ({"job": JOB, "survived_bytes": None, "died_bytes": None},
+     "nothing was measured: neither where the job survived nor where it died"),
+    ({"job": JOB, "survived_bytes": -1, "died_bytes": None},
+     "survived_bytes must be bytes, not -1: another schema, or damaged"),
     (compact_row(moment="night"), 'moment must be one of init, forward, backward, optimizer_step, not "night": another '
                                   "schema, or damaged"),
     (compact_row(job={"model": "llava-1.5-7b", "sequence_lenght": 1}),
@@ -209,12 +216,43 @@ def test_values_of_any_type_are_never_fatal(tmp_path):
     assert (len(cases), len(skipped)) == (1, 14)
 
 
+def test_peaks_of_a_record_that_cannot_be_are_skipped_by_name(tmp_path):
+    document = record().to_json()
+    document["job"]["moments"][2]["requested_bytes"] = 10**30
+    path = saved(tmp_path, content=json.dumps(document))
+    with pytest.raises(InputError, match="requested_bytes must be bytes, not 10000"):
+        files.read([path])
+
+
+@pytest.mark.parametrize("name, content", [("empty.jsonl", ""), ("blank.jsonl", "\n \n"), ("empty.json", "")])
+def test_an_empty_file_is_skipped_by_name(tmp_path, name, content):
+    saved(tmp_path)
+    assert why(str(tmp_path)) == []
+    saved(tmp_path, name, content)
+    assert why(str(tmp_path)) == ["empty: no measurement is in there"]
+
+
+@pytest.mark.parametrize("name", ["large.json", "large.jsonl"])
+def test_no_more_than_the_limit_is_read_of_a_document(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(files, "LARGEST_LINE_BYTES", 1 << 20)
+    saved(tmp_path)
+    with open(tmp_path / name, "wb") as stream:
+        stream.truncate(1 << 28)  # holes: it takes no room on the disk
+    tracemalloc.start()
+    assert why(str(tmp_path)) == ["larger than 1 MiB: this is no measurement"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_a_line_that_is_too_long_stops_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_LINE_BYTES", 1 << 12)
+    path = saved(tmp_path, "rows.jsonl", "1" * (3 << 12) + "\n" + lines(compact_row()))
+    [case], [skipped] = files.read([path])
+    assert (case.line, skipped.line) == (2, 1)
+
+
 def test_nothing_readable_at_all_is_bad_input(tmp_path):
     path = saved(tmp_path, content="{")
     with pytest.raises(InputError, match="no measurement that can be read in .*not valid JSON: cut off or damaged"):
         files.read([path])
-
-
-def test_a_path_that_is_not_there_is_bad_input(tmp_path):
-    with pytest.raises(InputError, match="no such file or directory"):
-        files.read([str(tmp_path / "nothing.json")])

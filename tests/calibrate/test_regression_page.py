@@ -117,6 +117,12 @@ def test_a_memory_history_is_drawn_by_factor_on_both_sides():
     assert "<title>device only: 1.00 GiB</title>" in text and text.count("<title>parameters: 10.00 GiB</title>") == 1
 
 
+def test_what_no_memory_history_tells_apart_is_an_outline_with_a_legend_entry():
+    text = page(report())
+    assert ">measured (no history)</text>" in text and "<title>measured (no history): 11.00 GiB</title>" in text
+    assert re.search(r"\.f-measured { fill: var\(--ground\); stroke: var\(--ink\);", text)
+
+
 def test_styles_are_part_of_the_package():
     assert (Path(chart.__file__).parent / "page.css").read_text() in page(report())
 

@@ -5,7 +5,7 @@ import pytest
 from calibrate.regression import statistics
 from calibrate.regression.compare import Peak
 from predictor import gpus
-from tests.calibrate.regression_cases import case, compared
+from tests.calibrate.regression_cases import GIB, case, compared
 
 H100 = gpus.find("h100-80gb").capacity_bytes
 
@@ -131,9 +131,18 @@ def test_failures_over_jobs_are_the_failure_probability():
 
 def test_what_can_go_to_others_is_the_gpu_less_the_estimate_and_a_failure_takes_its_estimate():
     saved, wasted = compared(), compared(case(2048, sizes=(100, 110, 121, None)))
-    whole = compared(case(3072, survived=False), verdict="does_not_fit")
-    assert statistics.figures([saved, wasted, whole]).conservation_bytes == pytest.approx(
-        ((H100 - 130) - 130 + H100) / 3)
+    assert statistics.figures([saved, wasted]).conservation_bytes == pytest.approx(((H100 - 130) - 130) / 2)
+
+
+def test_a_limited_job_is_credited_against_its_limit():
+    assert statistics.figures([compared(case(capacity_bytes=GIB))]).conservation_bytes == GIB - 130
+
+
+@pytest.mark.parametrize("verdict", ["does_not_fit", "fits"])
+def test_a_job_that_died_saves_nothing_and_is_not_counted(verdict):
+    died = compared(case(survived=False, capacity_bytes=GIB), verdict=verdict)
+    found = statistics.figures([compared(case(2048, capacity_bytes=GIB)), died])
+    assert (found.cases, found.conservation_cases, found.conservation_bytes) == (2, 1, GIB - 130)
 
 
 def test_a_job_that_had_more_than_its_gpu_saves_nothing_and_is_not_counted():

@@ -102,6 +102,9 @@ def test_what_is_skipped_is_named_and_the_report_goes_on(records, capsys):
 @pytest.mark.parametrize("words, message", [
     (["nowhere.json"], "nowhere.json: no such file or directory"),
     (["{empty}"], "empty: no file in there ends in .json or .jsonl"),
+    ([""], "an empty name: name files or directories of measurements"),
+    (["/dev/zero"], "/dev/zero: not a regular file: only those are read"),
+    (["{text}"], "rows.txt: its name must end in .json (one record) or in .jsonl (a row each line)"),
     (["{profile}"], "a profile, not a measurement: give it as --profile"),
     (["{records}", "-o", "/dev/null/report"], "/dev/null/report: cannot be made a directory: Not a directory"),
     (["{records}", "--baselines", "some"], "argument --baselines: invalid choice"),
@@ -114,7 +117,9 @@ def test_bad_input_is_one_line(records, tmp_path, capsys, words, message):
     (tmp_path / "empty").mkdir()
     path = tmp_path / "profile.json"
     profile.write(str(path), calibration())
-    names = {"records": records, "empty": tmp_path / "empty", "profile": path}
+    text = Path(records).with_name("rows.txt")
+    text.write_text(Path(records).read_text())
+    names = {"records": records, "empty": tmp_path / "empty", "profile": path, "text": text}
     assert message in error_of(capsys, *(word.format(**names) for word in words))
 
 
@@ -142,6 +147,12 @@ def test_measurements_of_a_campaign_are_read(tmp_path, capsys):
     assert main(["report", str(path), "--profile", "none", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(one["model"], one["profile"]) for one in document["cases"]] == [("llava-1.5-7b", None)]
+
+
+def test_explain_says_that_rows_are_for_report(records, capsys):
+    assert main(["explain", "--measured", records]) == 2
+    assert capsys.readouterr().err == (f"peakcast: error: {records}: holds rows of measurements, which peakcast report "
+                                       "reads: --measured takes one record of peakcast measure -o\n")
 
 
 # --- other methods ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from predictor.report.curve import STACK
 from predictor.report.units import GIB, gib, size_text
 
 WHOLE = "measured"
-"""In place of a factor: all that was measured, where no memory history tells it apart."""
+"""In place of a factor: all that was measured, where no memory history tells it apart. Drawn as an outline."""
 STACKED = (*(factor.value for factor in STACK), DEVICE_ONLY, WHOLE)
 """From the left; also classes of ``page.css``."""
 LEFT, RIGHT, EACH = 84, 652, 138
@@ -39,8 +39,8 @@ def breakdown(made: Report) -> Figure | None:
     pairs = _pairs(made)
     if not pairs:
         return None
-    used = [name for name in STACKED[:-1] if any(pair.predicted.get(name) or pair.measured.get(name) for pair in pairs)]
-    items = [(chart.box(-5, -5, 10, 10, f"f-{name}"), name.replace("_", " ")) for name in used]
+    used = [name for name in STACKED if any(pair.predicted.get(name) or pair.measured.get(name) for pair in pairs)]
+    items = [(chart.box(-5, -5, 10, 10, f"f-{name}"), _words(name)) for name in used]
     body = chart.legend(LEFT, 16, items)
     top = 46 + chart.LEGEND_ROW * chart.flow(LEFT, items)[-1][1]
     for place, pair in enumerate(pairs):
@@ -54,6 +54,10 @@ def breakdown(made: Report) -> Figure | None:
                   "whose allocated peak is furthest off, and of one in the middle by size (of another recipe, if there "
                   f"is one).{history}",
                   top - 20 + EACH * len(pairs), tuple(body))
+
+
+def _words(name: str) -> str:
+    return "measured (no history)" if name == WHOLE else name.replace("_", " ")
 
 
 def _pairs(made: Report) -> list[Pair]:
@@ -86,7 +90,7 @@ def _bars(pair: Pair, y: float) -> list[str]:
             left, x = x, x + sizes.get(name, 0)
             if x > left:
                 parts.append(chart.box(scale(left / GIB), y + row, scale(x / GIB) - scale(left / GIB), 24,
-                                       f"f-{name}", f"{name.replace('_', ' ')}: {size_text(x - left)}"))
+                                       f"f-{name}", f"{_words(name)}: {size_text(x - left)}"))
     difference = pair.sizes[0] - pair.sizes[1]
     how = "more" if difference > 0 else "less"
     words = f"predicted {abs(difference):,} bytes {how}" if difference else "equal to the byte"

@@ -78,8 +78,8 @@ def xmem_lines(group: Group) -> list[str]:
              "not survive on what was estimated, or the verdict was wrong."]
     if found.conservation_bytes is not None:
         lines.append(f"Memory conservation potential (xMem's MCP): {size_text(round(found.conservation_bytes))} a job "
-                     f"could go to others, over {count(found.conservation_cases, 'job')} that had no more than their "
-                     "GPU has.")
+                     f"could go to others, over {count(found.conservation_cases, 'job')} that ran to their end with no "
+                     "more than their GPU has.")
     return lines
 
 
@@ -105,7 +105,7 @@ def explained_lines(one: Explained) -> list[str]:
     lines = [f"{case.id} {case.name}: {sizes}", f"  predicted there: {factors} GiB; {one.note}."]
     if len(one.causes) > 1:
         lines += [f"    {told(cause)}" for cause in one.causes[:MOST_CAUSES]]
-    if one.command and one.comparison.worst_error > FAR:
+    if one.command:
         lines += [f"    {one.command}", f"    peakcast explain --measured {case.id}.json"]
     return lines
 
