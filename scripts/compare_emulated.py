@@ -99,7 +99,7 @@ def main() -> int:
     missing = [(group, job) for group, job in jobs() if json.dumps(job, sort_keys=True) not in done]
     for group, job in track([] if arguments.table_only else missing, description="Measuring",
                             console=Console(stderr=True)):
-        row = {"group": group, "job": job} | run(job)
+        row = compact.row(job, run(job), group=group)
         rows.append(row)
         with TARGET.open("a") as stream:
             stream.write(json.dumps(row) + "\n")

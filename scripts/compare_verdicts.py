@@ -74,7 +74,8 @@ def main() -> int:
         for name, config in MODELS.items():
             (Path(directory) / f"{name}.json").write_text(json.dumps(config))
         for job in track([] if arguments.table_only else missing, description="Sweeping", console=Console(stderr=True)):
-            rows.append({"job": job} | sweep(Workload(**job | {"model": f"{directory}/{job['model']}.json"})))
+            workload = Workload(**job | {"model": f"{directory}/{job['model']}.json"})
+            rows.append(compact.row(job, sweep(workload)))
             with TARGET.open("a") as stream:
                 stream.write(json.dumps(rows[-1]) + "\n")
     return show(rows)
