@@ -103,7 +103,8 @@ def test_rounding_and_runtime_are_found(profile):
 
 
 def test_ranges_are_those_of_the_fitted_jobs(profile):
-    assert profile.calibrated == {"tokens": (2048.0, 16384.0), "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
+    assert profile.calibrated == {"tokens": (2048.0, 16384.0), "sequence_length": (1024.0, 2048.0),
+                                  "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
 
 
 def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
