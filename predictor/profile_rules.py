@@ -85,9 +85,9 @@ def _numbers(profile: Profile) -> Iterator[Rule]:
 
 def _check_intervals(profile: Profile, name: str) -> None:
     for counter, one in profile.residuals.items():
-        if not -1 < one.low <= one.high:
-            raise InputError(f"{name}: residuals.{counter} goes from {one.low} to {one.high}: it must go upwards, from "
-                             "above -1 (nothing measured)")
+        if one.low > one.high:
+            raise InputError(f"{name}: residuals.{counter} goes from {one.low} down to {one.high}: low must not be "
+                             "above high")
         if not one.level > 0:
             raise InputError(f"{name}: residuals.{counter}.level is {one.level}: it must be above 0")
     for quantity, bounds in profile.calibrated.items():

@@ -71,7 +71,8 @@ def intervals(profile: Profile, held: Sequence[MeasuredJob]) -> dict[str, Interv
     """Of each counter, from jobs that were not fitted; the device's only where its runtime was measured."""
     errors = [residuals(job, foresee(job, profile)) for job in held]
     known = [counter for counter in COUNTERS if counter != "device" or profile.runtime.measured_on != "assumed"]
-    return {counter: found for counter in known if (found := interval([error[counter] for error in errors]))}
+    return {counter: replace(found, low=max(found.low, -1.0)) for counter in known  # no peak is below 0 bytes
+            if (found := interval([error[counter] for error in errors]))}
 
 
 def _points(profile: Profile, job: MeasuredJob) -> Points:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 from predictor.profile import Profile
@@ -51,7 +52,7 @@ def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Ta
     heads = ["inside (cross-checked)"] if inside else []
     rows = table("held-out jobs", "measured less predicted", "level", "jobs", *heads)
     for counter, one in profile.residuals.items():
-        checked = [f"{inside[counter]:.1%}" if counter in inside else ""] if inside else []
+        checked = [f"{inside[counter]:.1%}" if isfinite(inside.get(counter, nan)) else ""] if inside else []
         rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples), *checked)
     if not profile.residuals:
         rows.add_row("none measured: it has no intervals", "", "", "", *([""] if inside else []))

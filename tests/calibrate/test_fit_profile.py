@@ -113,6 +113,17 @@ def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
     assert profile.residuals["reserved"].samples == 2
 
 
+def test_an_interval_of_a_few_jobs_that_took_more_than_twice_what_is_predicted_stops_at_0_bytes():
+    def tripled(one: Row) -> Row:
+        return replace(one, record=replace(one.record, job=replace(one.record.job, moments=tuple(
+            replace(peaks, requested_bytes=3 * peaks.requested_bytes) for peaks in one.record.job.moments))))
+
+    made = fit_profile([row(keys(2, 1024), truth=None), tripled(row(keys(3, 1024), role="holdout", truth=None))],
+                       measured_on="emulated", provenance={})
+    assert made.residuals["requested"].low == -1.0
+    assert made.residuals["requested"].high == pytest.approx(2.0, abs=0.1)
+
+
 def test_no_group_that_is_left_out_gets_worse(rows, profile):
     groups = cross_validate(rows, profile)
     assert [one.group for one in groups] == ["checkpointing", "degree", "recipe", "shape"]

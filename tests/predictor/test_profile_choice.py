@@ -77,7 +77,7 @@ def workload(**changes) -> Workload:
 
 def test_a_sequence_far_longer_than_those_that_were_calibrated_is_extrapolation():
     long = workload(sequence_length=9216)  # 9,216 tokens are within the calibrated 16,384
-    assert pipeline.prepare(long).profile.extrapolates == ("sequence length 9,216 (calibrated from 512 to 4,096)",)
+    assert pipeline.prepare(long).profile.extrapolates == ("sequence length 9,216 (calibrated from 768 to 4,096)",)
 
 
 def test_an_extrapolation_so_strong_that_nothing_is_known_is_uncertain_and_not_a_refusal(tmp_path):
