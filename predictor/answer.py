@@ -12,6 +12,7 @@ from predictor import survival, timeline
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
+from predictor.profile_rules import COUNTERS
 from predictor.run import Run
 from predictor.survival import Outcome
 
@@ -33,10 +34,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
-        peak_requested=_bound(run.peak, margin.of("requested"), job.profile),
-        peak_allocated=_bound(peak_allocated, margin.of("allocated"), job.profile),
-        peak_reserved=_bound(peak_reserved, margin.of("reserved"), job.profile, outcome.reserved_low,
-                             outcome.reserved_high),
+        peak_requested=_bound(run.peak, margin.of("requested")),
+        peak_allocated=_bound(peak_allocated, margin.of("allocated")),
+        peak_reserved=_bound(peak_reserved, margin.of("reserved"), outcome.reserved_low, outcome.reserved_high),
         peak_device=_device(peak_reserved, job),
         fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_reserved,
@@ -62,12 +62,13 @@ def _frozen(job: Job) -> int | None:
     return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
 
 
-def _bound(size: int, relative: tuple[float, float], profile: Choice | None, low: int | None = None,
-           high: int | None = None) -> Bound:
-    """A size with its interval: from the profile, and from what is not known beforehand."""
-    if profile is None:
+def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:
+    """A size with its interval: from the profile, and from what is not known beforehand; None where neither says."""
+    if relative is None:
         return Bound(size, low, high)
-    return Bound(size, math.floor((low or size) * (1 + relative[0])), math.ceil((high or size) * (1 + relative[1])))
+    below, above = relative
+    return Bound(size, math.floor((size if low is None else low) * (1 + below)),
+                 math.ceil((size if high is None else high) * (1 + above)))
 
 
 def _device(reserved: int, job: Job) -> Bound | None:
@@ -75,9 +76,10 @@ def _device(reserved: int, job: Job) -> Bound | None:
     if job.profile is None:
         return None
     margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.data_parallel_size)
-    low, high = margin.of("reserved")
-    return Bound(reserved + expected, math.floor(reserved * (1 + low)) + margin.runtime_low,
-                 math.ceil(reserved * (1 + high)) + margin.runtime_high)
+    inside = _bound(reserved, margin.of("reserved"))
+    if inside.low is None:
+        return Bound(reserved + expected)
+    return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
 
 
 def _not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
@@ -91,6 +93,10 @@ def _not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     notes.append(loop)
     if profile.extrapolates:
         notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
+    unknown = [counter for counter in COUNTERS[:3] if counter not in found.residuals]
+    if unknown:
+        notes.append(f"how far measured peaks are from predicted ones: the profile {profile.name} has no intervals for "
+                     f"{', '.join(unknown)} (no held-out job was measured)")
     return tuple(notes)
 
 

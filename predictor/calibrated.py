@@ -28,27 +28,38 @@ class Margin:
 
     Attributes:
         runtime_low, runtime_high: device memory that is not PyTorch's allocator's, in bytes.
-        relative: counter -> measured less predicted, relative to predicted, from and to.
+        relative: counter -> measured less predicted, relative to predicted, from and to; not of a counter whose
+            interval is not known.
     """
 
     runtime_low: int = 0
     runtime_high: int = ASSUMED_RUNTIME_BYTES
     relative: tuple[tuple[str, tuple[float, float]], ...] = ()
 
-    def of(self, counter: str) -> tuple[float, float]:
-        """Relative bounds of a counter."""
-        return dict(self.relative).get(counter, (0.0, 0.0))
+    def of(self, counter: str) -> tuple[float, float] | None:
+        """Relative bounds of a counter; None if they are not known."""
+        return dict(self.relative).get(counter)
 
-    def limits(self, capacity_bytes: int) -> tuple[int, int]:
-        """What PyTorch's allocator can surely have of a GPU, and what it can at best."""
-        low, high = self.of("reserved")
-        surely = (capacity_bytes - self.runtime_high) / (1 + max(high, 0))
-        at_best = (capacity_bytes - self.runtime_low) / (1 + min(low, 0))
-        return max(0, math.floor(surely)), max(0, math.floor(at_best))
+    @property
+    def _reserved(self) -> tuple[float, float]:
+        """How far below and above the predicted reserved bytes may be; as predicted if that is not known."""
+        low, high = self.of("reserved") or (0.0, 0.0)
+        return min(low, 0.0), max(high, 0.0)
+
+    def limits(self, capacity_bytes: int) -> tuple[int, int | None]:
+        """How much a run may be predicted to reserve on a GPU: if it is to fit surely, and at best (None: any).
+
+        At best any, where nothing at all may be reserved of what is predicted: lower bounds stop at 0 bytes.
+        """
+        low, high = self._reserved
+        surely = max(0, capacity_bytes - self.runtime_high) / (1 + high)
+        room = max(0, capacity_bytes - self.runtime_low)
+        at_best = math.floor(room / (1 + low)) if low > -1 else None if room else 0
+        return math.floor(surely), at_best
 
     def capacity(self, limit_bytes: int) -> int:
         """The smallest GPU memory of which PyTorch's allocator can surely have so much."""
-        return math.ceil(limit_bytes * (1 + max(self.of("reserved")[1], 0))) + self.runtime_high
+        return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
 
 
 def margin(choice: Choice | None, ranks: int) -> Margin:

@@ -142,7 +142,7 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions, {
-        "tokens": shape.batch * shape.sequence, "images": shape.images,
+        "tokens": shape.batch * shape.sequence, "sequence_length": shape.sequence, "images": shape.images,
         "data_parallel_size": workload.data_parallel_size})
     if chosen and chosen.profile.workspaces:
         micro = calibrated.with_workspaces(formula.micro, chosen.profile.workspaces, shape, gpu)

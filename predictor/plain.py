@@ -46,7 +46,14 @@ def from_plain(kind: Any, value: Any, where: str) -> Any:
             return kind(value)
         except ValueError:
             raise InputError(f"{where}: must be one of {', '.join(m.value for m in kind)}, not {show(value)}") from None
-    return float(_of((int, float), value, where)) if kind is float else _of(kind, value, where)
+    return _float(_of((int, float), value, where), where) if kind is float else _of(kind, value, where)
+
+
+def _float(value: int | float, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise InputError(f"{where}: must be a number below 1e308, not {show(value)}") from None
 
 
 def _dataclass(kind: Any, document: dict[str, Any], where: str) -> Any:

@@ -1,6 +1,6 @@
 """A cluster's calibration: what the trace cannot know, measured once and saved.
 
-    profiles/<gpu>/<stack>.json    found by GPU and software; or any file that ``--profile`` names
+    profiles/<gpu>/profile-….json    found by GPU and software; or any file that ``--profile`` names
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.events import Factor
 from predictor.files import read_mapping, write_whole
 from predictor.plain import from_plain, to_plain
+from predictor.profile_rules import MEASURED, check
 from predictor.suggest import show
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[1] / "profiles"
-COUNTERS = ("requested", "allocated", "reserved", "device")
 FAR = 2.0
 """A shape is far outside when it lies beyond the calibrated range by more than this factor."""
-WIDER = 2.0
-"""Intervals grow by this factor for each way in which a prediction extrapolates."""
+EXTRAPOLATION = 0.005
+"""An interval goes this much further on either side, or by half its width, for each way in which a prediction
+extrapolates: other versions and shapes have moved allocated peaks by some tenths of a percent; beyond is not known."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Profile:
 
     Attributes:
         residuals: by counter: requested, allocated, reserved, device.
-        calibrated: range of each quantity that the fitted jobs cover: ``tokens``, ``images``, ``data_parallel_size``.
+        calibrated: range of each quantity that the fitted jobs cover, by ``predictor.profile_rules.QUANTITIES``.
         provenance: date, command, commit, the measurements it was fitted on.
     """
 
@@ -160,28 +160,8 @@ def read(path: str | os.PathLike[str]) -> Profile:
         raise InputError(f"{name}: schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: "
                          "calibrate again, or use the release that wrote it")
     profile = from_plain(Profile, document, name)
-    _check(profile, name)
+    check(profile, name)
     return profile
-
-
-def _check(profile: Profile, name: str) -> None:
-    factors, counters = [factor.value for factor in Factor], COUNTERS
-    for kind, given, known in (("factor", profile.coefficients, factors), ("counter", profile.residuals, counters)):
-        for key in given:
-            if key not in known:
-                raise InputError(f"{name}: {show(key)} is no {kind}: they are {', '.join(known)}")
-    numbers = [(f"coefficients.{key}", c.value, 0.1, 10) for key, c in profile.coefficients.items()]
-    numbers += [(f"residuals.{key}.{end}", getattr(i, end), -1, 10) for key, i in profile.residuals.items()
-                for end in ("low", "high")]
-    numbers += [(f"workspaces: {w.operator}", value, -1 << 40, 1 << 40) for w in profile.workspaces
-                for value in (w.fixed_bytes, w.bytes_per_result_byte)]
-    numbers += [("runtime.fixed_bytes", profile.runtime.fixed_bytes, 0, 1 << 40)]
-    for key, value, low, high in numbers:
-        if not (math.isfinite(value) and low <= value <= high):
-            raise InputError(f"{name}: {key} is {value}, which makes no sense: calibrate again")
-    for key, bounds in profile.calibrated.items():
-        if len(bounds) != 2 or not bounds[0] <= bounds[1]:
-            raise InputError(f"{name}: calibrated.{key} must be a lower and an upper bound")
 
 
 def write(path: str, profile: Profile) -> None:
@@ -197,15 +177,29 @@ class Choice:
     name: str
     extrapolates: tuple[str, ...] = ()
 
-    def interval(self, counter: str) -> tuple[float, float]:
-        """Relative bounds of a counter, widened where it extrapolates; none known: 0."""
+    def interval(self, counter: str) -> tuple[float, float] | None:
+        """Relative bounds of a counter, widened where it extrapolates; None where the profile has none."""
         found = self.profile.residuals.get(counter)
-        width = WIDER ** len(self.extrapolates)
-        return (found.low * width, found.high * width) if found else (0.0, 0.0)
+        return found and widened(found.low, found.high, len(self.extrapolates))
+
+
+def widened(low: float, high: float, times: int) -> tuple[float, float]:
+    """Relative bounds so many times wider: about their middle, with 0 among them, and never of less than 0 bytes.
+
+    Each time the width at least doubles, and each side moves by at least :data:`EXTRAPOLATION`.
+    """
+    for _ in range(times):
+        low, high = min(low, 0.0), max(high, 0.0)
+        side = max(EXTRAPOLATION, (high - low) / 2)
+        low, high = low - side, high + side
+    return max(low, -1.0), high
 
 
 def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float]) -> Choice | None:
-    """The profile for a GPU and software: the given file, else the shipped one that is nearest; None for none.
+    """The profile for a GPU and software: the given file, else the best of those that are shipped; None for none.
+
+    The best is measured on a real GPU, then of the fewest other versions, then first by name: no emulated GPU shows
+    what a real one's libraries and driver take.
 
     Args:
         given: a path, the name of a shipped one, ``none``, or None for the shipped one.
@@ -225,27 +219,32 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
         found = shipped(gpu)
         if not found:
             return None
-        name, profile = min(found.items(), key=lambda pair: (len(_other_versions(pair[1], versions)),
-                                                             MEASURED.index(pair[1].measured_on), pair[0]))
+        name, profile = min(found.items(), key=lambda pair: (MEASURED.index(pair[1].measured_on),
+                                                             len(_other_versions(pair[1], versions)), pair[0]))
     return Choice(profile, name, tuple(_other_versions(profile, versions) + _far(profile, quantities)))
 
 
-MEASURED = ("device", "emulated", "assumed")
-
-
 def find(name: str) -> Profile:
-    """One of :func:`shipped` by its name, or that of a file.
+    """That of a file, or else one of :func:`shipped` by its name; no other is read.
 
     Raises:
         InputError: as :func:`read`.
     """
-    return shipped().get(name) or read(name)
+    path = None if os.path.exists(name) else _shipped_files().get(name)
+    return read(name) if path is None else _read_once(path, path.stat().st_mtime_ns)
 
 
 def shipped(gpu: str = "*") -> dict[str, Profile]:
-    """The profiles that come with the package, of one GPU or of all, by name: ``<gpu>/profile-….json``."""
-    return {f"{path.parent.name}/{path.name}": _read_once(path, path.stat().st_mtime_ns)
-            for path in sorted(SHIPPED.glob(f"{gpu}/profile-*.json"))}
+    """The profiles that come with the package, of one GPU or of all, by name: ``<gpu>/profile-….json``.
+
+    Raises:
+        InputError: as :func:`read`, of any of them.
+    """
+    return {name: _read_once(path, path.stat().st_mtime_ns) for name, path in _shipped_files(gpu).items()}
+
+
+def _shipped_files(gpu: str = "*") -> dict[str, Path]:
+    return {f"{path.parent.name}/{path.name}": path for path in sorted(SHIPPED.glob(f"{gpu}/profile-*.json"))}
 
 
 @lru_cache(maxsize=64)

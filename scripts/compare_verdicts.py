@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrate.measure import measure
+from calibrate.regression import compact
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.pipeline import prepare
 from predictor.survival import PAGE_BYTES

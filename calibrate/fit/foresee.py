@@ -14,7 +14,8 @@ from predictor import calibrated, pipeline, survival, timeline
 from predictor.allocator import AllocatorSettings
 from predictor.calls import calls as operator_calls
 from predictor.events import FACTORS, MOMENTS, Moment
-from predictor.profile import COUNTERS, Choice, OperatorWorkspace, Profile
+from predictor.profile import Choice, OperatorWorkspace, Profile
+from predictor.profile_rules import COUNTERS
 from predictor.run import Run, evaluate
 from predictor.workload import Workload
 

@@ -20,7 +20,8 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.record import Record
 from predictor.errors import InputError
 from predictor.events import FACTORS
-from predictor.profile import COUNTERS, SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime
+from predictor.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime
+from predictor.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION
 
 ROUNDS = 2
@@ -70,7 +71,8 @@ def intervals(profile: Profile, held: Sequence[MeasuredJob]) -> dict[str, Interv
     """Of each counter, from jobs that were not fitted; the device's only where its runtime was measured."""
     errors = [residuals(job, foresee(job, profile)) for job in held]
     known = [counter for counter in COUNTERS if counter != "device" or profile.runtime.measured_on != "assumed"]
-    return {counter: found for counter in known if (found := interval([error[counter] for error in errors]))}
+    return {counter: replace(found, low=max(found.low, -1.0)) for counter in known  # no peak is below 0 bytes
+            if (found := interval([error[counter] for error in errors]))}
 
 
 def _points(profile: Profile, job: MeasuredJob) -> Points:
@@ -91,11 +93,12 @@ def _rounding(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
 
 
 def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
-    quantities = {"tokens": [], "images": [], "data_parallel_size": []}
+    quantities = {name: [] for name in QUANTITIES}
     for job in fitted:
         workload = job.workload
         batch = workload.per_device_train_batch_size
         quantities["tokens"].append(batch * workload.sequence_length)
+        quantities["sequence_length"].append(workload.sequence_length)
         quantities["images"].append(batch * (1 if workload.images_per_sample is None else workload.images_per_sample))
         quantities["data_parallel_size"].append(workload.data_parallel_size)
     return {name: (float(min(values)), float(max(values))) for name, values in quantities.items()}

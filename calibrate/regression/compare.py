@@ -171,7 +171,8 @@ def _device(said: Prediction, job: pipeline.Job, case: Case) -> Bound | None:
         return None
     runtime = job.profile.profile.runtime
     more = runtime.bytes(_ranks(case)) - runtime.bytes(job.setup.data_parallel_size)
-    return Bound(*(size + more for size in (said.peak_device.bytes, said.peak_device.low, said.peak_device.high)))
+    return Bound(*(None if size is None else size + more
+                   for size in (said.peak_device.bytes, said.peak_device.low, said.peak_device.high)))
 
 
 def _peak(case: Case, said: Prediction, counter: str) -> Peak:

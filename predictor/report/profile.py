@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 from predictor.profile import Profile
@@ -26,7 +27,7 @@ def overview(profiles: Mapping[str, Profile]) -> Table:
     for name, one in profiles.items():
         jobs = one.provenance.get("jobs", {})
         rows.add_row(name, one.measured_on, one.device.product, software(one), str(one.provenance.get("date", "")),
-                     str(sum(jobs.values())) if isinstance(jobs, Mapping) else "")
+                     str(sum(jobs.values())))
     return rows
 
 
@@ -41,7 +42,7 @@ def report(console: Console, profile: Profile) -> None:
     console.print()
     console.print(_workspaces(profile))
     console.print()
-    for line in (_runtime(profile), _rounding(profile)):
+    for line in (*_left_out(profile), _runtime(profile), _rounding(profile)):
         for part in wrapped(console, line, indent=0):
             console.print(part)
 
@@ -51,8 +52,10 @@ def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Ta
     heads = ["inside (cross-checked)"] if inside else []
     rows = table("held-out jobs", "measured less predicted", "level", "jobs", *heads)
     for counter, one in profile.residuals.items():
-        checked = [f"{inside[counter]:.1%}" if counter in inside else ""] if inside else []
+        checked = [f"{inside[counter]:.1%}" if isfinite(inside.get(counter, nan)) else ""] if inside else []
         rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples), *checked)
+    if not profile.residuals:
+        rows.add_row("none measured: it has no intervals", "", "", "", *([""] if inside else []))
     return rows
 
 
@@ -70,8 +73,15 @@ def _workspaces(profile: Profile):
         rows.add_row(one.operator, SORTS[one.grows], f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
                      f"{one.bytes_per_result_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
     if not profile.workspaces:
-        rows.add_row("none: every operator allocates what is predicted", "", "", "", "", "", "")
+        kept = "none kept" if profile.provenance.get("workspaces_left_out") else \
+            "none: every operator allocates what is predicted"
+        rows.add_row(kept, "", "", "", "", "", "")
     return rows
+
+
+def _left_out(profile: Profile) -> list[str]:
+    """Operators that allocated more than predicted and have no workspace, and why."""
+    return [f"Left out: {name}: {why}." for name, why in profile.provenance.get("workspaces_left_out", {}).items()]
 
 
 def _runtime(profile: Profile) -> str:

@@ -43,7 +43,8 @@ def verdict(prediction: Prediction) -> str:
         return f"Fits {gpu}: peak {peak} of {capacity}{note}; {size_text(prediction.headroom_bytes or 0)} stay free."
     if prediction.verdict == "uncertain":
         return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
-                f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}.")
+                f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}"
+                f"{_at_most(reserved)}.")
     return f"Does not fit {gpu} ({capacity}{note}): out of memory{failure(prediction)}. It would peak at {peak}."
 
 
@@ -87,6 +88,13 @@ def _bound(bound: Bound | None) -> str:
     if bound.low is None or bound.high is None:
         return size_text(bound.bytes)
     return f"{size_text(bound.bytes)} ({size_text(bound.low)} to {size_text(bound.high)})"
+
+
+def _at_most(reserved: Bound | None) -> str:
+    """What else it takes to run out of memory, where the interval shows."""
+    if reserved is None or reserved.high is None or size_text(reserved.high) == size_text(reserved.bytes):
+        return ""
+    return f" and PyTorch reserves {size_text(reserved.high)}"
 
 
 def _measured(gpu: str) -> bool:

@@ -103,13 +103,25 @@ def test_rounding_and_runtime_are_found(profile):
 
 
 def test_ranges_are_those_of_the_fitted_jobs(profile):
-    assert profile.calibrated == {"tokens": (2048.0, 16384.0), "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
+    assert profile.calibrated == {"tokens": (2048.0, 16384.0), "sequence_length": (1024.0, 2048.0),
+                                  "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
 
 
 def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
     assert set(profile.residuals) == {"requested", "allocated", "reserved", "device"}
     assert max(abs(end) for one in profile.residuals.values() for end in (one.low, one.high)) < 1e-3
     assert profile.residuals["reserved"].samples == 2
+
+
+def test_an_interval_of_a_few_jobs_that_took_more_than_twice_what_is_predicted_stops_at_0_bytes():
+    def tripled(one: Row) -> Row:
+        return replace(one, record=replace(one.record, job=replace(one.record.job, moments=tuple(
+            replace(peaks, requested_bytes=3 * peaks.requested_bytes) for peaks in one.record.job.moments))))
+
+    made = fit_profile([row(keys(2, 1024), truth=None), tripled(row(keys(3, 1024), role="holdout", truth=None))],
+                       measured_on="emulated", provenance={})
+    assert made.residuals["requested"].low == -1.0
+    assert made.residuals["requested"].high == pytest.approx(2.0, abs=0.1)
 
 
 def test_no_group_that_is_left_out_gets_worse(rows, profile):

@@ -1,4 +1,4 @@
-"""Profiles: read and refused, chosen, and what each part of one changes in a prediction."""
+"""Profiles: written and read, what each part of one changes in a prediction, and how one is shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from predictor import calibrated, gpus, profile
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
 from predictor.calls import calls
 from predictor.cli import main
-from predictor.errors import InputError
 from predictor.events import FACTORS, Factor
 from predictor.plain import to_plain
 from predictor.profile import (
@@ -25,6 +24,7 @@ from predictor.profile import (
     Profile,
     Runtime,
 )
+from predictor.profile_rules import COUNTERS
 from predictor.run import evaluate
 from predictor.sizes import Shape
 from predictor.workload import PINNED
@@ -58,53 +58,6 @@ def test_a_profile_survives_its_file(tmp_path):
     assert profile.read(path) == original
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"schema_version": 2}, "schema_version is 2, and this release reads 1"),
-    ({"schema_version": None}, "schema_version is None"),
-    ({"coefficients": {"speed": to_plain(Coefficient(1.0, 0.0, 1, True, True, ""))}}, '"speed" is no factor'),
-    ({"residuals": {"reserved": {"low": 0.0, "high": 11.0, "level": 0.9, "samples": 1}}}, "residuals.reserved.high is 11.0"),
-    ({"calibrated": {"tokens": [2, 1]}}, "calibrated.tokens must be a lower and an upper bound"),
-    ({"runtime": 3}, "must be a mapping"), ({"workspaces": {}}, "must be a list"), ({"more": 1}, 'unknown key "more"'),
-])
-def test_a_bad_profile_is_one_clear_line(tmp_path, change, message):
-    path = written(tmp_path, to_plain(calibration()) | change)
-    with pytest.raises(InputError) as error:
-        profile.read(path)
-    assert message in str(error.value) and str(error.value).startswith(path) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}'])
-def test_a_corrupt_profile_is_one_line_and_exit_code_2(tmp_path, capsys, text):
-    path = written(tmp_path, text)
-    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and path in err and err.count("\n") == 1
-
-
-def test_a_profile_of_another_gpu_is_refused(tmp_path):
-    path = written(tmp_path, to_plain(calibration()))
-    with pytest.raises(InputError, match="is a profile of h100-80gb, and the GPU is l40s"):
-        profile.choose(path, "l40s", PINNED, {})
-
-
-def test_no_profile_on_request():
-    assert profile.choose("none", "h100-80gb", PINNED, {}) is None
-
-
-def test_other_versions_and_far_shapes_are_extrapolation(tmp_path):
-    path = written(tmp_path, to_plain(calibration(calibrated={"tokens": (1000.0, 2000.0)})))
-    assert profile.choose(path, "h100-80gb", PINNED, {"tokens": 4000}).extrapolates == ()
-    chosen = profile.choose(path, "h100-80gb", PINNED | {"torch": "2.9.1"}, {"tokens": 4001})
-    assert chosen.extrapolates == ("torch 2.9.1 (calibrated with 2.11.0)", "tokens 4,001 (calibrated from 1,000 to 2,000)")
-
-
-def test_each_extrapolation_doubles_the_interval():
-    residuals = {"reserved": Interval(-0.01, 0.02, 0.9, 60)}
-    choice = Choice(calibration(residuals=residuals), "p", ("a", "b"))
-    assert choice.interval("reserved") == (-0.04, 0.08)
-    assert choice.interval("allocated") == (0.0, 0.0)
-
-
 def test_the_runtime_grows_with_the_ranks_of_a_communicator():
     runtime = Runtime(500, 100, 7, None, "device", "")
     assert [runtime.bytes(ranks) for ranks in (1, 2, 8)] == [500, 614, 656]
@@ -117,6 +70,12 @@ def test_the_limits_leave_room_for_runtime_and_residuals():
     assert (found.runtime_low, found.runtime_high) == (900, 1100)
     assert found.limits(11_100) == (8_000, 20_400)
     assert found.capacity(8_000) == 11_100
+
+
+@pytest.mark.parametrize("capacity_bytes, at_best", [(11_100, None), (1000, None), (900, 0)])
+def test_an_interval_down_to_nothing_leaves_any_prediction_possible_where_the_runtime_fits(capacity_bytes, at_best):
+    found = Margin(900, 1100, (("reserved", (-1.0, 3.0)),))
+    assert found.limits(capacity_bytes)[1] == at_best
 
 
 def test_an_assumed_runtime_may_be_anything_from_nothing():
@@ -266,6 +225,33 @@ def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):
     assert document["provenance"]["profile"]["name"] == path and document["provenance"]["measured_on"] == "device"
 
 
+def test_counters_without_residuals_have_no_interval_and_the_answer_says_so(tmp_path, capsys):
+    path = written(tmp_path, to_plain(calibration(residuals={"allocated": Interval(-0.01, 0.02, 0.9, 60)})))
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ends = {counter: [document[f"peak_{counter}_bytes_{end}"] is None for end in ("low", "high")]
+            for counter in COUNTERS}
+    assert ends == {"requested": [True] * 2, "allocated": [False] * 2, "reserved": [True] * 2, "device": [True] * 2}
+    assert f"the profile {path} has no intervals for requested, reserved (no held-out job was measured)" in \
+        document["not_modelled"][-1]
+
+
+def test_a_profile_without_any_residuals_is_not_shown_as_a_perfect_one(tmp_path, capsys):
+    path = written(tmp_path, to_plain(calibration()))
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert " GiB to " not in shown and "measured on a real GPU; it has no intervals." in shown
+
+
+def test_an_answer_that_extrapolates_says_that_its_intervals_are_wider(tmp_path, capsys):
+    path = written(tmp_path, to_plain(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)},
+                                                  calibrated={"sequence_length": (64.0, 256.0)})))
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "intervals hold 90% of held-out jobs, and are wider here for what it did not cover" in shown
+    assert "did not cover: sequence length 1,024 (calibrated from 64 to 256)" in shown
+
+
 # --- the command -------------------------------------------------------------------------------------
 
 
@@ -283,6 +269,26 @@ def test_profiles_shows_a_file(tmp_path, capsys):
     assert "-1.000000% to +2.000000%" in shown and "rounds as the workload's settings say" in shown
     assert main(["profiles", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runtime"]["fixed_bytes"] == 500 * MIB
+
+
+LEFT_OUT = {"workspaces_left_out": {"aten::amax": "up to 3,562 bytes in calls of which nothing is predicted"}}
+
+
+@pytest.mark.parametrize("provenance, said", [(LEFT_OUT, "none kept"), ({}, "none: every")])
+def test_that_no_operator_has_a_workspace_is_said_as_it_was_found(tmp_path, capsys, provenance, said):
+    assert main(["profiles", written(tmp_path, to_plain(calibration(provenance=provenance)))]) == 0
+    shown = capsys.readouterr().out
+    assert [text for text in ("none kept", "none: every") if text in shown] == [said]
+
+
+def test_operators_that_were_left_out_are_shown_with_the_reason(tmp_path, capsys):
+    assert main(["profiles", written(tmp_path, to_plain(calibration(provenance=LEFT_OUT)))]) == 0
+    assert "Left out: aten::amax: up to 3,562 bytes in calls of which nothing is predicted." in capsys.readouterr().out
+
+
+def test_a_profile_without_intervals_says_so(tmp_path, capsys):
+    assert main(["profiles", written(tmp_path, to_plain(calibration()))]) == 0
+    assert "none measured: it has no intervals" in capsys.readouterr().out
 
 
 def test_every_shipped_profile_can_be_read_and_says_where_it_was_measured():

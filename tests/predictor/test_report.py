@@ -47,6 +47,12 @@ def test_the_verdict_gives_the_numbers_that_decide(gpu, line):
     assert verdict(samples.prediction(samples.workload(gpu=gpu))) == line
 
 
+def test_an_uncertain_verdict_names_what_it_takes_to_run_out_of_memory():
+    prediction = samples.prediction(samples.workload(gpu="h100-80gb"), verdict="uncertain",
+                                    provenance={"runtime_bytes": GIB}, peak_reserved=Bound(45 * GIB, 40 * GIB, 79 * GIB))
+    assert verdict(prediction).endswith("if CUDA context, NCCL and libraries take 1.00 GiB and PyTorch reserves 79.00 GiB.")
+
+
 def test_an_interval_is_shown_where_there_is_one():
     prediction = samples.prediction(peak_requested=Bound(43 * GIB, 42 * GIB, 44 * GIB))
     assert "requested   43.00 GiB (42.00 GiB to 44.00 GiB)" in shown(table.report, prediction)
