@@ -3,20 +3,14 @@ named."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
+from calibrate.campaign.here import Here
 from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row
-from calibrate.measure import ROOT
-from calibrate.record import Device, MeasuredOn
+from calibrate.record import Device, MeasuredJob, MeasuredOn
 from predictor import gpus
 from predictor.errors import InputError
-from predictor.plain import from_plain
 from predictor.suggest import show
 from predictor.version import VERSION
 
@@ -25,47 +19,6 @@ DECIDE = ("torch", "cuda", "cudnn", "transformers", "deepspeed")
 CAPACITY_WITHIN = 0.03
 """How far apart two drivers show the memory of one GPU, and more: a product of another size is further off."""
 ANOTHER = "name another file with --measurements"
-
-
-@dataclass(frozen=True)
-class Here:
-    """The GPU and the software that jobs find where this runs."""
-
-    device: Device
-    software: Mapping[str, str | None]
-
-
-_LOOK = ("import json, sys; from calibrate import device; from predictor.errors import InputError; "
-         "from predictor.plain import to_plain\n"
-         "try: device.require(); found = {'device': to_plain(device.describe(sys.argv[1])),"
-         " 'software': device.software()}\n"
-         "except InputError as error: found = {'input_error': str(error)}\n"
-         "print('FOUND' + json.dumps(found), flush=True)\n"
-         "import os; os._exit(0)")  # as a job ends: libraries hang in their last rites
-
-
-def look(where: Where) -> Here:
-    """Ask a process as a job's would be; builds the emulated GPU, so that a mistake is told before anything runs.
-
-    Raises:
-        InputError: no device, or a process that cannot tell.
-    """
-    changes: dict[str, str] = {}
-    if where.device is MeasuredOn.EMULATED:
-        from calibrate import emulator
-
-        changes = emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-    process = subprocess.run([sys.executable, "-c", _LOOK, where.events], capture_output=True, text=True,
-                             env={**os.environ, **changes, "PYTHONPATH": path})
-    for line in process.stdout.splitlines():
-        if line.startswith("FOUND"):
-            found = json.loads(line.removeprefix("FOUND"))
-            if "input_error" in found:
-                raise InputError(found["input_error"])
-            return from_plain(Here, found, "the device")
-    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise InputError(f"the GPU could not be looked at: {show(last, 300)[1:-1]}")
 
 
 def check_rows(rows: Iterable[Row], where: Where, path: str) -> None:
@@ -135,6 +88,6 @@ def check_gpu(gpu: str, device: Device) -> None:
                          f"({wanted.capacity_bytes:,} bytes): say after --gpu which it is")
 
 
-def _identity(of: object) -> dict[str, str | None]:
+def _identity(of: MeasuredJob | Here) -> dict[str, str | None]:
     """Of a measured job or of what is here: the GPU's product and the software."""
     return {"GPU": of.device.name, **{name: of.software.get(name) for name in DECIDE}}

@@ -141,13 +141,13 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
     """Runs what is missing, with a plan before and a bar meanwhile on stderr; how many jobs are left."""
     from functools import partial
 
-    from calibrate.campaign import launched, one, run, same
+    from calibrate.campaign import here, launched, one, run, same
     from calibrate.report.calibrate import Progress, plan
 
     known = {row.id for row in store.rows}
     shown = jobs if degree is None else [launched.of_rank(job, degree - 1) for job in jobs]
     if not known.issuperset(job.id for job in shown):
-        same.check_here(store.rows, same.look(where), where, store.path)
+        same.check_here(store.rows, here.look(where), where, store.path)
     console = output.console(sys.stderr, width=None if sys.stderr.isatty() else output.WIDTH)
     plan(console, shown, workers, known)
     row_of = partial(one.row_of, where=where)

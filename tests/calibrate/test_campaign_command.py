@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.campaign import same
+from calibrate.campaign import here, same
 from calibrate.campaign.design import Job
 from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row, opened
@@ -34,10 +34,10 @@ def emulated(job: Job, **device) -> Row:
     return Row(job.id, job.role, job.group, dict(job.keys), record, unexplained_bytes=3)
 
 
-def here(where) -> same.Here:
+def found_here(where) -> here.Here:
     """The device and software of the rows."""
     job = small_jobs.record().job
-    return same.Here(job.device, job.software)
+    return here.Here(job.device, job.software)
 
 
 def stand_in(job: Job, where) -> Row:
@@ -49,7 +49,7 @@ def fake(monkeypatch):
     """Six jobs that take no time, and a fit that finds nothing."""
     monkeypatch.setattr("calibrate.campaign.design.campaign", lambda **_: JOBS)
     monkeypatch.setattr("calibrate.campaign.one.row_of", stand_in)
-    monkeypatch.setattr("calibrate.campaign.same.look", here)
+    monkeypatch.setattr("calibrate.campaign.here.look", found_here)
     monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(**given))
     monkeypatch.setattr("calibrate.fit.coverage", lambda rows, found: {})
     monkeypatch.setattr("calibrate.fit.cross_validate", lambda rows, found: [])
@@ -191,8 +191,8 @@ def test_other_software_or_another_gpu_is_noticed_before_a_job_runs(fake, tmp_pa
 
 def test_a_gpu_that_is_not_the_one_named_is_noticed_before_a_job_runs(fake, monkeypatch, tmp_path, capsys):
     job = small_jobs.record().job
-    other = same.Here(replace(job.device, name="NVIDIA A100-SXM4-40GB"), job.software)
-    monkeypatch.setattr("calibrate.campaign.same.look", lambda where: other)
+    other = here.Here(replace(job.device, name="NVIDIA A100-SXM4-40GB"), job.software)
+    monkeypatch.setattr("calibrate.campaign.here.look", lambda where: other)
     assert error_of(capsys, "-o", str(tmp_path / "p.json")).startswith(
         'the GPU is "NVIDIA A100-SXM4-40GB", which is a100-40gb, not h100-80gb')
     assert (tmp_path / "p.jsonl").read_bytes() == b""
@@ -220,7 +220,7 @@ def test_a_product_that_is_not_known_is_told_by_its_memory(share, fits):
 
 @small_jobs.needs_emulator
 def test_what_is_here_is_what_a_jobs_record_says():
-    found = same.look(Where("l40s", MeasuredOn.EMULATED))
+    found = here.look(Where("l40s", MeasuredOn.EMULATED))
     assert (found.device.name, found.device.capacity_bytes) == ("NVIDIA L40S", GPUS["l40s"].capacity_bytes)
     assert set(same.DECIDE) <= set(found.software)
 
