@@ -13,7 +13,9 @@ goes on where it was. Options are those of `peakcast calibrate`, which this call
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from predictor import gpus
@@ -23,18 +25,33 @@ from predictor.errors import InputError
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 
 
-def arguments(given: list[str]) -> list[str]:
-    """`peakcast calibrate` with what was not said: a real GPU, and the file that predictions look for."""
+def run(given: list[str]) -> int:
+    """The command; a directory that was made for its profile goes away if nothing came of it."""
+    words, directory = arguments(given)
+    if directory is None:
+        return main(words)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        return main(words)
+    finally:
+        if os.environ.get("RANK", "0") == "0":  # torchrun's first, which alone writes
+            with suppress(OSError):  # it is not empty
+                directory.rmdir()
+
+
+def arguments(given: list[str]) -> tuple[list[str], Path | None]:
+    """`peakcast calibrate` with what was not said: a real GPU, and the file that predictions look for, with its
+    directory."""
     said, _ = _parser().parse_known_args(given)
     words = ["calibrate", *given, *([] if said.device else ["--device", "cuda"])]
     if said.gpu is None or said.output or said.plan_only or "--help" in given:
-        return words
+        return words, None
     try:
         directory = PROFILES / gpus.find(said.gpu).name
     except InputError:  # the command says so
-        return words
-    directory.mkdir(parents=True, exist_ok=True)
-    return [*words, "-o", str(directory / f"profile-{'emulated' if said.device == 'emulated' else 'device'}.json")]
+        return words, None
+    name = f"profile-{'emulated' if said.device == 'emulated' else 'device'}.json"
+    return [*words, "-o", str(directory / name)], directory
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,4 +66,4 @@ def _parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     if sys.argv[1:] in ([], ["-h"], ["--help"]):
         print(__doc__)
-    sys.exit(main(arguments(sys.argv[1:] or ["--help"])))
+    sys.exit(run(sys.argv[1:] or ["--help"]))

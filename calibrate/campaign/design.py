@@ -16,7 +16,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ FIT, HELD_OUT = 57, 64
 QUICK_FIT, QUICK_HELD_OUT = 11, 6
 """How many jobs, without those of :data:`COMMUNICATORS`."""
 
-SECONDS, TORCH_SECONDS, WHOLE_SECONDS = 9.0, 6.0, 32.0
-"""A job with DeepSpeed, one without, and a full model."""
+SECONDS = {False: (9.0, 6.0, 32.0), True: (14.0, 7.5, 32.0)}
+"""Expected of a job with DeepSpeed, one without, and a full model: on a real GPU; of a core, on an emulated one (two
+jobs at a time on two cores, as the jobs of the shipped campaigns took)."""
 CANDIDATES = 6_000
 MOST_TOKENS, MOST_SCORES = 1 << 14, 1 << 25
 """Of a micro batch: tokens, and tokens times sequence length (eager attention keeps as many scores a head)."""
@@ -110,11 +111,13 @@ class Job:
         keys: of a workload; ``model`` is a known name or a file of :data:`MODELS` without ``.json``.
         role: ``fit``, ``holdout`` (intervals and cross-validation) or ``validation`` (full models).
         group: the setting that it varies.
+        emulated: whether it is for an emulated GPU, where it takes another time.
     """
 
     keys: Mapping[str, Any]
     role: str
     group: str
+    emulated: bool = False
 
     @property
     def id(self) -> str:
@@ -123,10 +126,11 @@ class Job:
 
 
 def seconds(job: Job) -> float:
-    """Expected duration: on the emulated H100, of a core, measured on two; model and library start take most."""
+    """Expected duration: model and library start take most."""
+    with_deepspeed, without, whole = SECONDS[job.emulated]
     if job.role == "validation":
-        return WHOLE_SECONDS
-    return SECONDS if "engine" not in job.keys else TORCH_SECONDS
+        return whole
+    return without if "engine" in job.keys else with_deepspeed
 
 
 def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
@@ -135,13 +139,15 @@ def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
     return Workload(**{**keys, **more, "model": str(path) if path.is_file() else keys["model"]})
 
 
-def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None) -> list[Job]:
+def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None,
+             emulated: bool = False) -> list[Job]:
     """All jobs, in order of what they teach: two to fit for each held-out one, then the other held-out ones, then
     full models. The quick campaign's jobs are among the others'.
 
     Args:
         communicators: with the jobs whose process group is NCCL's.
         degree: only with this data-parallel degree, ranks left out: every rank runs (torchrun).
+        emulated: they are for an emulated GPU.
     """
     fit = _fitted(QUICK_FIT if quick else FIT, degree)
     if communicators and degree is None:
@@ -152,7 +158,8 @@ def campaign(*, quick: bool = False, communicators: bool = True, degree: int | N
     while fit or held_out:
         jobs += [*fit[:2], *held_out[:1]]
         fit, held_out = fit[2:], held_out[1:]
-    return jobs if quick else jobs + [Job(keys, "validation", "whole models") for keys in _at_degree(WHOLE, degree)]
+    jobs += [] if quick else [Job(keys, "validation", "whole models") for keys in _at_degree(WHOLE, degree)]
+    return [replace(job, emulated=emulated) for job in jobs]
 
 
 def _fitted(count: int, degree: int | None) -> list[Job]:

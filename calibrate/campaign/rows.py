@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from calibrate.campaign import design
-from calibrate.record import Record
+from calibrate.record import SCHEMA_VERSION, Record
 from predictor.errors import InputError
 from predictor.plain import from_plain, to_plain
 from predictor.suggest import show
@@ -19,6 +20,8 @@ from predictor.workload import Workload
 
 SKIPPED = "skipped: "
 """Begins ``Row.failed`` of a job that was not run because it would not fit."""
+NO_ROWS = "this is no file of measurements: name another with --measurements"
+DAMAGED = "delete that line, and the same command measures its job again"
 
 
 @dataclass(frozen=True)
@@ -98,28 +101,53 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
     A last line without an end was being written when the campaign was killed: it does not count.
 
     Raises:
-        InputError: not readable, or a line that is no row.
+        InputError: not readable, a line that is no row, or nothing but a line without an end.
     """
     try:
         with open(path, "rb") as stream:
-            lines = stream.read().split(b"\n")[:-1]
+            *lines, torn = stream.read().split(b"\n")
     except OSError as error:
         raise InputError(f"{_named(path)}: cannot be read: {error.strerror}") from None
+    if torn and not lines:
+        raise InputError(f"{_named(path)}: {NO_ROWS}")
     rows: dict[str, Row] = {}
     for number, line in enumerate(lines, 1):
-        row = _row(line, f"{_named(path)}, line {number}")
+        row = _row(line, f"{_named(path)}, line {number}", DAMAGED if rows else NO_ROWS)
         rows[row.id] = row
     return [rows[key] for key in sorted(rows)]
 
 
-def _row(line: bytes, where: str) -> Row:
+def _row(line: bytes, where: str, advice: str) -> Row:
+    """The row of a line; ``advice`` says what to do if it is none."""
     try:
         document = json.loads(line)
     except ValueError:
-        raise InputError(f"{where}: not valid JSON: this is no file of measurements, or it was damaged") from None
+        raise InputError(f"{where}: not valid JSON: {advice}") from None
     if not isinstance(document, dict):
-        raise InputError(f"{where}: not a mapping: this is no file of measurements")
-    return from_plain(Row, document, where)
+        raise InputError(f"{where}: not a mapping: {advice}")
+    record = document.get("record")
+    version = record.get("schema_version") if isinstance(record, dict) else SCHEMA_VERSION
+    if version != SCHEMA_VERSION:
+        raise InputError(f"{where}: the record's schema_version is {show(version)}, and this release has "
+                         f"{SCHEMA_VERSION}: name another file with --measurements, and measure anew")
+    try:
+        row = from_plain(Row, document, where)
+        _check(row, where)
+    except InputError as error:
+        raise InputError(f"{error}: {advice}") from None
+    return row
+
+
+def _check(row: Row, where: str) -> None:
+    """It is what a campaign writes: of a known role, with the id of its job, and with peaks if it did not fail."""
+    if row.role not in design.ROLES:
+        raise InputError(f"{where}: role: must be one of {', '.join(design.ROLES)}, not {show(row.role)}")
+    if row.id != design.Job(row.job, row.role, row.group).id:
+        raise InputError(f"{where}: the id {show(row.id)} is not of its job")
+    if row.failed is None and row.record is not None:
+        for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
+            if max((getattr(peaks, counter) for peaks in row.record.job.moments), default=0) <= 0:
+                raise InputError(f"{where}: the largest {counter} is not above 0")
 
 
 def to_line(row: Row) -> bytes:
@@ -154,7 +182,7 @@ class Store:
 
 @contextmanager
 def opened(path: str) -> Iterator[Store]:
-    """The store in a file, made if there is none; a torn last line is cut off.
+    """The store in a file, made if there is none; a torn last line that follows rows is cut off.
 
     Raises:
         InputError: it cannot be written, another campaign is writing it, or as :func:`read`.
@@ -164,6 +192,8 @@ def opened(path: str) -> Iterator[Store]:
     except OSError as error:
         raise InputError(f"{_named(path)}: cannot be written: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise InputError(f"{_named(path)}: is not a regular file: name another with --measurements")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -30,6 +30,32 @@ class Limits:
     seconds: float | None = None
 
 
+class Guard:
+    """Stops a campaign whose jobs fail from the first on."""
+
+    def __init__(self) -> None:
+        self._jobs = self._broken = 0
+        self._why: str | None = None
+
+    def count(self, row: Row) -> None:
+        """A job ended."""
+        self._jobs += 1
+        self._broken += row.broken
+        if self._broken == self._jobs == FAILURES:
+            self._why = row.failed
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether the first :data:`FAILURES` jobs did."""
+        return self._why is not None
+
+    def check(self) -> None:
+        """Raises InputError if they did."""
+        if self.all_failed:
+            raise InputError(f"the first {FAILURES} jobs failed, so this is no matter of the jobs: {self._why} "
+                             "(put it right and add --retry-failed)")
+
+
 def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
         done: Callable[[Row], None] = lambda row: None) -> int:
     """Run, in order, the jobs that the store has no row of.
@@ -48,16 +74,14 @@ def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
     left = [job for job in jobs if job.id not in known]
     ended = None if limits.seconds is None else time.monotonic() + limits.seconds
     results = _results(left, row_of, limits.workers, lambda: ended is not None and time.monotonic() >= ended)
-    broken = count = 0
+    guard, count = Guard(), 0
     try:
         for row in results:
             store.add(row)
             count += 1
-            broken += row.broken
+            guard.count(row)
             done(row)
-            if broken == count == FAILURES:
-                raise InputError(f"the first {FAILURES} jobs failed, so this is no matter of the jobs: {row.failed} "
-                                 "(put it right and add --retry-failed)")
+            guard.check()
     finally:
         results.close()
     return len(left) - count

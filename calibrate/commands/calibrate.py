@@ -73,31 +73,32 @@ def run(arguments: argparse.Namespace) -> int:
     from calibrate.campaign import design
 
     degree = int(os.environ["WORLD_SIZE"]) if alone.launched() else None
+    emulated = where.device.value == "emulated"
     # alone, NCCL's process group is to be had on the emulated GPU only
-    jobs = design.campaign(quick=arguments.quick, communicators=where.device.value == "emulated", degree=degree)
+    jobs = design.campaign(quick=arguments.quick, communicators=emulated, degree=degree, emulated=emulated)
     workers = 1 if degree else workers
     if arguments.plan_only:
         _show_plan(arguments, jobs, workers)
         return 0
     if arguments.output is None:
         raise InputError("-o is not given: name the file of the profile, such as h100.json")
-    if arguments.measurements == arguments.output:
-        raise InputError("-o and --measurements name the same file: name two")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     if degree and os.environ["RANK"] != "0":
         return _follow(jobs, where)
     output.check_path(arguments.output, arguments.force)
     path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
-    from calibrate.campaign import rows
+    output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
+                           "-o and --measurements (not given: as -o, ending in .jsonl)")
+    from calibrate.campaign import rows, same
 
     with rows.opened(path) as store:
-        _check_same(store.rows, where, path)
+        same.check_rows(store.rows, where, path)
         if arguments.retry_failed:
             store.forget_failed()
         left = _measure(jobs, where, store, workers, None if minutes is None else 60 * minutes, degree)
         measured = store.rows
-    _check_same(measured, where, path)
-    return _finish(arguments, measured, where, path, left)
+    same.check_rows(measured, where, path)
+    return _finish(arguments, measured, where, path, left, degree)
 
 
 def _where(arguments: argparse.Namespace) -> Where:
@@ -112,7 +113,10 @@ def _where(arguments: argparse.Namespace) -> Where:
     from predictor import gpus
 
     device = MeasuredOn(DEVICES[arguments.device])
-    gpu = gpus.find(arguments.gpu).name
+    try:
+        gpu = gpus.find(arguments.gpu).name
+    except InputError as error:  # its capacity can be given for a prediction, not here
+        raise InputError(str(error).removesuffix("; or give capacity_bytes")) from None
     if device is MeasuredOn.DEVICE and arguments.inject:
         raise InputError("nothing can be injected into a real GPU: --inject needs --device emulated")
     if device is MeasuredOn.DEVICE and not arguments.plan_only and not has_real_driver():
@@ -132,47 +136,25 @@ def _number(text: str | None, option: str, least: float, whole: bool = False) ->
     return value
 
 
-def _check_same(rows: list[Row], where: Where, path: str) -> None:
-    """All rows are of this device, and of one software."""
-    first = None
-    for row in rows:
-        if row.record is None:
-            continue
-        job, gpu = row.record.job, row.record.workload["gpu"]
-        completion = where.events if where.device.value == "emulated" else None
-        injected = where.inject.stated() if where.inject else None
-        for what, found, wanted in (
-                ("device", job.measured_on.value, where.device.value), ("gpu", gpu, where.gpu),
-                ("events", job.device.event_completion, completion),
-                ("injected", dict(job.device.injected or {}), injected or {})):
-            if found != wanted:
-                raise InputError(f"{show(path, 200)[1:-1]}: was measured with {what} {found}, and this is "
-                                 f"{wanted}: name another file with --measurements")
-        first = first or row
-        if (job.device.name, job.software) != (first.record.job.device.name, first.record.job.software):
-            raise InputError(f"{show(path, 200)[1:-1]}: the jobs {first.id} and {row.id} ran on different devices or "
-                             "software: name another file with --measurements, and measure all with one")
-
-
 def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds: float | None,
              degree: int | None) -> int:
     """Runs what is missing, with a plan before and a bar meanwhile on stderr; how many jobs are left."""
     from functools import partial
 
-    from calibrate.campaign import one, run
+    from calibrate.campaign import here, launched, one, run, same
     from calibrate.report.calibrate import Progress, plan
 
     known = {row.id for row in store.rows}
-    _ready(where)
+    shown = jobs if degree is None else [launched.of_rank(job, degree - 1) for job in jobs]
+    if not known.issuperset(job.id for job in shown):
+        same.check_here(store.rows, here.look(where), where, store.path)
     console = output.console(sys.stderr, width=None if sys.stderr.isatty() else output.WIDTH)
-    plan(console, jobs, workers, known)
+    plan(console, shown, workers, known)
     row_of = partial(one.row_of, where=where)
-    with Progress(jobs, workers, known) as progress:
+    with Progress(shown, workers, known) as progress:
         try:
             if degree is None:
                 return run.run(jobs, row_of, store, run.Limits(workers, seconds), progress.done)
-            from calibrate.campaign import launched
-
             ended = None if seconds is None else time.monotonic() + seconds
             return launched.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
                                 progress.done)
@@ -180,14 +162,6 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
             print(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on",
                   file=sys.stderr)
             raise
-
-
-def _ready(where: Where) -> None:
-    """Builds the emulated GPU once, before several jobs need it; a mistake is told before anything runs."""
-    if where.device.value == "emulated":
-        from calibrate import emulator
-
-        emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
 
 
 def _follow(jobs: list[Job], where: Where) -> int:
@@ -200,7 +174,9 @@ def _follow(jobs: list[Job], where: Where) -> int:
     return 0
 
 
-def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: str, left: int) -> int:
+def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: str, left: int,
+            degree: int | None) -> int:
+    from calibrate.campaign.launched import once_a_job
     from calibrate.fit import coverage, cross_validate, fit_profile
     from calibrate.report import calibrate as report
     from predictor import profile as profiles
@@ -210,7 +186,8 @@ def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: 
     print(f"Fitting {sum(row.failed is None for row in rows)} jobs", file=sys.stderr)
     profile = fit_profile(rows, measured_on=where.device.value, provenance=provenance)
     profiles.write(arguments.output, profile)
-    result = report.Result(profile, arguments.output, path, tuple(rows), left, coverage(rows, profile),
+    counted = rows if degree is None else once_a_job(rows, degree)
+    result = report.Result(profile, arguments.output, path, tuple(counted), left, coverage(rows, profile),
                            tuple(cross_validate(rows, profile)))
     output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.document(result),
                  lambda console: report.report(console, result))

@@ -19,22 +19,27 @@ SOURCE = ("peakcast's assumption for the CUDA context and libraries, not measure
 
 
 def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
-    """The median over jobs of one rank, and what communicators add to it by number of ranks."""
+    """The median over jobs of one rank, and what communicators add to it by number of ranks.
+
+    Where all jobs had communicators, what these take whatever their number of ranks cannot be told from the rest, nor,
+    with one number of ranks only, what each rank takes: it is in the fixed part.
+    """
     alone = [job.runtime_bytes for job in jobs if job.runtime_bytes is not None and not job.communicates]
     grouped = [(job.workload.data_parallel_size, job.runtime_bytes) for job in jobs
                if job.runtime_bytes is not None and job.communicates]
     if not alone and not grouped or np.median(alone or [size for _, size in grouped]) < NOTHING_BYTES:
         return Runtime(ASSUMED_RUNTIME_BYTES, 0, 0, None, "assumed", SOURCE)
-    fixed = float(np.median(alone)) if alone else float(min(size for _, size in grouped))
+    fixed = float(np.median(alone)) if alone else 0.0
     source = f"NVML less PyTorch's segments at the end of {len(alone) + len(grouped)} jobs"
     once, each = 0.0, 0.0
-    if not alone:
-        source += "; all had communicators, whose part is in the fixed one"
-    elif grouped:
+    if grouped:
         once, each, note = _communicators(np.array(grouped, dtype=float), fixed)
         source += note
-    left = [size - fixed for size in alone] or [0.0]
-    left += [size - fixed - once - each * ranks for ranks, size in grouped] if alone else []
+    if not alone:
+        source += "; all had communicators, whose part that does not grow with the ranks is in the fixed one"
+        fixed, once = once, 0.0
+    left = [size - fixed for size in alone]
+    left += [size - fixed - once - each * ranks for ranks, size in grouped]
     error = TO_DEVIATION * float(np.median(np.abs(left)))
     return Runtime(round(fixed), round(once), round(each), error, measured_on, source)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -157,15 +158,49 @@ def test_two_campaigns_do_not_write_one_file(file):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("{\n", "rows.jsonl, line 1: not valid JSON: this is no file of measurements, or it was damaged"),
-    ("[]\n", "rows.jsonl, line 1: not a mapping: this is no file of measurements"),
-    ('{"id": "a"}\n', 'rows.jsonl, line 1: the key "role" is missing'),
+    ("{\n", ", line 1: not valid JSON"),
+    ("[]\n", ", line 1: not a mapping"),
+    ('{"id": "a"}\n', ', line 1: the key "role" is missing'),
+    ("my thesis, without an end", ""),
 ])
-def test_a_file_that_holds_no_rows_is_refused(file, text, message):
+def test_a_file_that_holds_no_rows_is_refused_and_left_as_it_was(file, text, message):
     file.write_text(text)
+    with pytest.raises(InputError) as error, opened(str(file)):
+        pass
+    assert str(error.value) == f"{file}{message}: this is no file of measurements: name another with --measurements"
+    assert file.read_text() == text
+
+
+def test_something_that_is_no_file_is_refused():
+    with pytest.raises(InputError, match="/dev/null: is not a regular file"), opened("/dev/null"):
+        pass
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda line: line[:40], "not valid JSON"),
+    (lambda line: line.replace(b'"role":"fit"', b'"role":"banana"'),
+     'role: must be one of fit, holdout, validation, not "banana"'),
+    (lambda line: line.replace(b'"sequence_length":2', b'"sequence_length":7'),
+     f'the id "{JOBS[1].id}" is not of its job'),
+    (lambda line: re.sub(rb'"reserved_bytes":\d+', b'"reserved_bytes":0', line),
+     "the largest reserved_bytes is not above 0"),
+])
+def test_a_damaged_line_among_rows_is_named_with_how_to_go_on(file, damage, message):
+    first, second, third = (rows.to_line(row(job)) for job in JOBS[:3])
+    damaged = damage(second.rstrip())
+    assert damaged != second.rstrip()
+    file.write_bytes(first + damaged + b"\n" + third)
     with pytest.raises(InputError) as error:
         read(file)
-    assert str(error.value).endswith(message)
+    assert str(error.value) == (f"{file}, line 2: {message}: delete that line, and the same command measures its job "
+                                "again")
+
+
+def test_a_record_of_another_schema_version_is_refused_by_name(file):
+    file.write_bytes(rows.to_line(row(JOBS[0], record=small_jobs.record(schema_version=0))))
+    with pytest.raises(InputError, match="line 1: the record's schema_version is 0, and this release has 1: name "
+                                         "another file with --measurements, and measure anew"):
+        read(file)
 
 
 def test_a_job_that_cannot_fit_is_not_run(tmp_path, monkeypatch):

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+from calibrate.campaign import here, same
 from calibrate.campaign.design import Job
+from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row, opened
+from calibrate.emulator.devices import find_gpu
+from calibrate.record import MeasuredOn
 from calibrate.report.calibrate import Progress, unexplained
 from predictor import profile
 from predictor.cli import main
+from predictor.errors import InputError
+from predictor.gpus import GPUS
+from predictor.version import VERSION
 from tests.calibrate import small_jobs
+from tests.calibrate.launched_campaign import alone
 from tests.calibrate.test_campaign import JOBS
 from tests.predictor.test_profile import calibration
 
@@ -25,6 +34,12 @@ def emulated(job: Job, **device) -> Row:
     return Row(job.id, job.role, job.group, dict(job.keys), record, unexplained_bytes=3)
 
 
+def found_here(where) -> here.Here:
+    """The device and software of the rows."""
+    job = small_jobs.record().job
+    return here.Here(job.device, job.software)
+
+
 def stand_in(job: Job, where) -> Row:
     return emulated(job)
 
@@ -34,7 +49,7 @@ def fake(monkeypatch):
     """Six jobs that take no time, and a fit that finds nothing."""
     monkeypatch.setattr("calibrate.campaign.design.campaign", lambda **_: JOBS)
     monkeypatch.setattr("calibrate.campaign.one.row_of", stand_in)
-    monkeypatch.setattr("calibrate.commands.calibrate._ready", lambda where: None)
+    monkeypatch.setattr("calibrate.campaign.here.look", found_here)
     monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(**given))
     monkeypatch.setattr("calibrate.fit.coverage", lambda rows, found: {})
     monkeypatch.setattr("calibrate.fit.cross_validate", lambda rows, found: [])
@@ -77,6 +92,17 @@ def test_a_finished_campaign_is_only_fitted_again(fake, tmp_path, capsys):
     assert "6 were measured before" in capsys.readouterr().err
 
 
+def test_under_torchrun_a_finished_campaign_is_known_as_such(fake, monkeypatch, tmp_path, capsys):
+    alone(monkeypatch)
+    words = [*WORDS, "--json", "-o", str(tmp_path / "p.json")]
+    assert main(words) == 0
+    assert "6 of 6 jobs" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+    out, err = capsys.readouterr()
+    assert "0 jobs, 1 at a time, about 0 s; 6 were measured before" in err
+    assert json.loads(out)["jobs"]["measured"] == 6
+
+
 def test_a_profile_is_not_overwritten_unasked(fake, tmp_path, capsys):
     (tmp_path / "p.json").write_text("{}")
     assert error_of(capsys, "-o", str(tmp_path / "p.json")).endswith("exists already: add --force to overwrite it, or "
@@ -85,13 +111,23 @@ def test_a_profile_is_not_overwritten_unasked(fake, tmp_path, capsys):
 
 @pytest.mark.parametrize("words, message", [
     ((), "-o is not given: name the file of the profile, such as h100.json"),
-    (("-o", "a", "--measurements", "a"), "-o and --measurements name the same file: name two"),
+    (("-o", "a", "--measurements", "./a"), "-o and --measurements name the same file: give two"),
+    (("-o", "a.jsonl"), "-o and --measurements (not given: as -o, ending in .jsonl) name the same file: give two"),
+    (("-o", ""), "the output: its directory does not exist: create it first"),
     (("-o", "a", "--time-limit", "soon"), '--time-limit must be a number from 0.1, not "soon"'),
     (("-o", "a", "--jobs", "1.5"), '--jobs must be a whole number from 1, not "1.5"'),
     (("-o", "a", "--inject", "nothing=1"), 'inject: unknown key "nothing"'),
 ])
-def test_a_mistake_is_one_line(capsys, words, message):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
     assert error_of(capsys, *words) == message
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_gpu_is_not_told_of_what_this_command_lacks(capsys):
+    assert main(["calibrate", "--device", "emulated", "--gpu", "h101"]) == 2
+    message = capsys.readouterr().err
+    assert 'unknown GPU "h101"' in message and "capacity_bytes" not in message
 
 
 @small_jobs.needs_emulator
@@ -128,6 +164,65 @@ def test_measurements_of_two_softwares_are_not_mixed(fake, tmp_path, capsys):
         store.add(emulated(JOBS[0]))
         store.add(emulated(JOBS[1], software={"torch": "2.12.0"}))
     assert "ran on different devices or software" in error_of(capsys, "-o", str(tmp_path / "p.json"))
+
+
+def test_measurements_that_another_release_explained_are_not_mixed_in(fake, tmp_path, capsys):
+    row = emulated(JOBS[0])
+    with opened(str(tmp_path / "p.jsonl")) as store:
+        store.add(replace(row, record=replace(row.record, peakcast_version="0.0.9")))
+    assert error_of(capsys, "-o", str(tmp_path / "p.json")) == (
+        f"{tmp_path}/p.jsonl: was measured with peakcast 0.0.9, and this is {VERSION}: name another file with "
+        "--measurements")
+
+
+@pytest.mark.parametrize("what, changes", [
+    ("torch 2.10.0, and here is 2.11.0", {"software": {"torch": "2.10.0"}}),
+    ("GPU H800, and here is H100", {"device": replace(small_jobs.record().job.device, name="H800")}),
+])
+def test_other_software_or_another_gpu_is_noticed_before_a_job_runs(fake, tmp_path, capsys, what, changes):
+    file = tmp_path / "p.jsonl"
+    with opened(str(file)) as store:
+        store.add(emulated(JOBS[0], **changes))
+    before = file.read_bytes()
+    assert error_of(capsys, "-o", str(tmp_path / "p.json")) == (
+        f"{file}: was measured with {what}: name another file with --measurements, and measure all with one")
+    assert file.read_bytes() == before
+
+
+def test_a_gpu_that_is_not_the_one_named_is_noticed_before_a_job_runs(fake, monkeypatch, tmp_path, capsys):
+    job = small_jobs.record().job
+    other = here.Here(replace(job.device, name="NVIDIA A100-SXM4-40GB"), job.software)
+    monkeypatch.setattr("calibrate.campaign.here.look", lambda where: other)
+    assert error_of(capsys, "-o", str(tmp_path / "p.json")).startswith(
+        'the GPU is "NVIDIA A100-SXM4-40GB", which is a100-40gb, not h100-80gb')
+    assert (tmp_path / "p.jsonl").read_bytes() == b""
+
+
+def test_measurements_of_another_product_than_the_gpu_named_are_refused(fake, tmp_path, capsys):
+    with opened(str(tmp_path / "p.jsonl")) as store:
+        store.add(emulated(JOBS[0], device=replace(small_jobs.record().job.device, name="NVIDIA L40S")))
+    message = error_of(capsys, "-o", str(tmp_path / "p.json"))
+    assert f"job {JOBS[0].id}: the GPU is \"NVIDIA L40S\", which is l40s, not h100-80gb" in message
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_known_gpu_is_recognised_by_its_products_name(gpu):
+    same.check_gpu(gpu, replace(small_jobs.record().job.device, name=find_gpu(gpu).product))
+
+
+@pytest.mark.parametrize("share, fits", [(0.98, True), (1.02, True), (0.5, False), (1.2, False)])
+def test_a_product_that_is_not_known_is_told_by_its_memory(share, fits):
+    capacity = int(GPUS["h100-80gb"].capacity_bytes * share)
+    device = replace(small_jobs.record().job.device, name="NVIDIA H100 80GB HBM3 MIG 7g.80gb", capacity_bytes=capacity)
+    with nullcontext() if fits else pytest.raises(InputError, match=f"MIG .*with {capacity:,} bytes, not h100-80gb"):
+        same.check_gpu("h100-80gb", device)
+
+
+@small_jobs.needs_emulator
+def test_what_is_here_is_what_a_jobs_record_says():
+    found = here.look(Where("l40s", MeasuredOn.EMULATED))
+    assert (found.device.name, found.device.capacity_bytes) == ("NVIDIA L40S", GPUS["l40s"].capacity_bytes)
+    assert set(same.DECIDE) <= set(found.software)
 
 
 def test_the_time_left_is_what_is_expected_at_the_pace_so_far(monkeypatch):

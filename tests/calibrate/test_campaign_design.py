@@ -10,6 +10,7 @@ import pytest
 
 from calibrate.campaign import design
 from calibrate.campaign.design import COMMUNICATORS, FITTED, Job, campaign, workload
+from calibrate.report.calibrate import minutes
 from predictor import models
 from predictor.sizes import Shape
 
@@ -91,6 +92,14 @@ def test_the_quick_campaign_is_the_beginning_of_the_other():
 
 def test_without_an_emulated_gpu_no_job_needs_nccl():
     assert not [job for job in campaign(communicators=False) if job.keys.get("engine") == "ddp"]
+
+
+def test_the_plan_of_an_emulated_gpu_is_as_long_as_the_shipped_campaigns_took_on_two_cores():
+    assert minutes(campaign(emulated=True), 2) == pytest.approx(14.7, abs=1)
+
+
+def test_a_job_is_the_same_for_a_real_and_an_emulated_gpu():
+    assert [job.id for job in campaign(emulated=True)] == [job.id for job in JOBS]
 
 
 def test_under_torchrun_every_job_has_as_many_ranks_as_there_are():

@@ -9,6 +9,7 @@ import pytest
 from calibrate.campaign.rows import Workspace
 from calibrate.fit import conformal, regression
 from calibrate.fit.coefficients import Points, fit_coefficients
+from calibrate.fit.regression import TO_DEVIATION
 from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
 from calibrate.fit.workspaces import GROWN, fit_workspaces
@@ -315,6 +316,19 @@ def test_communicators_of_one_size_are_not_split():
     found = fit_runtime([Job(runtime_bytes=600 * MIB), group(8, 674 * MIB)], "emulated")
     assert (found.nccl_bytes, found.nccl_bytes_per_rank) == (74 * MIB, 0)
     assert "8 ranks only" in found.source
+
+
+def test_where_all_jobs_have_communicators_of_one_size_the_runtime_is_their_median_with_their_spread():
+    found = fit_runtime([group(16, size * MIB) for size in (1500, 1660, 1820, 1980, 2140, 2300)], "device")
+    assert (found.fixed_bytes, found.nccl_bytes, found.nccl_bytes_per_rank) == (1900 * MIB, 0, 0)
+    assert found.standard_error == pytest.approx(TO_DEVIATION * 240 * MIB)  # 80, 80, 240, 240, 400 and 400 from it
+    assert "communicators of 16 ranks only; all had communicators" in found.source
+
+
+def test_where_all_jobs_have_communicators_of_several_sizes_the_part_of_each_rank_is_known():
+    found = fit_runtime([group(n, (650 + 3 * n) * MIB) for n in (2, 4, 8)], "device")
+    assert (found.fixed_bytes, found.nccl_bytes, found.nccl_bytes_per_rank) == (650 * MIB, 0, 3 * MIB)
+    assert found.standard_error == 0
 
 
 @pytest.mark.parametrize("sizes", [[], [None], [0, 0]])
