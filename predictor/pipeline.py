@@ -174,9 +174,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     """Which formula answers for a workload, and the model that it is of.
 
     Raises:
-        InputError: an unknown model, or an engine, image size or GPU that is not supported.
+        InputError: an unknown model, or an image size or GPU that is not supported.
     """
-    check_engine(workload)
     config = models.find(workload.model)
     if workload.image_size not in (None, config.image_size):
         raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
@@ -220,18 +219,6 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
-
-
-def check_engine(workload: Workload) -> None:
-    """Refuse the engines that jobs can be measured with, but not predicted yet."""
-    if name_of(workload.engine, workload.zero_stage) not in ENGINES:
-        what = f"ZeRO stage {workload.zero_stage}" if workload.engine == "deepspeed" else f"engine {workload.engine}"
-        raise InputError(f"{what} is not predicted yet (plain PyTorch, DDP and ZeRO stages 1 to 3 are): "
-                         "peakcast measure runs it on an emulated GPU")
-    engine = name_of(workload.engine, workload.zero_stage)
-    if workload.recipe == "lora" and engine not in ("torch", "zero2"):
-        raise InputError(f"recipe lora with {engine} is not predicted yet (plain PyTorch and ZeRO stage 2 are): "
-                         "peakcast measure runs it on an emulated GPU")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

@@ -33,7 +33,7 @@ ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "zero2": Zero2,
     "zero3": Zero3,
 }
-"""Name, as :func:`name_of` gives it, -> engine; what is not here can be measured, not predicted."""
+"""Name, as :func:`name_of` gives it, -> engine."""
 
 
 def name_of(engine: str, zero_stage: int | None) -> str:

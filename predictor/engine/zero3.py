@@ -205,8 +205,6 @@ class Zero3:
 def _refuse(setup: Setup) -> None:
     """What is not modelled, by name."""
     zero = setup.zero
-    if optimizer.OPTIMIZERS[setup.optim].implementation != "torch.optim.AdamW":
-        raise InputError(f"optim {setup.optim} is not predicted yet in ZeRO stage 3: use one of PyTorch's AdamW")
     if zero.version < FIRST_RELEASE:
         raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
                          f"and later, not {'.'.join(map(str, zero.version))}")

@@ -36,7 +36,10 @@ def cache(tmp_path_factory):
     {"per_device_train_batch_size": 1, "lora": {"r": 64, "use_dora": True, "lora_dropout": 0.1, "target_modules": "all-linear"}},
     {"lora": {"r": 64, "use_dora": True, "use_rslora": True}, **ZERO2},
     {"per_device_train_batch_size": 1, "lora": {"modules_to_save": ["lm_head", "embed_tokens"], "bias": "all"}, "zero_stage": 2, "data_parallel_size": 2},
-], ids=["dropout", "dora-everywhere", "dora-zero2", "modules-to-save-zero2"])
+    {"lora": {"r": 4, "lora_dropout": 0.1}, "engine": "ddp", "data_parallel_size": 2},
+    {"lora": {"r": 4, "use_dora": True}, "zero_stage": 1, "data_parallel_size": 2, "rank": 1},
+    {"lora": {"r": 64}, "zero_stage": 3, "data_parallel_size": 8, "rank": 7, "optim": "adamw_8bit"},
+], ids=["dropout", "dora-everywhere", "dora-zero2", "modules-to-save-zero2", "dropout-ddp", "dora-zero1", "zero3-8bit"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", **changes)
     record, job = measure(asked), pipeline.prepare(asked)

@@ -96,18 +96,22 @@ def test_a_wrong_coefficient_shows_in_the_error(tmp_path):
     assert compare(measured, path).error("requested") > 0.005
 
 
+REFUSED = {"data_parallel_size": 8, "rank": 0, "deepspeed": {
+    "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp32"}}}
+
+
 def test_a_job_that_cannot_be_predicted_is_skipped_by_name():
-    good, bad = case(keys=KEYS), case(keys={"zero_stage": 3, "data_parallel_size": 8, "rank": 0}, line=7)
+    good, bad = case(keys=KEYS), case(keys=REFUSED, line=7)
     made = report.make([good, bad])
     assert [one.case.id for one in made.comparisons] == [good.id]
     [skipped] = made.skipped
     assert (skipped.line, skipped.name) == (7, bad.id)
-    assert skipped.why.startswith("not predicted: ZeRO stage 3 is not predicted yet")
+    assert skipped.why.startswith("not predicted: deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet")
 
 
 def test_nothing_that_can_be_predicted_is_bad_input():
     with pytest.raises(InputError, match="none of 1 measurements can be predicted: made.jsonl:1: not predicted: "):
-        report.make([case(keys={"zero_stage": 3, "data_parallel_size": 8, "rank": 0})])
+        report.make([case(keys=REFUSED)])
 
 
 def test_a_report_is_a_table_for_pandas():

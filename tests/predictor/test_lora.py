@@ -74,12 +74,6 @@ def test_a_wrong_key_is_one_clear_line(keys, message):
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("engine", [{"engine": "ddp", "data_parallel_size": 2}, {"zero_stage": 3}])
-def test_engines_that_were_not_checked_with_adapters_are_refused(engine):
-    with pytest.raises(InputError, match="not predicted yet"):
-        pipeline.prepare(ask(lora={}, **engine))
-
-
 def key_of(**keys):
     asked = ask(images_per_sample=1, **keys)
     return pipeline.formula_key(asked, pipeline.shape_of(asked), pipeline.gpus.find("h100-80gb"))[1]

@@ -119,7 +119,6 @@ BAD = [
     ({"zero_stage": 1, "versions": {"deepspeed": "0.17.5"}}, "ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later"),
     ({"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "managed_gradient_accumulation": False}},
      "managed_gradient_accumulation false is not supported in stage 1"),
-    ({"engine": "ddp", "recipe": "lora"}, "recipe lora with ddp is not predicted yet"),
     ({"sequence_length": 4}, "has no room for 1 image"),
     ({"images_per_sample": 3, "sequence_length": 12}, "give at least 13"),
     ({"image_size": 56}, "takes 28 only"),
