@@ -174,10 +174,15 @@ class Attribution:
         return result
 
     def _results(self, stretch: np.ndarray) -> np.ndarray:
-        """``int64[stretches]``: bytes of the largest result that is predicted of each stretch of recorded ones."""
-        result, matched = np.zeros(len(stretch), dtype=np.int64), np.flatnonzero(self.partner != align.NOBODY)
-        results, call = result_bytes(self.predicted), align.runs(self.predicted)
-        np.maximum.at(result, stretch[matched], results[call[self.partner[matched]]])
+        """``int64[stretches]``: bytes of the largest result that is predicted of each stretch of recorded ones.
+
+        Engines' names stand for many calls: what the recorded call has of one counts.
+        """
+        matched = np.flatnonzero(self.partner != align.NOBODY)
+        partner = self.partner[matched]
+        calls, starts = np.unique(stretch[matched], return_index=True)
+        result = np.zeros(len(stretch), dtype=np.int64)
+        result[calls] = largest_results(self.predicted.bytes[partner], temporary(self.predicted)[partner], starts)
         return result
 
     def lifetimes(self) -> list[Lifetime]:
@@ -208,8 +213,7 @@ def attribute(recorded: Side, predicted: Side) -> Attribution:
     return Attribution(recorded, predicted, align.align(recorded, predicted))
 
 
-def result_bytes(side: Side) -> np.ndarray:
-    """``int64[calls]``: ``result_bytes`` of each call of a side (``predictor.calls.Call``), as :func:`align.runs`."""
+def temporary(side: Side) -> np.ndarray:
+    """``bool[n]``: which allocations are temporaries of their call's own, as in :mod:`predictor.calls`."""
     starts = np.flatnonzero(np.diff(align.runs(side), prepend=-1))
-    own = own_temporaries(side.factor, side.born, side.died, starts, len(side.change))
-    return largest_results(side.bytes, own, starts)
+    return own_temporaries(side.factor, side.born, side.died, starts, len(side.change))

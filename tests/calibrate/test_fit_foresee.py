@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from calibrate.attribution.align import runs
-from calibrate.attribution.attribution import result_bytes
+from calibrate.attribution.attribution import temporary
 from calibrate.attribution.sides import predicted
 from calibrate.campaign import design
 from calibrate.fit import foresee
 from calibrate.predicted import choose_rank
 from calibrate.predicted import predicted as predicted_moments
 from predictor import pipeline
+from predictor.calls import largest_results
 from predictor.profile import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime, write
 from predictor.workload import Workload
 
@@ -35,7 +36,8 @@ def test_calls_are_the_stretches_of_attribution(workload):
     side = predicted(foresee.run_of(workload, None))
     stretch = runs(side)
     expected: dict[str, Counter] = {}
-    for row, size in zip(np.flatnonzero(np.diff(stretch, prepend=-1)), result_bytes(side)):
+    starts = np.flatnonzero(np.diff(stretch, prepend=-1))
+    for row, size in zip(starts, largest_results(side.bytes, temporary(side), starts)):
         expected.setdefault(side.operator[row], Counter())[int(size)] += 1
     assert foresee.calls(workload) == expected
 
