@@ -6,6 +6,7 @@ head, as LLaVA's own scripts take them. The projector trains in full beside the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ def inject(model, wanted: Adapters):
         InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer.
     """
     import torch
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it misses CPU kernels aloud
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import Linear, LoraLayer
 

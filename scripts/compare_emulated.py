@@ -2,7 +2,7 @@
 """Measure a fixed set of jobs on the emulated H100 and put the predictions beside them.
 
     pip install -e '.[test]'
-    python scripts/compare_emulated.py                 # all jobs, about 20 minutes on two cores
+    python scripts/compare_emulated.py                 # all jobs, about half an hour on two cores
     python scripts/compare_emulated.py --again 20      # 20 saved jobs once more: are the peaks the same to the byte?
     python scripts/compare_emulated.py --table-only    # the table of the saved results, a minute
 
@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -88,6 +89,35 @@ def jobs() -> Iterator[tuple[str, dict]]:
         yield "plain PyTorch", alone | change
 
 
+def recipes() -> Iterator[tuple[str, dict]]:
+    """Adapters, engines and optimizers: each with two models at least, of one GPU and of several."""
+    small = {"model": "grouped", "sequence_length": 1100, "per_device_train_batch_size": 3}
+    large = {"model": "shallow", "sequence_length": 1801, "per_device_train_batch_size": 2}
+    two, eight = {"data_parallel_size": 2, "rank": 0}, {"data_parallel_size": 8, "rank": 7}
+    dora = {"recipe": "lora", "lora": {"r": 64, "use_dora": True, "lora_dropout": 0.05}}
+    saved = {"recipe": "lora", "lora": {"r": 8, "modules_to_save": ["lm_head"]}, "gradient_checkpointing": False}
+    several = ({"zero_stage": 1, **two}, {"zero_stage": 2, **eight}, {"zero_stage": 3, **eight})
+    for base, lora in ((small, dora), (large, saved)):
+        for engine in ({}, {"engine": "ddp", **two}, *several):
+            yield "adapters", base | lora | engine
+    views = {"engine": "ddp", "ddp": {"gradient_as_bucket_view": True}, "gradient_accumulation_steps": 2, **eight}
+    for stage in (1, 3):
+        config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "overlap_comm": True}}
+        for engine in ({"zero_stage": stage, **two}, {"deepspeed": config, "gradient_accumulation_steps": 2, **eight}):
+            for base in (small, large | {"gradient_checkpointing": False}):
+                yield f"ZeRO-{stage}", base | engine
+    for base in (small, large | {"gradient_checkpointing": False}):
+        for engine in ({"engine": "ddp", **two}, views):
+            yield "DDP", base | engine
+    for optim in ("sgd", "rmsprop", "adafactor", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_32bit",
+                  "lion_8bit"):
+        momentum = {"optim_args": "momentum=0.9"} if optim == "sgd" else {}
+        for base in (small, large | {"zero_stage": 2, **eight}):
+            yield "optimizers", base | {"optim": optim, **momentum}
+    for base in (small, large):
+        yield "optimizers", base | {"optim": "adagrad", "max_grad_norm": 0.0}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", type=int, default=0, metavar="N", help="measure N saved jobs again and compare")
@@ -96,7 +126,7 @@ def main() -> int:
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in TARGET.read_text().splitlines()] if TARGET.is_file() else []
     done = {(json.dumps(row["job"], sort_keys=True)) for row in rows}
-    missing = [(group, job) for group, job in jobs() if json.dumps(job, sort_keys=True) not in done]
+    missing = [(group, job) for group, job in chain(jobs(), recipes()) if json.dumps(job, sort_keys=True) not in done]
     for group, job in track([] if arguments.table_only else missing, description="Measuring",
                             console=Console(stderr=True)):
         row = compact.row(job, run(job), group=group)
