@@ -8,7 +8,7 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -51,8 +51,8 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
     def flush(before: int | None) -> None:
         rows = tuple(pending)
         extra_large = len(rows) == 1 and numels[rows[0]] > zero.reduce_bucket_size
-        result.append(Flush(before, rows, extra_large and zero.contiguous_gradients, tuple(_copies(
-            [owners[parameters[row]] for row in rows], [numels[row] for row in rows], zero))))
+        result.append(Flush(before, rows, extra_large and zero.contiguous_gradients, _copies(
+            [owners[parameters[row]] for row in rows], [numels[row] for row in rows], zero)))
 
     for row, numel in enumerate(numels):
         if elements + numel > zero.reduce_bucket_size:
@@ -66,18 +66,15 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
     return result
 
 
-def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> Iterator[tuple[int, ...]]:
+def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:
     """Bytes that each collective of a flush allocates."""
     converted = BYTES[zero.communication_data_type]
     if not zero.contiguous_gradients:
-        yield _collective(numels, converted)
-        return
+        return (_collective(numels, converted),)
     if not zero.reduce_scatter:
-        yield (converted * sum(numels),) if converted != 2 else ()
-        return
+        return ((converted * sum(numels),) if converted != 2 else (),)
     if len(pieces) == len(pieces[0]) == 1:  # most are one slice of one owner
-        yield _collective(numels, converted)
-        return
+        return (_collective(numels, converted),)
     runs: list[list[int]] = []  # consecutive slices of one owner are one range
     for _, rank, numel in chain.from_iterable(pieces):
         if runs and runs[-1][0] == rank:
@@ -87,18 +84,22 @@ def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> Iterator[tuple
     lists: dict[int, list[int]] = {}
     for rank, numel in runs:
         lists.setdefault(0 if zero.use_multi_rank_bucket_allreduce else rank, []).append(numel)
+    result = []
     for numels_of_list in lists.values():
         small: list[int] = []
         for numel in numels_of_list:
             small.append(numel)
             if sum(small) > zero.reduce_bucket_size:
-                yield _collective(small, converted)
+                result.append(_collective(small, converted))
                 small = []
         if small:
-            yield _collective(small, converted)
+            result.append(_collective(small, converted))
+    return tuple(result)
 
 
 def _collective(numels: list[int], converted: int) -> tuple[int, ...]:
+    if len(numels) == 1 and converted == 2:
+        return ()  # one tensor is viewed, not copied
     total = sum(numels)
-    flat = (2 * total,) if len(numels) > 1 else ()  # one tensor is viewed, not copied
+    flat = (2 * total,) if len(numels) > 1 else ()
     return flat + ((converted * total,) if converted != 2 else ())
