@@ -6,7 +6,7 @@ ten thousand events and a prediction walks over all of them in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -58,6 +58,8 @@ class Moment(str, Enum):
 
 FACTORS = tuple(Factor)
 MOMENTS = tuple(Moment)
+Rows = tuple[np.ndarray, int]
+"""Rows of a table by index, and how many the table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,19 @@ class Buffers:
         return Buffers(*(np.concatenate([getattr(part, name) for part in parts])
                          for name in Buffers.__dataclass_fields__))
 
+    def by_name(self) -> dict[str, np.ndarray]:
+        """The columns as files name them."""
+        return {f"buffer_{name}": getattr(self, name) for name in self.__dataclass_fields__}
+
+    @staticmethod
+    def from_names(arrays: Mapping[str, np.ndarray]) -> Buffers:
+        """The opposite of :meth:`by_name`.
+
+        Raises:
+            KeyError: a column that is missing.
+        """
+        return Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
+
 
 @dataclass(frozen=True, eq=False)
 class EventList(Sequence):
@@ -134,6 +149,16 @@ class EventList(Sequence):
     def sign(self) -> np.ndarray:
         """``int8[m]``: +1 allocate, -1 free, else 0."""
         return sign(self.kind)
+
+    def is_consistent(self, *more: Rows) -> bool:
+        """Whether columns are of one length, and every row that they and ``more`` name exists: files may be damaged."""
+        buffers, names, sizes = self.buffers, len(self.names), self.sizes
+        limits = [(self.buffer, len(buffers)), (buffers.size, len(sizes)), (buffers.module, names),
+                  (buffers.operator, names), (buffers.factor, len(FACTORS)), (self.moment, len(MOMENTS)), *more]
+        return (len({len(column) for column in (self.kind, self.buffer, self.moment, self.step)}) == 1
+                and len({len(column) for column in buffers.by_name().values()}) == 1
+                and sizes.coefficients.shape[1:] == (len(sizes.terms),)
+                and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits))
 
     def __getitem__(self, index: int) -> Event:
         buffer = int(self.buffer[index])

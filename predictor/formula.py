@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS, Buffers, EventList
+from predictor.events import Buffers, EventList, Rows
 from predictor.facts import ModelFacts, Parameter
 from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
@@ -93,7 +93,7 @@ def to_bytes(formula: Formula) -> bytes:
         "persistent": formula.micro.persistent,
         "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
     }
-    arrays |= {f"buffer_{name}": getattr(buffers, name) for name in Buffers.__dataclass_fields__}
+    arrays |= buffers.by_name()
     arrays |= {name: getattr(formula.micro, name) for name in OF_SHARDED if getattr(formula.micro, name) is not None}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
@@ -122,7 +122,7 @@ def load(path: Path) -> Formula:
 
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     signed = arrays["events"]
-    buffers = Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
+    buffers = Buffers.from_names(arrays)
     sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
         kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
@@ -136,22 +136,16 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
 def _checked(formula: Formula) -> Formula:
     """The formula, if every row that it names exists."""
     events, facts = formula.micro.events, formula.facts
-    buffers = events.buffers
-    columns = [getattr(buffers, name) for name in Buffers.__dataclass_fields__]
-    limits = [(events.buffer, len(buffers)), (buffers.size, len(events.sizes)), (buffers.module, len(events.names)),
-              (buffers.operator, len(events.names)), (buffers.factor, len(FACTORS)), (events.moment, len(MOMENTS)),
-              (formula.micro.ready[:, 1], len(facts.parameters)), (formula.micro.ready[:, 2], len(buffers)),
-              (formula.micro.persistent, len(buffers))] + _limits_of_sharded(formula)
-    if not (len(events.kind) == len(events.buffer) == len(events.moment) and len({len(c) for c in columns}) == 1
-            and events.sizes.coefficients.shape[1] == len(events.sizes.terms) and np.isin(events.kind, (-1, 1)).all()
-            and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits)
-            and any(p.trainable for p in facts.parameters)
+    ready, buffers = formula.micro.ready, len(events.buffers)
+    if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
+                                 (formula.micro.persistent, buffers), *_limits_of_sharded(formula))
+            and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
             and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
         raise ValueError("inconsistent")
     return formula
 
 
-def _limits_of_sharded(formula: Formula) -> list[tuple[np.ndarray, int]]:
+def _limits_of_sharded(formula: Formula) -> list[Rows]:
     """Rows that a step traced for ZeRO-3 names, and how many there are of each."""
     marks, owners = formula.micro.marks, formula.micro.owners
     if marks is None or owners is None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from predictor import learned_terms, regimes
 from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Kind
+from predictor.events import Buffers, EventList, Kind
 from predictor.facts import ModelFacts, Parameter
 from predictor.files import write_whole
 from predictor.formula import term_from_json, term_to_json
@@ -186,7 +186,7 @@ def to_bytes(learned: Learned) -> bytes:
     for number, found in enumerate(learned.lists):
         events = found.events
         columns = {name: getattr(events, name) for name in ("kind", "buffer", "moment", "step")}
-        columns |= {f"buffer_{name}": getattr(events.buffers, name) for name in Buffers.__dataclass_fields__}
+        columns |= events.buffers.by_name()
         columns["coefficients"] = events.sizes.coefficients
         arrays |= {f"{number}_{name}": column for name, column in columns.items()}
         lists.append({"names": events.names, "terms": [_term(term) for term in events.sizes.terms],
@@ -241,7 +241,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Learned:
     for number, described in enumerate(header["lists"]):
         part = {name.partition("_")[2]: array for name, array in arrays.items() if name.startswith(f"{number}_")}
         sizes = SizeTable(tuple(_from_term(term) for term in described["terms"]), part["coefficients"])
-        buffers = Buffers(*(part[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
+        buffers = Buffers.from_names(part)
         events = EventList(part["kind"], part["buffer"], part["moment"], part["step"], buffers, sizes,
                            tuple(map(str, described["names"])))
         shapes = tuple(Shape(*map(_count, shape)) for shape in described["shapes"])
@@ -260,19 +260,11 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Learned:
 
 def _check(events: EventList, shapes: tuple[Shape, ...]) -> None:
     """Every row that is named exists, and nothing is freed that does not live."""
-    buffers = events.buffers
-    columns = [getattr(buffers, name) for name in Buffers.__dataclass_fields__]
-    limits = [(events.buffer, len(buffers)), (buffers.size, len(events.sizes)), (buffers.module, len(events.names)),
-              (buffers.operator, len(events.names)), (buffers.factor, len(FACTORS)), (events.moment, len(MOMENTS)),
-              (events.step, 1 << 7), (buffers.stream, 1 << 7)]
     known = np.isin(events.kind, (Kind.FREE, Kind.ALLOCATE, Kind.EMPTY_CACHE, Kind.SYNCHRONIZE))
     known |= (events.kind >= Kind.RECORD_STREAM) & (events.kind < 1 << 7)
     if not (shapes and len(events.kind) and known.all() and events.sizes.coefficients.dtype == np.int64
-            and len({len(c) for c in (events.kind, events.buffer, events.moment, events.step)}) == 1
-            and len({len(c) for c in columns}) == 1
-            and events.sizes.coefficients.shape[1:] == (len(events.sizes.terms),)
-            and events.sizes.terms and events.sizes.terms[0] == Monomial((0, 0, 0))
-            and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits)):
+            and events.is_consistent((events.step, 1 << 7), (events.buffers.stream, 1 << 7))
+            and events.sizes.terms and events.sizes.terms[0] == Monomial((0, 0, 0))):
         raise ValueError("inconsistent")
     order = np.argsort(events.buffer, kind="stable")
     changes, owner = events.sign[order], events.buffer[order]

@@ -104,8 +104,8 @@ def prepare(workload: Workload) -> LearnedJob:
     found, uncertain = made.list_for(shape)
     versions = {name: str(version) for name, version in made.provenance["versions"].items()}
     degree = int(made.provenance["world_size"])
-    chosen = profile.choose(workload.profile, gpu.name, versions | dict(workload.versions), {
-        "tokens": shape.batch * shape.sequence, "images": shape.images, "data_parallel_size": degree})
+    chosen = profile.choose(workload.profile, gpu.name, versions | dict(workload.versions),
+                            profile.quantities(shape, degree))
     setup = Setup(
         facts=made.facts, engine="learned", optim="", param_groups="single", max_grad_norm=0.0,
         gradient_accumulation_steps=1, data_parallel_size=degree, zero=None, capacity_bytes=workload.capacity,

@@ -141,9 +141,8 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
     shape = shape_of(workload)
     formula = find_formula(workload, shape, gpu, progress)
     check_shape(workload, formula)
-    chosen = profile.choose(workload.profile, gpu.name, workload.versions, {
-        "tokens": shape.batch * shape.sequence, "sequence_length": shape.sequence, "images": shape.images,
-        "data_parallel_size": workload.data_parallel_size})
+    chosen = profile.choose(workload.profile, gpu.name, workload.versions,
+                            profile.quantities(shape, workload.data_parallel_size))
     if chosen and chosen.profile.workspaces:
         micro = calibrated.with_workspaces(formula.micro, chosen.profile.workspaces, shape, gpu)
         formula = replace(formula, micro=micro)

@@ -17,7 +17,8 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.files import read_mapping, write_whole
 from predictor.plain import from_plain, to_plain
-from predictor.profile_rules import MEASURED, check
+from predictor.profile_rules import MEASURED, QUANTITIES, check
+from predictor.sizes import Shape
 from predictor.suggest import show
 
 SCHEMA_VERSION = 1
@@ -193,6 +194,12 @@ def widened(low: float, high: float, times: int) -> tuple[float, float]:
         side = max(EXTRAPOLATION, (high - low) / 2)
         low, high = low - side, high + side
     return max(low, -1.0), high
+
+
+def quantities(shape: Shape, degree: int) -> dict[str, float]:
+    """What of a job :attr:`Profile.calibrated` has the range of: of a micro-batch, and the data-parallel degree."""
+    values = shape.batch * shape.sequence, shape.sequence, shape.images, degree
+    return dict(zip(QUANTITIES, values))
 
 
 def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float]) -> Choice | None:

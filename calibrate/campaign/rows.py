@@ -46,7 +46,12 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Unexplained:
-    """Buffers at the measured peak that do not count the same on both sides (``calibrate.attribution.Item``)."""
+    """Buffers at the measured peak that do not count the same on both sides (``calibrate.attribution.Item``).
+
+    Attributes:
+        why: a value of ``calibrate.attribution.peak.Why``: ``device_only``, ``never_came``, ``other_size``, …
+        count: how many buffers.
+    """
 
     why: str
     operator: str

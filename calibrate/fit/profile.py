@@ -20,7 +20,7 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.record import Record
 from predictor.errors import InputError
 from predictor.events import FACTORS
-from predictor.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime
+from predictor.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
 from predictor.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION
 
@@ -93,15 +93,9 @@ def _rounding(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
 
 
 def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
-    quantities = {name: [] for name in QUANTITIES}
-    for job in fitted:
-        workload = job.workload
-        batch = workload.per_device_train_batch_size
-        quantities["tokens"].append(batch * workload.sequence_length)
-        quantities["sequence_length"].append(workload.sequence_length)
-        quantities["images"].append(batch * (1 if workload.images_per_sample is None else workload.images_per_sample))
-        quantities["data_parallel_size"].append(workload.data_parallel_size)
-    return {name: (float(min(values)), float(max(values))) for name, values in quantities.items()}
+    of_each = [quantities(plain(job.workload).shape, job.workload.data_parallel_size) for job in fitted]
+    return {name: (float(min(values)), float(max(values)))
+            for name in QUANTITIES if (values := [one[name] for one in of_each])}
 
 
 def _empty(record: Record, job: MeasuredJob, measured_on: str) -> Profile:

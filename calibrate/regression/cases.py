@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from calibrate.campaign.rows import Unexplained
 from predictor import gpus
 from predictor.errors import InputError
 from predictor.workload import PINNED, Workload
@@ -21,21 +22,9 @@ LABELS = ("model", "recipe", "engine", "data_parallel_size", "gpu", "measured_on
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Buffers at the measured peak that do not count the same on both sides, as the measurement recorded them.
+class Cause(Unexplained):
+    """Buffers that do not count the same, as it was recorded; ``factor`` is None where the record does not say."""
 
-    Attributes:
-        why: a value of ``calibrate.attribution.peak.Why``: ``device_only``, ``never_came``, ``other_size``, …
-        factor: None where the record does not say.
-        count: how many buffers.
-    """
-
-    why: str
-    operator: str
-    moment: str
-    count: int
-    measured_bytes: int
-    predicted_bytes: int
     factor: str | None = None
 
     @property

@@ -129,8 +129,7 @@ def _row(document: dict[str, Any], file: str, line: int) -> list[Case]:
         raise InputError(f"its id is {show(row.id)}, and its job's is {show(own)}: edited, or damaged")
     if row.record is None:
         raise InputError(f"nothing was measured: {row.failed}")
-    causes = tuple(Cause(item.why, item.operator, item.moment, item.count, item.measured_bytes, item.predicted_bytes)
-                   for item in row.unexplained_items)
+    causes = tuple(Cause(**vars(item)) for item in row.unexplained_items)
     return [_case(row.record, row.workload(), file, line, group=row.group, causes=causes)]
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from predictor.engine import torch_loop
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.setup import Setup
+from predictor.engine.shared import AlikeRanks, to_device
 from predictor.errors import InputError
-from predictor.events import Buffers, EventList, Factor, Moment
+from predictor.events import Buffers, Factor, Moment
 from predictor.facts import Parameter
 from predictor.formula import MicroStep
 
@@ -38,7 +37,7 @@ NOTES = ("DDP's first bucket holds every gradient; where the host runs ahead of 
 after its watchdog has seen it complete; the prediction has that done before the buckets are made anew."""
 
 
-class Ddp:
+class Ddp(AlikeRanks):
     """The run of any rank."""
 
     takes_gradients: bool
@@ -51,8 +50,7 @@ class Ddp:
         self._trainable = [tensor for tensor in tensors if tensor.trainable]
         self._model_buffers = [tensor for tensor in tensors if tensor.buffer]
         vocabulary, start = Vocabulary(micro), Tape()
-        for index in setup.facts.moved:
-            start.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
+        to_device(start, setup.facts)
         _verify(start, self._trainable, setup.data_parallel_size)
         _broadcast(start, tensors)
         # with the whole gradient in one bucket at first; the limits hold once the order of arrival is known
@@ -67,14 +65,6 @@ class Ddp:
             second = tape.columns()[:3]
         self.events = vocabulary.assemble(
             Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), step, second)
-
-    def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
-        return self.events
-
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
-        """Nothing to choose among: no rank holds more than another."""
-        return [(0, 0)] * len(ranks)
 
     def begin(self, tape: Tape, index: int) -> None:
         """``_pre_forward``: buckets are made anew before the second backward's forward; buffers are broadcast."""

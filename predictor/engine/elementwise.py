@@ -105,7 +105,7 @@ class Sgd(_ElementWise):
     name = "sgd"
 
     def __init__(self, arguments: Mapping[str, Any], gpu: Gpu) -> None:
-        self.momentum, self.nesterov = arguments.get("momentum", 0.0), arguments.get("nesterov", False)
+        self.momentum = arguments.get("momentum", 0.0)  # Nesterov's is added in place
 
     def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         gradients = self.decayed(tape, batch, weight_decay)

@@ -5,7 +5,6 @@ torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,30 +12,21 @@ import numpy as np
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.setup import Setup
-from predictor.events import FACTORS, EventList, Factor, Moment
+from predictor.engine.shared import AlikeRanks, to_device
+from predictor.events import FACTORS, Factor, Moment
 from predictor.facts import Parameter
 from predictor.formula import MicroStep
 
 
-class TorchLoop:
+class TorchLoop(AlikeRanks):
     """The only rank's run."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         vocabulary, start = Vocabulary(micro), Tape()
-        for index in setup.facts.moved:
-            tensor = setup.facts.parameters[index]
-            start.allocate(tensor.bytes, Factor.PARAMETERS, "to", module=tensor.module)
+        to_device(start, setup.facts)
         setup.optimizer().construct(start, [setup.facts.parameters[i] for group in setup.groups() for i in group])
         self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
                                           step(micro, setup, vocabulary))
-
-    def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
-        return self.events
-
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
-        """Nothing to choose among: no rank holds more than another."""
-        return [(0, 0)] * len(ranks)
 
 
 class Wrapper(Protocol):

@@ -13,7 +13,8 @@ import numpy as np
 from predictor.engine import optimizer, zero2_backward, zero2_init
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.partition import Group, Slice, partition
-from predictor.engine.setup import BF16, FP32, FP64, Setup
+from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.shared import grad_norm
 from predictor.engine.zero2_backward import Part
 from predictor.errors import InputError
 from predictor.events import Buffers, EventList, Factor, Kind, Moment
@@ -112,7 +113,7 @@ class Zero2:
         self._overflow_check(tape, owned)
         if self.zero.compute_grad_norm:
             for pieces in owned:
-                self._norm(tape, pieces)
+                grad_norm(tape, [piece.numel for piece in pieces])
             if self.zero.check_grad_overflow:
                 tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
         steps = self.setup.optimizer()
@@ -152,13 +153,3 @@ class Zero2:
             for buffer in buffers:
                 tape.free(buffer)
         tape.mark(Kind.SYNCHRONIZE)  # has_overflow reads the result
-
-    def _norm(self, tape: Tape, pieces: list[Slice]) -> None:
-        """``get_grad_norm_direct``: one fp64 copy at a time, and a scalar each until the group is done."""
-        scalars = []
-        for piece in pieces:
-            copy = tape.allocate(FP64 * piece.numel, Factor.TEMPORARIES, "zero::get_grad_norm")
-            scalars.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
-            tape.free(copy)
-        for scalar in reversed(scalars):
-            tape.free(scalar)

@@ -13,6 +13,7 @@ from predictor.allocator.simulate import simulate
 from predictor.engine.compose import Tape
 from predictor.engine.partition import Group
 from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.shared import to_device
 from predictor.events import Factor, Kind
 
 PLACEHOLDER_BYTES = 4
@@ -25,9 +26,8 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
     Args:
         flatten_on_gpu: whether this release of DeepSpeed does so where memory suffices.
     """
-    tape, tensors = Tape(), setup.facts.parameters
-    buffers = {index: tape.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
-               for index in setup.facts.moved}
+    tape = Tape()
+    buffers = to_device(tape, setup.facts)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
     gradients = [tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
-from predictor.engine.setup import BF16, FP32, FP64, STEPS, Setup
+from predictor.engine.setup import BF16, FP32, STEPS, Setup
+from predictor.engine.shared import AlikeRanks, grad_norm, to_device
 from predictor.engine.zero2_backward import synchronizations
-from predictor.engine.zero3_gathers import Gathers
+from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
 from predictor.errors import InputError
@@ -28,7 +27,7 @@ GATHER_STREAM, REDUCTION_STREAM = 1, 2
 _FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
 
 
-class Zero3:
+class Zero3(AlikeRanks):
     """A run under ZeRO-3, the same on every rank."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
@@ -45,18 +44,10 @@ class Zero3:
         self.synchronizations = synchronizations(micro)
         self.events = self._run(own)
 
-    def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
-        return self.events
-
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
-        """Nothing to choose among: no rank holds more than another."""
-        return [(0, 0)] * len(ranks)
-
     # what is where ----------------------------------------------------------------------------
 
     def _partition_numel(self, parameter: int) -> int:
-        return -(-self.tensors[parameter].numel // self.degree)
+        return partition_numel(self.tensors[parameter], self.degree)
 
     def _numel(self, parameters: Sequence[int]) -> int:
         """Elements of a rank's parts."""
@@ -107,8 +98,7 @@ class Zero3:
 
     def _start_up(self, tape: Tape) -> None:
         facts = self.setup.facts
-        buffers = {index: tape.allocate(facts.parameters[index].bytes, Factor.PARAMETERS, "to",
-                                        module=facts.parameters[index].module) for index in facts.moved}
+        buffers = to_device(tape, facts)
         parts = {}
         for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
             parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS, "zero::partition",
@@ -179,14 +169,8 @@ class Zero3:
     def _optimizer_step(self, tape: Tape, gathers: Gathers, steps: optimizer.Steps, *, first: bool) -> None:
         tape.moment = Moment.OPTIMIZER_STEP
         gathers.release_all()
-        for group in self.sub_groups:  # get_grad_norm_direct
-            scalars = []
-            for parameter in group:
-                copy = tape.allocate(FP64 * self._partition_numel(parameter), Factor.TEMPORARIES, "zero::get_grad_norm")
-                scalars.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
-                tape.free(copy)
-            for scalar in reversed(scalars):
-                tape.free(scalar)
+        for group in self.sub_groups:
+            grad_norm(tape, map(self._partition_numel, group))
         gathers.waits.synchronize()  # is_invalid_grad_norm
         for group in self.sub_groups:
             size = FP32 * self._numel(group)

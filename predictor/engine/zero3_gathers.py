@@ -24,6 +24,11 @@ from predictor.facts import Parameter
 LONG_AGO = -10**10
 
 
+def partition_numel(tensor: Parameter, degree: int) -> int:
+    """Elements of a rank's part, padding included."""
+    return -(-tensor.numel // degree)
+
+
 @dataclass(eq=False)
 class Gather:
     """One collective on its way. Its flat buffer lives until each of its parameters has been asked for.
@@ -80,10 +85,6 @@ class Gathers:
         self._order: list[tuple[int, int]] = []
         self._uses: dict[int, list[int]] = {}
         self._traversed: list[int] = []
-
-    def partition_numel(self, parameter: int) -> int:
-        """Elements of a rank's part, padding included."""
-        return -(-self.tensors[parameter].numel // self.degree)
 
     # micro-steps ------------------------------------------------------------------------------
 
@@ -228,8 +229,9 @@ class Gathers:
         return parameter not in self.gathered and parameter not in self.on_the_way
 
     def _buffer(self, parameter: int, stream: int) -> int:
-        return self.tape.allocate(BF16 * self.degree * self.partition_numel(parameter), Factor.PARAMETERS,
-                                  "zero::all_gather", module=self.tensors[parameter].module, stream=stream)
+        tensor = self.tensors[parameter]
+        return self.tape.allocate(BF16 * self.degree * partition_numel(tensor, self.degree), Factor.PARAMETERS,
+                                  "zero::all_gather", module=tensor.module, stream=stream)
 
     def _gather(self, parameters: list[int]) -> None:
         if not parameters:
@@ -241,7 +243,7 @@ class Gathers:
         elif self.zero.allgather_sequential or len(parameters) == 1:
             gathers = [Gather([p], self._buffer(p, self.stream), 1) for p in parameters]
         else:
-            numel = sum(map(self.partition_numel, parameters))
+            numel = sum(partition_numel(self.tensors[p], self.degree) for p in parameters)
             flat = self.tape.allocate(BF16 * self.degree * numel, Factor.COMMUNICATION, "zero::all_gather_coalesced",
                                       stream=self.stream)
             gathers = [Gather(parameters, flat, len(parameters))]

@@ -31,17 +31,11 @@ def llava(**changes) -> Workload:
                        "zero_stage": 2, "data_parallel_size": 8} | changes)
 
 
+pytestmark = pytest.mark.usefixtures("formula_cache")
+
+
 def said(name: str, workload: Workload) -> int:
     return BASELINES[name].estimate(workload).bytes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Formulas that these tests trace are kept for each other, and for nobody else."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 def small(directory, **changes) -> Workload:

@@ -29,7 +29,7 @@ LOOP = """
         print("step", step)
 """
 
-pytestmark = needs_emulator
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 
 def script(path: Path, text: str) -> list[str]:
@@ -39,15 +39,6 @@ def script(path: Path, text: str) -> list[str]:
 
 def run(path: Path, text: str, **settings) -> DryRun:
     return dryrun(script(path / "train.py", text), output=subprocess.DEVNULL, **settings)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Formulas that these tests trace are kept for nobody else."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 # --- what is said of a run --------------------------------------------------------------------------

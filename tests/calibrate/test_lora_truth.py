@@ -15,20 +15,11 @@ from predictor import pipeline, survival
 from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator, workload
 from tests.predictor.small import small_config
 
-pytestmark = needs_emulator
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 SCALARS_BYTES = 64
 """DeepSpeed's norm and overflow flags, and what the Trainer logs, are not predicted."""
 ZERO2 = {"zero_stage": 2, "data_parallel_size": 8, "rank": 7}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Formulas that these tests trace are kept for nobody else."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 @pytest.mark.parametrize("changes", [

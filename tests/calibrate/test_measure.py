@@ -22,16 +22,7 @@ from tests.calibrate.small_jobs import ROOT, needs_emulator, words, workload
 
 TOLERANCE = 0.003  # of requested bytes, the mean that measurements of real models are held to
 
-pytestmark = needs_emulator
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Formulas that these tests trace are kept for each other, and for nobody else."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from predictor.snapshot import read
 from predictor.snapshot.replay import Replay, replay
 from tests.calibrate.small_jobs import ROOT, needs_emulator, workload
 
-pytestmark = needs_emulator
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 MIB = 1 << 20
 OVERLAP = {"bf16": {"enabled": True},
@@ -24,15 +24,6 @@ JOBS = {
     "overlap": ({"deepspeed": OVERLAP, "data_parallel_size": 2, "rank": 1}, "synchronization"),
     "out-of-memory": ({"capacity_bytes": 48 * MIB}, "immediate"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """Formulas that these tests trace are kept for each other, and for nobody else."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="module", params=JOBS)
