@@ -33,12 +33,12 @@ def read_mapping(path: str | os.PathLike[str], what: str) -> dict[Any, Any]:
     return value
 
 
-def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """The text of a file of at most :data:`LARGEST_FILE_BYTES`."""
+def read_text(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST_FILE_BYTES) -> str:
+    """The text of a file of at most so many bytes."""
     name = show(os.fspath(path), limit=200)[1:-1]
     try:
-        if os.path.getsize(path) > LARGEST_FILE_BYTES:
-            raise InputError(f"{name}: is larger than {LARGEST_FILE_BYTES >> 20} MiB: this is not {what}")
+        if os.path.getsize(path) > most_bytes:
+            raise InputError(f"{name}: is larger than {most_bytes >> 20} MiB: this is not {what}")
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{name}: no such file: check the path of {what} (looked in the current directory)") from None

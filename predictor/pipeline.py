@@ -22,6 +22,7 @@ from predictor.gpus import Gpu
 from predictor.prediction import Prediction
 from predictor.profile import Choice
 from predictor.run import Run, evaluate, sizes_at
+from predictor.samples import Samples
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -31,7 +32,8 @@ Progress = Callable[[Sequence], Iterable]
 
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False, minimum_capacity: bool = False,
-            progress: Progress | None = None, tell: Callable[[int], None] = lambda _: None) -> Prediction:
+            samples: Samples | None = None, progress: Progress | None = None,
+            tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict one workload's peak memory.
 
     Args:
@@ -40,6 +42,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
             ``max_split_size_mb`` up to a minute.
+        samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: hears of each limit, in bytes, that the search tries.
 
@@ -47,9 +50,18 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
-    job = prepare(workload, progress)
-    return answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                  minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+    if samples is not None:
+        from predictor.dataset import Dataset
+
+        drawn = Dataset.of(workload, samples, progress)
+        job = drawn.worst()
+    else:
+        job = prepare(workload, progress)
+    found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
+                   minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+    if samples is None:
+        return found
+    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES)
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,9 @@ class Job:
         return self.ranks(self.workload.capacity)[0]
 
     def described(self) -> Mapping[str, Any]:
-        """Every key with its value."""
-        return self.workload.resolved()
+        """Every key with its value; ``images_per_sample`` is the mean where samples differ."""
+        images, batch = self.shape.images, self.shape.batch
+        return self.workload.resolved() | {"images_per_sample": images / batch if images % batch else images // batch}
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
@@ -137,10 +150,15 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
 
         return learned_job.prepare(workload)
     workload = workload.fill(images_per_sample=1)
+    job = at(workload, shape_of(workload), progress)
+    check_shape(workload, job.formula)
+    return job
+
+
+def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Job:
+    """As :func:`prepare`, of a micro-batch of this shape, which is not checked against the model."""
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
-    shape = shape_of(workload)
     formula = find_formula(workload, shape, gpu, progress)
-    check_shape(workload, formula)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
                             profile.quantities(shape, workload.data_parallel_size))
     if chosen and chosen.profile.workspaces:
@@ -187,6 +205,11 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
+
+
+def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
+    """Shapes of one regime share a formula."""
+    return _regime(workload, models.find(workload.model), shape, gpus.find(workload.gpu or DEFAULT_GPU))
 
 
 def _checkpointing(workload: Workload) -> str:

@@ -74,6 +74,28 @@ class Timeline:
 
 
 @dataclass(frozen=True)
+class Chances:
+    """What the random batches of a dataset need.
+
+    Attributes:
+        samples: how many there are.
+        tokens, images: of the worst batch, the longest sample's tokens and the images of all.
+        probability: of a batch that needs as much as the worst.
+        median_peak_requested_bytes: half of the batches stay within it; without a profile.
+        percentile_99_peak_requested_bytes: 99 of 100 do.
+        verdicts: probability that a batch fits, that this is uncertain, that it does not fit; None without a capacity.
+    """
+
+    samples: int
+    tokens: int
+    images: int
+    probability: float
+    median_peak_requested_bytes: int
+    percentile_99_peak_requested_bytes: int
+    verdicts: Mapping[str, float] | None
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The answer for one workload. All sizes are whole bytes.
 
@@ -82,6 +104,7 @@ class Prediction:
     requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
     bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
+    ``samples``: what other batches of the dataset need, if the answer is of its worst.
     ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
     """
 
@@ -108,6 +131,7 @@ class Prediction:
     out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None
     frozen_bytes: int | None = None
+    samples: Chances | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON (design, section 5): every key always present, unit in its name."""
@@ -135,6 +159,7 @@ class Prediction:
             "factors": {factor.value: self.factors.get(factor, 0) for factor in Factor},
             "modules": {name: {f.value: b for f, b in split.items()} for name, split in self.modules.items()},
             "moments": {moment.value: dict(point) for moment, point in self.moments.items()},
+            "samples": None if self.samples is None else asdict(self.samples),
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }

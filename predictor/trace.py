@@ -112,12 +112,13 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
 def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[str, torch.Tensor]:
     """Inputs of the reference loop: ids and labels int64 [batch, sequence], pixels [images, C, H, W].
 
-    Each sample begins with one text token, then its images, then text.
+    Each sample begins with one text token, then its images, then text; the first samples have what does not divide.
     """
-    images_per_sample = shape.images // shape.batch
+    images_per_sample, more = divmod(shape.images, shape.batch)
     token = model.config.image_token_id
     ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
     ids[:, 1 : 1 + images_per_sample * facts.tokens_per_image] = token
+    ids[:more, 1 : 1 + (images_per_sample + 1) * facts.tokens_per_image] = token
     batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
     if padding == "right":
         mask = torch.ones_like(ids)

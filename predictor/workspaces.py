@@ -80,7 +80,7 @@ def flash_split_outputs(gpu, batch, heads, sequence, width):
 
 def _flash_splits(gpu, batch, heads, sequence, width):
     """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
-    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    block = np.where(width <= 64, 256, np.where(width <= 128, 128, 64))
     blocks = batch * heads * _ceil_div(sequence, 64)
     key_blocks = _ceil_div(sequence, block)
     slots = 2 * gpu.multiprocessors
@@ -113,7 +113,7 @@ def efficient_delta(gpu, batch, heads, sequence, width):
 
 def efficient_backward(gpu, batch, heads, sequence, width):
     """fp32 gradient accumulator by query block (mem_eff_attention/kernel_backward.h, workspace_size)."""
-    block = 64 if width <= 64 else 128
+    block = np.where(width <= 64, 64, 128)
     blocks = _ceil_div(sequence, block)
     return batch * heads * blocks * (FP32 * block * _round_up(width, block) + 16)
 

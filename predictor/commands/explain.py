@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     output.add_output(parser)
     group = parser.add_argument_group("what to show")
+    options.add_samples(group)
     group.add_argument("--moments", default="5", metavar="N", help="highest moments to show; default: 5")
     group.add_argument("--layers", default="15", metavar="N|all", help="largest layers to show; default: 15")
     group.add_argument("--picture", metavar="FILE.svg", help="also draw the timeline as an SVG file")
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = options.workload(arguments)
     from predictor.pipeline import predict
 
-    prediction = predict(workload, timeline=True, progress=output.progress)
+    prediction = predict(workload, timeline=True, samples=options.samples(arguments), progress=output.progress)
     if arguments.picture:
         from predictor.report.svg import draw
 

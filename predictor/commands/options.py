@@ -13,6 +13,7 @@ from predictor.workload import KEYS, Workload, check_names
 
 if TYPE_CHECKING:
     from predictor.prediction import Prediction
+    from predictor.samples import Samples
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
@@ -94,6 +95,22 @@ def _from_text(name: str, kind: Any, given: Any) -> Any:
 
 def _called(name: str) -> str:
     return "MODEL" if name == "model" else "--" + name.replace("_", "-")
+
+
+def add_samples(group: argparse._ArgumentGroup) -> None:
+    """Adds ``--samples``."""
+    group.add_argument("--samples", metavar="FILE",
+                       help="tokens and images of each sample (.csv, .jsonl, .json): predict the worst batch of this "
+                       "dataset, and how likely others fit; sequence_length is what longer samples are cut to")
+
+
+def samples(arguments: argparse.Namespace) -> Samples | None:
+    """The samples of the file that was named."""
+    if arguments.samples is None:
+        return None
+    from predictor.samples import read
+
+    return read(arguments.samples)
 
 
 def exit_code(prediction: Prediction) -> int:

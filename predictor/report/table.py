@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.events import Factor
 from predictor.prediction import Prediction
-from predictor.report import verdict
+from predictor.report import samples, verdict
 from predictor.report.units import gib, share
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def head(console: Console, prediction: Prediction) -> None:
     console.print(rows)
     console.print()
     console.print(verdict.peak_text(prediction.peak))
+    for sentence in samples.sentences(prediction):
+        for line in wrapped(console, sentence, indent=0):
+            console.print(line)
     console.print()
 
 

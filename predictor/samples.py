@@ -1,0 +1,95 @@
+"""A dataset as far as memory goes: how many tokens and images each sample has, from a file of the user's.
+
+    lengths.jsonl   {"tokens": 812, "images": 1}        a line a sample
+    lengths.csv     tokens,images                       with that first line
+    lengths.json    [812, 1377, …] or [{"tokens": 812, "images": 1}, …]
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from predictor.errors import InputError
+from predictor.files import parse_json, read_text
+from predictor.suggest import show
+
+LARGEST_FILE_BYTES = 256 << 20
+COLUMNS = ("tokens", "images")
+MOST = (1 << 22, 4_096)
+"""Tokens and images of one sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Tokens that the language model sees, image tokens included, and images: ``int64[samples]`` each."""
+
+    tokens: np.ndarray
+    images: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cut(self, longest: int) -> Samples:
+        """What training keeps of them."""
+        return Samples(np.minimum(self.tokens, longest), self.images)
+
+
+def read(path: str) -> Samples:
+    """The samples of a file; a sample that names no images has one.
+
+    Raises:
+        InputError: the file, or the first sample that is wrong, by its number.
+    """
+    name = show(path, 200)[1:-1]
+    text = read_text(path, "the samples", LARGEST_FILE_BYTES)
+    kind = path.lower().rpartition(".")[2]
+    if kind not in FORMS:
+        raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its samples are written")
+    rows = [_row(row, f"{name}: sample {number:,}") for number, row in enumerate(FORMS[kind](text, name), start=1)]
+    if not rows:
+        raise InputError(f"{name}: holds no sample")
+    return Samples(*np.array(rows, dtype=np.int64).T)
+
+
+def _json(text: str, name: str) -> list[Any]:
+    document = parse_json(text, name)
+    if not isinstance(document, list):
+        raise InputError(f"{name}: must be a list of samples: [812, 1377] or [{{\"tokens\": 812, \"images\": 1}}]")
+    return document
+
+
+def _jsonl(text: str, name: str) -> Iterator[Any]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield parse_json(line, f"{name}: line {number:,}")
+
+
+def _csv(text: str, name: str) -> Iterator[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text))
+    if "tokens" not in (reader.fieldnames or ()):
+        raise InputError(f"{name}: its first line must name the columns: tokens,images")
+    for row in reader:
+        yield {column: _number(row[column]) for column in COLUMNS if row.get(column) not in (None, "")}
+
+
+FORMS = {"jsonl": _jsonl, "csv": _csv, "json": _json}
+"""Ending of a file's name -> its samples as plain data."""
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.strip().isdecimal() and len(text) < 20 else text
+
+
+def _row(row: Any, where: str) -> tuple[int, int]:
+    row = row if isinstance(row, dict) else {"tokens": row}
+    values = row.get("tokens"), row.get("images", 1)
+    for column, value, least, most in zip(COLUMNS, values, (1, 0), MOST):
+        if type(value) is not int or not least <= value <= most:
+            raise InputError(f"{where}: {column} must be a whole number from {least} to {most:,}, not {show(value)}")
+    return values
