@@ -13,7 +13,7 @@ from predictor.workload import KEYS
 
 def run(arguments: argparse.Namespace) -> int:
     """Attributes and reports; the exit code is 0 whatever is found."""
-    given = [name for name in ("workload", "picture", *KEYS) if getattr(arguments, name, None) is not None]
+    given = [name for name in ("workload", "picture", "samples", *KEYS) if getattr(arguments, name, None) is not None]
     if given:
         name = "MODEL" if given[0] == "model" else "--" + given[0].replace("_", "-")
         raise InputError(f"--measured names a job that ran: leave out {name}")
