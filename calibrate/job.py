@@ -33,6 +33,7 @@ class Order:
         snapshot: path for the memory history, or None.
         limit_bytes: what PyTorch may take of a real GPU, or None for all of it.
         event_completion: how the emulated GPU completes events; None on a real one.
+        parent: the process that waits for the answer.
     """
 
     workload: dict[str, Any]
@@ -41,12 +42,15 @@ class Order:
     snapshot: str | None
     limit_bytes: int | None
     event_completion: str | None
+    parent: int
 
 
 def main() -> None:
     """Measure and leave the answer. Ends without the interpreter's last rites: libraries hang in theirs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answer
     order = Order(**json.load(sys.stdin))
+    if os.getppid() != order.parent:  # killed before the line above
+        os._exit(1)
     try:
         answer = {"job": to_plain(run(order))}
     except InputError as error:

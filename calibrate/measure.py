@@ -75,7 +75,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     order = Order(
         workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,
         limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
-        event_completion=events if device is MeasuredOn.EMULATED else None)
+        event_completion=events if device is MeasuredOn.EMULATED else None, parent=os.getpid())
     job = _run(order, changes, verbose)
     if job.measured_on is not device:
         raise InputError("this shell is inside an emulated GPU, so there is no real one: start it without")

@@ -209,9 +209,9 @@ def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: 
     """
     if micro is None:
         accumulation = accumulation or 1
-        micro = train // ranks // accumulation
+        micro = max(1, train // ranks // accumulation)
     elif accumulation is None:
-        accumulation = train // micro // ranks
+        accumulation = max(1, train // micro // ranks)
     if micro * accumulation * ranks != train:
         raise Invalid(f"train_batch_size is {train}, but {micro} samples a GPU x {accumulation} accumulation steps x "
                       f"data_parallel_size {ranks} is {micro * accumulation * ranks}")

@@ -43,8 +43,10 @@ def _read(path: str):
 
     try:
         return record.read(path)
-    except InputError:
+    except InputError as error:
+        if "not valid JSON" in str(error):
+            raise InputError(f"{error}; records are written with peakcast measure --json -o") from None
         if not path.lower().endswith(".jsonl") or not os.path.isfile(path):
             raise
         raise InputError(f"{show(path, 200)[1:-1]}: holds rows of measurements, which peakcast report reads: "
-                         "--measured takes one record of peakcast measure -o") from None
+                         "--measured takes one record of peakcast measure --json -o") from None

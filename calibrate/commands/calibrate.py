@@ -108,10 +108,11 @@ def _where(arguments: argparse.Namespace) -> Where:
                              + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
     from calibrate.campaign.one import Where
     from calibrate.emulator import Injection
-    from calibrate.emulator.job_environment import has_real_driver
+    from calibrate.emulator.job_environment import has_real_driver, launches
     from calibrate.record import MeasuredOn
     from predictor import gpus
 
+    launches(arguments.events)
     device = MeasuredOn(DEVICES[arguments.device])
     try:
         gpu = gpus.find(arguments.gpu).name

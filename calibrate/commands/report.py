@@ -17,7 +17,7 @@ EXAMPLES = """examples:
   peakcast report profiles/h100-80gb --gate profiles/gates.toml
   peakcast report profiles/h100-80gb --baselines fast -o report      then open report/report.html
 
-RECORDS are files or directories of measurements: records of peakcast measure -o, the measurements of peakcast
+RECORDS are files or directories of measurements: records of peakcast measure --json -o, the measurements of peakcast
 calibrate, and the compact rows of profiles/. What cannot be read, is there twice or cannot be predicted is skipped,
 by name. A model that no shipped formula covers is traced once (some seconds; needs torch).
 

@@ -58,7 +58,7 @@ def environment(
         raise InputError(f"context_bytes {context_bytes} must be from 0 to below the capacity, {capacity_bytes}")
     if not 1 <= devices <= _MOST_DEVICES:
         raise InputError(f"devices {devices} must be from 1 to {_MOST_DEVICES}")
-    event_launches = _launches(events)
+    event_launches = launches(events)
     built = ensure_built()
     setting = _setting(kind, built, capacity_bytes, context_bytes, event_launches, devices)
     setting |= inject.device_values() if injected else {}
@@ -134,7 +134,12 @@ def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
     return max(usable)
 
 
-def _launches(events: str) -> int:
+def launches(events: str) -> int:
+    """Launches after which an event completes: 0 at once, -1 never before a synchronization.
+
+    Raises:
+        InputError: none of what :func:`environment` names.
+    """
     if events == "immediate":
         return 0
     if events == "synchronization":

@@ -49,6 +49,8 @@ def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> t
     model = keys.get("model")
     if not isinstance(events, str) or not isinstance(model, str):
         raise InputError(f"job: must have a model, and events as text, not {show(job, 100)}")
+    if keys.get("gpu", GPU) != GPU:
+        raise InputError(f"job: gpu is {show(keys['gpu'])}, and these rows are of {GPU}")
     path = MODELS / f"{model}.json"
     keys["model"] = str(path) if path.is_file() else model
     return Workload.from_mapping(keys | {"gpu": GPU, "capacity_bytes": capacity_bytes, "profile": "none"}), events

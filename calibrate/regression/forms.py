@@ -93,14 +93,15 @@ def _peaks(sizes: Mapping[str, Any], survived: bool = True) -> Mapping[str, int 
     (``free`` and ``free_block`` of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11).
 
     Raises:
-        InputError: no bytes, or fewer reserved than allocated.
+        InputError: no bytes, or fewer reserved than allocated or requested.
     """
     for counter, size in sizes.items():
         if size is not None:
             _bytes(f"{counter}_bytes", size, int(survived))
-    if sizes["reserved"] < sizes["allocated"]:
-        raise InputError(f"reserved_bytes, {sizes['reserved']:,}, are fewer than allocated_bytes, "
-                         f"{sizes['allocated']:,}: blocks lie in what is reserved: edited, or damaged")
+    for counter in ("allocated", "requested"):
+        if sizes["reserved"] < sizes[counter]:
+            raise InputError(f"reserved_bytes, {sizes['reserved']:,}, are fewer than {counter}_bytes, "
+                             f"{sizes[counter]:,}: blocks lie in what is reserved: edited, or damaged")
     return sizes
 
 
@@ -147,6 +148,9 @@ def _compact(document: dict[str, Any], file: str, line: int) -> list[Case]:
 def _verdict(document: dict[str, Any], file: str, line: int) -> list[Case]:
     """Where a job survived and where it died; with blocks shared by two streams, for either completion of events."""
     compact.check_version(document)
+    survived, died = (document[key] and _bytes(key, document[key]) for key in ("survived_bytes", "died_bytes"))
+    if survived and died and died >= survived:
+        raise InputError(f"died_bytes, {died:,}, are no fewer than survived_bytes, {survived:,}: edited, or damaged")
     cases = []
     for key, survived in (("survived_bytes", True), ("died_bytes", False)):
         if document[key] is not None:

@@ -159,6 +159,8 @@ def _limit(value: Any, where: str, whole: bool) -> float:
     kinds = (int,) if whole else (int, float)
     if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
         raise InputError(f"{where} must be {'a whole number' if whole else 'a number'} from 0, not {show(value)}")
+    if not whole and value > 1:
+        raise InputError(f"{where} is {value:g}: give a fraction, 0.005 for 0.5 %")
     return value
 
 

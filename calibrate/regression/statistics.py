@@ -145,8 +145,8 @@ def by_counter(comparisons: Sequence[Comparison]) -> dict[str, Errors]:
 
 
 def verdicts(comparisons: Iterable[Comparison]) -> Verdicts:
-    """Cases without a capacity have no verdict and are left out."""
-    judged = [one for one in comparisons if one.verdict is not None]
+    """Of the cases with a capacity that their GPU has; more tells nothing of that GPU."""
+    judged = [one for one in comparisons if one.verdict is not None and _within_its_gpu(one)]
 
     def count(survived: bool) -> dict[str, int]:
         return {verdict: sum(one.verdict == verdict and one.case.survived is survived for one in judged)

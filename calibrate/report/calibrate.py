@@ -161,6 +161,8 @@ def report(console: Console, result: Result) -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in _counts(result).items() if count)
     console.print(f"{result.file}: profile of {profile.device.product} ({profile.measured_on}); jobs: {counts}.",
                   style="bold")
+    if result.left:
+        console.print(f"The same command with --force goes on where it was: {result.measurements} is kept.")
     console.print()
     report_profile(console, profile)
     console.print()

@@ -15,7 +15,7 @@ EXAMPLES = """examples:
   peakcast explain --workload job.yaml --picture timeline.svg
   peakcast explain --measured record.json
 
-The last one puts a measurement (peakcast measure … --snapshot FILE -o record.json) beside its
+The last one puts a measurement (peakcast measure … --snapshot FILE --json -o record.json) beside its
 prediction, allocation by allocation; its exit code is 0.
 
 exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input

@@ -35,7 +35,9 @@ def verdict(prediction: Prediction) -> str:
     peak = f"{size_text(prediction.peak_allocated.bytes)} allocated" + (
         f", {size_text(reserved.bytes)} reserved" if reserved else "")
     if prediction.verdict is None:
-        return f"Peak {peak}. No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict."
+        kernels = prediction.provenance.get("kernels_of")
+        return (f"Peak {peak}{f' with the kernels of {kernels}' if kernels else ''}. No GPU named: add --gpu NAME or "
+                "--capacity-bytes SIZE for a verdict.")
     gpu = prediction.workload.get("gpu") or "the given capacity"
     capacity = size_text(prediction.capacity_bytes or 0)
     note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"

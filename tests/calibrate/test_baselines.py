@@ -56,7 +56,8 @@ def test_eq1_shares_states_by_stage():
         (2 * ALL // 8, 2 * TRAINED // 8, 12 * TRAINED // 8)]
 
 
-@pytest.mark.parametrize("engine", [{}, {"engine": "ddp", "data_parallel_size": 8}])
+@pytest.mark.parametrize("engine", [{}, {"engine": "ddp", "data_parallel_size": 8},
+                                    {"engine": "ddp", "ddp": {"gradient_as_bucket_view": True}}])
 def test_eq1_without_zero_has_moments_as_wide_as_the_parameters(engine):
     workload = llava(zero_stage=None, **{"data_parallel_size": 1} | engine)
     found = factors(subject(workload), workload)

@@ -176,6 +176,11 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
     (compact_row(requested_bytes=(1 << 50) + 1),
      "requested_bytes must be bytes, not 1125899906842625: another schema, or damaged"),
     (compact_row(allocated_bytes=-1024), "allocated_bytes must be bytes, not -1024: another schema, or damaged"),
+    (compact_row(requested_bytes=4 << 20), "reserved_bytes, 2,048, are fewer than requested_bytes, 4,194,304: blocks "
+                                           "lie in what is reserved: edited, or damaged"),
+    (compact_row(job=JOB | {"gpu": "a100-80gb"}), 'job: gpu is "a100-80gb", and these rows are of h100-80gb'),
+    ({"job": JOB, "survived_bytes": 4 << 20, "died_bytes": 4 << 20},
+     "died_bytes, 4,194,304, are no fewer than survived_bytes, 4,194,304: edited, or damaged"),
     (compact_row(reserved_bytes=1023), "reserved_bytes, 1,023, are fewer than allocated_bytes, 1,024: blocks lie in what "
                                        "is reserved: edited, or damaged"),
     (compact_row(schema_version=2), "schema_version is 2, and this release reads 1: measure again"),

@@ -41,6 +41,7 @@ def test_a_gate_is_read(tmp_path):
     ('[[gate]]\nname = "a"\nwhere = 3\nfalse_fits = 0', "where must be a table"),
     ('[[gate]]\nname = "a"\nfalse_fits = 0.5', "false_fits must be a whole number from 0, not 0.5"),
     ('[[gate]]\nname = "a"\nallocated_mape = -1', "allocated_mape must be a number from 0, not -1"),
+    ('[[gate]]\nname = "a"\nallocated_mape = 50', "allocated_mape is 50: give a fraction, 0.005 for 0.5 %"),
     ('[[gate]]\nname = "a"\nallocated_mape = nan', "allocated_mape must be a number from 0, not nan"),
     ('[[gate]]\nname = "a"\nallocated_mape = true', "allocated_mape must be a number from 0, not True"),
     ('[[gate]]\nname = "a"', "gate 1: limits nothing"),

@@ -57,7 +57,7 @@ def test_the_text_says_how_near_predictions_are(records, capsys):
     assert main(["report", records]) == 0
     text = capsys.readouterr().out
     assert text.startswith("6 measurements on emulated GPUs, 1 model.\n")
-    assert "Verdicts: fits: 6 survived, 0 died." in text
+    assert "No case has a capacity that its GPU has, so there are no verdicts." in text
 
 
 def test_json_is_alone_on_stdout_and_has_every_case(records, capsys):
@@ -152,7 +152,7 @@ def test_measurements_of_a_campaign_are_read(tmp_path, capsys):
 def test_explain_says_that_rows_are_for_report(records, capsys):
     assert main(["explain", "--measured", records]) == 2
     assert capsys.readouterr().err == (f"peakcast: error: {records}: holds rows of measurements, which peakcast report "
-                                       "reads: --measured takes one record of peakcast measure -o\n")
+                                       "reads: --measured takes one record of peakcast measure --json -o\n")
 
 
 # --- other methods ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from predictor.facts import ModelFacts
 from predictor.formula import Formula
 from predictor.gpus import Gpu
 from predictor.sizes import Shape
-from predictor.workload import Workload
+from predictor.workload import KEYS, Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,10 @@ def single(workload: Workload) -> Workload:
         InputError: the model's configuration cannot be found.
     """
     images = 1 if workload.images_per_sample is None else workload.images_per_sample
-    return workload.replace(
-        engine=None, deepspeed=None, zero_stage=None, data_parallel_size=None, rank=None, gpu=None,
-        capacity_bytes=None, allocator_conf=None, profile=None, max_grad_norm=None, gradient_accumulation_steps=None,
-        per_device_train_batch_size=workload.per_device_train_batch_size, images_per_sample=images,
-        optim=workload.optim)
+    of_engines = [name for name, entry in KEYS.items() if entry.metadata["group"] in ("engine", "gpu")]
+    return workload.replace(**dict.fromkeys([*of_engines, "max_grad_norm", "gradient_accumulation_steps"]) | {
+        "per_device_train_batch_size": workload.per_device_train_batch_size, "images_per_sample": images,
+        "optim": workload.optim, "versions": workload.versions})
 
 
 def shape_of(workload: Workload) -> Shape:

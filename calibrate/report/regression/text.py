@@ -13,8 +13,6 @@ from predictor.report import table as one_style
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_SKIPPED = 20
-"""Lines of a list; the JSON has all."""
 LONG = 8
 """Characters of a head that has room in one line."""
 
@@ -44,9 +42,7 @@ def report(console: Console, made: Report, gates: Sequence[Result] = ()) -> None
     if made.skipped:
         console.print()
         _head(console, "Skipped")
-        _lines(console, *map(words.skipped_line, made.skipped[:MOST_SKIPPED]))
-        if len(made.skipped) > MOST_SKIPPED:
-            console.print(f"{len(made.skipped) - MOST_SKIPPED} more (--json)")
+        _lines(console, *map(words.skipped_line, made.skipped))
     if gates:
         console.print()
     for gate in gates:

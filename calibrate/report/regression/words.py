@@ -66,7 +66,11 @@ def verdict_lines(group: Group) -> list[str]:
     said = "; ".join(f"{verdict.replace('_', ' ')}: {found.survived[verdict]} survived, {found.died[verdict]} died"
                      for verdict in VERDICTS if found.survived[verdict] or found.died[verdict])
     false = f"Said to fit and ran out of memory: {', '.join(found.false_fits) or 'none'}."
-    return [f"Verdicts: {said}.", false] if said else ["No case has a capacity, so there are no verdicts."]
+    if not said:
+        return ["No case has a capacity that its GPU has, so there are no verdicts."]
+    rest = group.cases - sum(found.survived.values()) - sum(found.died.values())
+    beyond = f" The other {rest} ran with more memory than their GPU has, or as much as they liked." if rest else ""
+    return [f"Verdicts: {said}.{beyond}", false]
 
 
 def xmem_lines(group: Group) -> list[str]:
