@@ -67,8 +67,8 @@ def build_model(workload: Workload):
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
                          lora=lora.adapters(workload))
     if workload.gradient_checkpointing:
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs=dict(workload.gradient_checkpointing_kwargs))
+        parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
+                          modules=workload.gradient_checkpointing_modules)
     return model
 
 

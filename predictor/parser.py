@@ -46,6 +46,36 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
     return model
 
 
+def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: bool = False,
+               modules: tuple[str, ...] = ()) -> None:
+    """Recompute layers in backward, as Hugging Face's Trainer has it with these ``gradient_checkpointing_kwargs``.
+
+    Args:
+        modules: patterns of paths: layers elsewhere keep their activations; none: all layers are recomputed.
+
+    Raises:
+        InputError: a pattern that matches no layer.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
+                                        every_n_layers=every_n_layers, offload=offload)
+    if not modules:
+        return
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, GradientCheckpointingLayer)}
+    for pattern in modules:
+        if not any(_matches(name, pattern) for name in layers):
+            raise InputError(f"gradient_checkpointing_modules: pattern {pattern!r} matches no layer (for example "
+                             f"{next(iter(layers))!r})")
+    for name, layer in layers.items():
+        layer.gradient_checkpointing &= any(_matches(name, pattern) for pattern in modules)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches a path, or the path of any module above it."""
+    return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")
+
+
 def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...]) -> None:
     """Set ``requires_grad`` by recipe, then ``trainable``, then ``frozen`` patterns.
 
@@ -58,7 +88,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):
         for pattern in patterns:
-            hits = [name for name in names if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern + ".*")]
+            hits = [name for name in names if _matches(name, pattern)]
             if not hits:
                 raise InputError(f"{key}: pattern {pattern!r} matches no parameter (for example {names[0]!r})")
             apply(hits)

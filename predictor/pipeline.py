@@ -202,7 +202,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     return config, store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),
-        attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
+        checkpointing_kwargs=_checkpointing_kwargs(workload), attn_implementation=workload.attn_implementation,
+        sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
 
@@ -216,6 +217,15 @@ def _checkpointing(workload: Workload) -> str:
     if not workload.gradient_checkpointing:
         return "off"
     return "reentrant" if workload.gradient_checkpointing_kwargs["use_reentrant"] else "on"
+
+
+def _checkpointing_kwargs(workload: Workload) -> tuple[tuple[str, Any], ...]:
+    """What differs from transformers' own, in order."""
+    if not workload.gradient_checkpointing:
+        return ()
+    given = {**workload.gradient_checkpointing_kwargs, "modules": workload.gradient_checkpointing_modules}
+    plain = {"every_n_layers": 1, "offload": False, "modules": ()}
+    return tuple((name, given[name]) for name, value in plain.items() if given.get(name, value) != value)
 
 
 def _backend(workload: Workload, gpu: Gpu) -> str:

@@ -10,6 +10,7 @@ import torch
 from predictor import operators
 from predictor.cuda_paths import RESULTS, as_on_cuda
 from predictor.events import Moment
+from predictor.host_copies import on_host
 from predictor.parser import image_extent
 from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
@@ -70,7 +71,7 @@ def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharde
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
-    with as_on_cuda(sdpa_backend):
+    with as_on_cuda(sdpa_backend), on_host(tracer):
         return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None)
 
 

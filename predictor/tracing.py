@@ -46,8 +46,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora)
     if key.checkpointing != "off":
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": key.checkpointing == "reentrant"})
+        parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,

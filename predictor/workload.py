@@ -174,8 +174,11 @@ class Workload:
                             "auto: what PyTorch picks on the GPU")
     gradient_checkpointing: bool = key(Flag(), True, "compute", "recompute each layer in backward")
     gradient_checkpointing_kwargs: FrozenMap = key(
-        Table({"use_reentrant": Flag()}, {"use_reentrant": False}), FrozenMap({"use_reentrant": False}), "compute",
-        "use_reentrant=true or false")
+        Table({"use_reentrant": Flag(), "every_n_layers": Whole(1, 999), "offload": Flag()}, {"use_reentrant": False}),
+        FrozenMap({"use_reentrant": False}), "compute",
+        "use_reentrant=true, every_n_layers=2, offload=true (inputs of layers in host memory), as transformers has it")
+    gradient_checkpointing_modules: tuple[str, ...] = key(
+        Patterns(), (), "compute", "module paths, such as *language_model*, whose layers alone are recomputed")
     torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
 
     optim: str = key(Choice(tuple(optimizer.OPTIMIZERS), optimizer.LATER), "adamw_torch_fused", "optimizer",

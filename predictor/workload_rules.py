@@ -41,6 +41,8 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
                       ("sequence_length", "say how many tokens a sample has, image tokens included")):
         if name not in given:
             raise KeyProblem(name, f"is not given: {why}")
+    if values["gradient_checkpointing_modules"] and not values["gradient_checkpointing"]:
+        raise KeyProblem("gradient_checkpointing_modules", "are named, but gradient_checkpointing is off")
     _resolve_lora(values, given)
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
