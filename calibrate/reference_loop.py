@@ -58,7 +58,20 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             del loss
             enter(Moment.OPTIMIZER_STEP, number)
             step()
+    if workload.per_device_eval_batch_size:
+        enter(Moment.EVALUATION, STEPS)
+        evaluate(forward if workload.engine == "deepspeed" else model, host_batch(model, facts, workload.replace(
+            per_device_train_batch_size=workload.per_device_eval_batch_size)))
     torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def evaluate(model, batch: dict[str, torch.Tensor]) -> None:
+    """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
+    model.eval()
+    batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    loss = model(**batch, use_cache=False).loss
+    del loss
 
 
 def build_model(workload: Workload):

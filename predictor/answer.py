@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RUNTIME = "CUDA context, NCCL and library memory outside PyTorch's allocator"
 WORKSPACES = "private workspaces of cuDNN engines"
-LOOP = "data loaders, evaluation, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
+LOOP = "data loaders, {}, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
 
 
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
@@ -44,7 +44,8 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile, job.loop or LOOP) + job.notes(),
+        not_modelled=_not_modelled(job.profile, job.loop or LOOP.format(
+            "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes(),
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,

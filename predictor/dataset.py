@@ -42,6 +42,8 @@ class Dataset:
         size = workload.per_device_train_batch_size
         if "images_per_sample" not in workload.filled_in:
             raise InputError("images_per_sample: the samples say how many images each has; leave it out")
+        if workload.per_device_eval_batch_size:
+            raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
         if size > len(samples):
             raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
         if size > MOST_IN_A_BATCH:

@@ -54,6 +54,7 @@ class Moment(str, Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
+    EVALUATION = "evaluation"
 
 
 FACTORS = tuple(Factor)

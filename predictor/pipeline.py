@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,12 +12,13 @@ from predictor.answer import answer
 from predictor.calibrated import Margin
 from predictor.engine import ddp
 from predictor.engine.engines import ENGINES, Engine, name_of
+from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import modality
-from predictor.formula import Formula
+from predictor.formula import Formula, MicroStep
 from predictor.gpus import Gpu
 from predictor.prediction import Prediction
 from predictor.profile import Choice
@@ -66,7 +67,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
 
 @dataclass(frozen=True)
 class Job:
-    """A workload with everything that answers for it."""
+    """A workload with everything that answers for it; ``evaluation`` is what follows the steps, if anything does."""
 
     workload: Workload
     formula: Formula
@@ -74,6 +75,7 @@ class Job:
     shape: Shape
     gpu: Gpu
     profile: Choice | None = None
+    evaluation: tuple[MicroStep, Shape] | None = field(default=None, kw_only=True)
 
     @property
     def rank(self) -> int:
@@ -123,8 +125,10 @@ class Job:
         """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
         setup = replace(self.setup, capacity_bytes=limit_bytes)
         rank = self.ranks(limit_bytes)[0] if rank is None else rank
-        return evaluate(compose(self.formula, setup, rank), rank, self.shape, self.gpu,
-                        calibrated.coefficients(self.profile))
+        events = compose(self.formula, setup, rank)
+        if self.evaluation:
+            events = with_evaluation(events, *self.evaluation, self.gpu)
+        return evaluate(events, rank, self.shape, self.gpu, calibrated.coefficients(self.profile))
 
     def runs(self, limit_bytes: int | None) -> list[Run]:
         """The runs of :meth:`ranks`."""
@@ -158,15 +162,25 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
 def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Job:
     """As :func:`prepare`, of a micro-batch of this shape, which is not checked against the model."""
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
-    formula = find_formula(workload, shape, gpu, progress)
+    formula, evaluation = find_formula(workload, shape, gpu, progress), None
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
                             profile.quantities(shape, workload.data_parallel_size))
-    if chosen and chosen.profile.workspaces:
-        micro = calibrated.with_workspaces(formula.micro, chosen.profile.workspaces, shape, gpu)
-        formula = replace(formula, micro=micro)
+
+    def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
+        if not (chosen and chosen.profile.workspaces):
+            return micro
+        return calibrated.with_workspaces(micro, chosen.profile.workspaces, shape, gpu)
+
+    micro = with_workspaces(formula.micro, shape)
+    formula = formula if micro is formula.micro else replace(formula, micro=micro)
+    if workload.per_device_eval_batch_size:
+        batch = workload.per_device_eval_batch_size
+        evaluated = Shape(batch, workload.sequence_length, batch * (workload.images_per_sample or 1))
+        found = find_formula(workload, evaluated, gpu, progress, evaluation=True)
+        evaluation = with_workspaces(found.micro, evaluated), evaluated
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=calibrated.allocator_settings(workload.allocator_conf, chosen))
-    return Job(workload, formula, setup, shape, gpu, chosen)
+    return Job(workload, formula, setup, shape, gpu, chosen, evaluation=evaluation)
 
 
 def shape_of(workload: Workload) -> Shape:
@@ -175,9 +189,12 @@ def shape_of(workload: Workload) -> Shape:
                  workload.per_device_train_batch_size * workload.images_per_sample)
 
 
-def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None) -> Formula:
-    """The formula that answers for a workload's regime; traced now if nobody has it."""
+def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None, *,
+                 evaluation: bool = False) -> Formula:
+    """The formula that answers for a workload's regime, or for its evaluation's; traced now if nobody has it."""
     config, key = formula_key(workload, shape, gpu)
+    if evaluation:
+        key = replace(key, evaluation=True, checkpointing="off", checkpointing_kwargs=())
 
     def trace() -> Formula:
         from predictor.tracing import trace_formula

@@ -33,6 +33,7 @@ class Key:
         checkpointing_kwargs: what else transformers is told of it, and which modules have it; left out where nothing.
         sdpa_backend: what attention resolves to; empty for eager attention.
         sharded: traced as under ZeRO-3; left out of the document where not.
+        evaluation: a forward without gradients is all that is traced; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
     """
 
@@ -51,11 +52,12 @@ class Key:
     sharded: bool = False
     lora: Adapters | None = None
     checkpointing_kwargs: tuple[tuple[str, Any], ...] = ()
+    evaluation: bool = False
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
         document = asdict(self)
-        for name in ("sharded", "lora", "checkpointing_kwargs"):
+        for name in ("sharded", "lora", "checkpointing_kwargs", "evaluation"):
             if not document[name]:
                 del document[name]
         return json.loads(json.dumps(document))

@@ -66,12 +66,20 @@ def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
 
 
-def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False) -> Recording:
-    """Record one micro-step of the reference loop at a shape, on meta tensors; ``sharded`` as under ZeRO-3."""
+def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False,
+          evaluation: bool = False) -> Recording:
+    """Record one micro-step of the reference loop at a shape, on meta tensors.
+
+    Args:
+        sharded: as under ZeRO-3.
+        evaluation: its evaluation instead.
+    """
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
     with as_on_cuda(sdpa_backend), on_host(tracer):
+        if evaluation:
+            return record_evaluation(model, batch, tracer, places)
         return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None)
 
 
@@ -108,6 +116,24 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
             hook.remove()
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def record_evaluation(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places) -> Recording:
+    """Run the forward of the reference loop's evaluation; what the recording does not free is an input."""
+    recorder.ignore([*model.parameters(), *model.buffers()])
+    recorder.moment = Moment.EVALUATION
+    for name, tensor in batch.items():
+        recorder.watch(tensor, name, role="input")
+    model.eval()
+    gc.collect()
+    gc.disable()
+    try:
+        with places.active(), recorder, torch.no_grad():
+            loss = model(**batch, use_cache=False).loss
+            del loss
+            return recorder.closed()
+    finally:
+        gc.enable()
 
 
 def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[str, torch.Tensor]:

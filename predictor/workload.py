@@ -162,6 +162,9 @@ class Workload:
     images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
     image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
     padding: str = key(Choice(("none", "right")), "none", "shape", "right: an attention mask that hides something")
+    per_device_eval_batch_size: int | None = key(
+        Whole(1, MOST_SAMPLES), None, "shape", "samples in a batch of an evaluation after the steps, of which the loss "
+        "alone is kept; default: no evaluation")
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
     dtype: str = key(Choice(("bf16",), dict.fromkeys(("fp32", "fp16"), "use bf16"),

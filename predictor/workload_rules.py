@@ -12,6 +12,7 @@ from predictor.values import FrozenMap, Invalid
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
 DDP_DEFAULTS = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
+EVALUATED = ("torch", "ddp", "deepspeed")
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
@@ -48,12 +49,16 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
     _resolve_optimizer(values)
+    if values["per_device_eval_batch_size"] and (values["zero_stage"] == 3 or values["engine"] not in EVALUATED):
+        raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
+                                                       "modelled: leave it out")
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
         raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
     if values["attn_implementation"] == "eager" and values["sdpa_backend"] != "auto":
         raise KeyProblem("sdpa_backend", f'is {values["sdpa_backend"]}, which attn_implementation eager does not use')
     batch, length = values["per_device_train_batch_size"], values["sequence_length"]
+    batch = max(batch, values["per_device_eval_batch_size"] or 1)
     if batch * length > MOST_TOKENS:
         raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "
                                             f"at most {MOST_TOKENS:,} are predicted")

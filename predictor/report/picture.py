@@ -25,7 +25,8 @@ MARKS = {
 }
 AXIS_WIDTH = 8
 LEAST = 6  # characters of a moment: room for its name
-SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt"}
+SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt",
+         Moment.EVALUATION: "eval"}
 
 
 def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bool = False) -> Text:

@@ -1,0 +1,40 @@
+"""An evaluation after the training steps, as Hugging Face's Trainer runs it when the loss is all that it keeps
+(transformers 5.17, trainer.py, prediction_step): one forward of the model alone, without gradients.
+
+What the engine holds stays. Workspaces are cuBLAS's of the same thread, which training has made; inputs die in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from predictor.engine.setup import STEPS
+from predictor.events import FACTORS, Buffers, EventList, Factor
+from predictor.formula import MicroStep
+from predictor.gpus import Gpu
+from predictor.sizes import Shape
+
+
+def with_evaluation(events: EventList, micro: MicroStep, shape: Shape, gpu: Gpu) -> EventList:
+    """A run with an evaluation at its end.
+
+    Args:
+        micro: the traced forward.
+        shape: of the evaluated batch; the sizes of what is added are right at this one only.
+    """
+    added, names, stays = micro.events, len(events.names), micro.persistent
+    is_input = added.buffers.factor[stays] == FACTORS.index(Factor.INPUTS)
+    inputs, workspaces = stays[is_input], stays[~is_input]
+    own = ~np.isin(added.buffer, workspaces)
+    kind = np.concatenate([added.kind[own], np.full(len(inputs), -1, dtype=np.int8)])
+    buffer = np.concatenate([added.buffer[own], inputs]) + len(events.buffers)
+    shifted = replace(added.buffers, size=added.buffers.size + len(events.sizes), module=added.buffers.module + names,
+                      operator=added.buffers.operator + names)
+    return EventList(
+        kind=np.concatenate([events.kind, kind]), buffer=np.concatenate([events.buffer, buffer]),
+        moment=np.concatenate([events.moment, np.full(len(kind), added.moment[0])]),
+        step=np.concatenate([events.step, np.full(len(kind), STEPS)]),
+        buffers=Buffers.concatenate([events.buffers, shifted]),
+        sizes=events.sizes.with_constants(added.sizes.at(shape, gpu).tolist()), names=events.names + added.names)
