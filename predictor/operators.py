@@ -205,6 +205,17 @@ def convolution_backward(call: Call) -> None:
         _partial_sums(call, gradient, (0, *range(2, gradient.dim())), bias)
 
 
+def liger_partials(call: Call) -> None:
+    """Liger's RMSNorm (``predictor.liger``, _norm_backward)."""
+    call.results(call.out[0], size=("liger_partials", (call.args[0].numel(),)))
+
+
+def liger_logits(call: Call) -> None:
+    """Liger's loss (``predictor.liger``, _loss_and_gradients)."""
+    states, weight = call.args
+    call.results(call.out[0], size=("liger_logits", (*states.shape, len(weight), states.element_size())))
+
+
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
     """``(batch, heads, sequence, width)`` of a ``[batch, heads, sequence, width]`` query."""
     return tuple(query.shape)
@@ -282,6 +293,8 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::masked_scatter": masked_scatter,
     "aten::masked_scatter_backward": masked_scatter_backward,
     "aten::embedding_dense_backward": embedding_backward,
+    "liger::partials": liger_partials,
+    "liger::logits": liger_logits,
     "aten::_scaled_dot_product_cudnn_attention": cudnn_forward,
     "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
     "aten::_scaled_dot_product_flash_attention": flash_forward,

@@ -26,6 +26,7 @@ from predictor.sizes import Shape
 from predictor.workload import Workload
 
 DEFAULT_GPU = gpus.DEFAULT
+PINNED_LIGER = "0.8.5"
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -186,7 +187,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
+        liger=workload.versions.get("liger-kernel", PINNED_LIGER) if workload.use_liger_kernel else "")
 
 
 def _checkpointing(workload: Workload) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from contextlib import nullcontext
 
 from predictor import regimes
 from predictor.errors import InputError
@@ -40,7 +41,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import fit, parser
+    from predictor import fit, liger, parser
     from predictor.trace import trace
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
@@ -50,15 +51,18 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
             gradient_checkpointing_kwargs={"use_reentrant": key.checkpointing == "reentrant"})
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
-    recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                        sharded=key.sharded)
-                  for shape in (progress(shapes) if progress else shapes)]
+    with liger.on_meta(model) if key.liger else nullcontext():
+        recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
+                            sharded=key.sharded)
+                      for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})
 
 
 def _require(config: ModelConfig, key: Key) -> None:
     packages = {"torch": key.torch, "transformers": key.transformers} | ({"peft": key.lora.peft} if key.lora else {})
+    if key.liger:
+        packages["liger-kernel"] = key.liger
     for package, wanted in packages.items():
         try:
             found = importlib.metadata.version(package)

@@ -46,6 +46,7 @@ ALSO_CALLED = {
     "attn_impl": "attn_implementation", "flash_attn": "attn_implementation", "optimizer": "optim",
     "num_gpus": "data_parallel_size", "world_size": "data_parallel_size", "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
+    "liger": "use_liger_kernel", "loss": "use_liger_kernel",
 }
 
 
@@ -176,6 +177,8 @@ class Workload:
     gradient_checkpointing_kwargs: FrozenMap = key(
         Table({"use_reentrant": Flag()}, {"use_reentrant": False}), FrozenMap({"use_reentrant": False}), "compute",
         "use_reentrant=true or false")
+    use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
+                                 "cross entropy, as the Trainer applies them")
     torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
 
     optim: str = key(Choice(tuple(optimizer.OPTIMIZERS), optimizer.LATER), "adamw_torch_fused", "optimizer",
@@ -202,8 +205,8 @@ class Workload:
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
                               "a calibration; none: no one; default: the shipped one of the GPU, if there is")
-    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft"], _Version()), PINNED), FrozenMap(PINNED), "gpu",
-                              "of torch, transformers, deepspeed, peft")
+    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft", "liger-kernel"], _Version()), PINNED), FrozenMap(PINNED), "gpu",
+                              "of torch, transformers, deepspeed, peft, liger-kernel")
 
     filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
     deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)

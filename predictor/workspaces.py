@@ -167,6 +167,22 @@ def _threads(gpu):
     return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
+# Liger ------------------------------------------------------------------------------------------------
+
+
+def liger_partials(gpu, width):
+    """fp32 gradients of RMSNorm's weight, one row a multiprocessor (liger-kernel 0.8.5, ops/rms_norm.py)."""
+    return FP32 * gpu.multiprocessors * width
+
+
+def liger_logits(gpu, tokens, width, vocabulary, itemsize):
+    """Logits of a chunk: a power of two of tokens, so many that they take about the room of the hidden states
+    (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
+    share = _ceil_div(tokens, _ceil_div(vocabulary, width))
+    power = _last_power_of_two(share)
+    return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
+
+
 # Masks and indices ------------------------------------------------------------------------------------
 
 
@@ -236,6 +252,7 @@ FUNCTIONS = {
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
         efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
+        liger_partials, liger_logits,
         cub_scan, cub_select, cub_count,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials,
