@@ -76,6 +76,8 @@ class Job:
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
         engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
+        if self.workload.attn_implementation == "flash_attention_2":
+            engine += ("flash-attn is assumed to allocate as its sources of release 2.8 say: nothing was measured with it",)
         return engine + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property

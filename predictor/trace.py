@@ -36,6 +36,7 @@ class Tracer(Recorder):
                 self._play(name, args, kwargs, answer)
                 return answer
         func, args = self.as_without_mode(func, args)
+        name = func._schema.name
         out = func(*args, **kwargs)
         if name in RESULTS:
             out = RESULTS[name](out)

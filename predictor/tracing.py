@@ -28,9 +28,12 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     _require(config, key)
     import transformers
 
+    from predictor import flash_attention
+
+    packaged = key.attn_implementation == "flash_attention_2"
     transformers.logging.set_verbosity_error()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), flash_attention.on_meta() if packaged else nullcontext():
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
     except InputError:

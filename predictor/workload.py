@@ -169,8 +169,9 @@ class Workload:
                             {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}), "bf16", "compute", "")
     mixed_precision: str = key(Choice(("none",), {"autocast": "weights of the compute dtype (none) are predicted"}),
                                "none", "compute", "")
-    attn_implementation: str = key(Choice(("sdpa", "eager"), {"flash_attention_2": "sdpa with sdpa_backend flash runs "
-                                                              "the same kernel"}), "sdpa", "compute", "")
+    attn_implementation: str = key(Choice(("sdpa", "eager", "flash_attention_2"), dict.fromkeys(
+                                       ("flash_attention_3", "flex_attention"), "use flash_attention_2, or sdpa")),
+                                   "sdpa", "compute", "flash_attention_2: the flash-attn package")
     sdpa_backend: str = key(Choice(("auto", "flash", "efficient", "cudnn", "math")), "auto", "compute",
                             "auto: what PyTorch picks on the GPU")
     gradient_checkpointing: bool = key(Flag(), True, "compute", "recompute each layer in backward")

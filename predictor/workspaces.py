@@ -191,9 +191,9 @@ def _tile(gpu, tiles):
     return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
 
 
-def cub_scan(gpu, items):
-    """Exclusive scan of int64: one 16-byte descriptor a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
-    return _round_up((_ceil_div(items, 896) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK
+def cub_scan(gpu, items, itemsize=INT64):
+    """Exclusive scan: one descriptor of twice an item, a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
+    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_select(gpu, items):
@@ -207,15 +207,32 @@ def cub_count(gpu):
     return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
 
 
+def cub_sum(gpu, items):
+    """The same for whether items are true; up to 4096 are one block's."""
+    return np.where(items > 4096, cub_count(gpu), 1)
+
+
+def _radix_sort(gpu, items, passes):
+    """int64 pairs: two buffers, digits counted for each pass, a histogram a tile
+    (cub/device/dispatch/dispatch_radix_sort.cuh)."""
+    pairs = np.where(passes > 1, 2 * _round_up(INT64 * items, CUB_ALIGNMENT), 0)
+    return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES))
+
+
+def index_sort(gpu, items, rows):
+    """By the bits that the highest row has, eight a pass (ATen/native/cuda/Indexing.cu); up to 2304 are one block's."""
+    bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
+    return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
+
+
 def embedding_indices(gpu, tokens):
     """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
 
 
 def embedding_sort(gpu, tokens):
-    """Radix sort of int64 pairs: two buffers, a histogram a tile (cub/device/dispatch/dispatch_radix_sort.cuh)."""
-    pairs = 2 * _round_up(INT64 * tokens, CUB_ALIGNMENT)
-    return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, _tile(gpu, SORT_TILES)), 0)
+    """By all 64 bits (the same function)."""
+    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8), 0)
 
 
 def embedding_number(gpu, tokens):
@@ -253,7 +270,7 @@ FUNCTIONS = {
         efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
         liger_partials, liger_logits,
-        cub_scan, cub_select, cub_count,
+        cub_scan, cub_select, cub_count, cub_sum, index_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials,
     )
