@@ -209,9 +209,14 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
 
 
 def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
-    windows = config.windows
+    windows, row = config.windows, shape
+    if workload.padding == "packed":
+        row = replace(shape, sequence=shape.batch * shape.sequence)
+        if any(row.sequence >= window for window in windows):
+            raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
+                             "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    return regimes.regime_of(shape, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
                              windows=windows)
 
 

@@ -58,7 +58,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
                             sharded=key.sharded)
                       for shape in (progress(shapes) if progress else shapes)]
-    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
+    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})
 
 

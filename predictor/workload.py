@@ -162,7 +162,8 @@ class Workload:
     sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
     images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
     image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
-    padding: str = key(Choice(("none", "right")), "none", "shape", "right: an attention mask that hides something")
+    padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
+                       "something; packed: samples in one row, told apart by position_ids")
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
     dtype: str = key(Choice(("bf16",), dict.fromkeys(("fp32", "fp16"), "use bf16"),
