@@ -14,6 +14,8 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from predictor.errors import InputError
+
 _LIBRARY = torch.library.Library("flash_attn_2", "DEF")
 _LIBRARY.define("forward(Tensor query, Tensor key, Tensor value, float dropout) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define("backward(Tensor query, Tensor key, int sequences) -> ()")
@@ -22,6 +24,8 @@ _LIBRARY.impl("backward", lambda query, key, sequences: None, "Meta")
 
 def _forward(query, key, value, dropout):
     """Output, sums of rows, state of the random generator; tokens come before heads, packed ones without a batch."""
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {query.dtype}: use sdpa")
     rows = query.shape[:-1]
     rows = (rows[0], rows[2], rows[1]) if len(rows) == 3 else (rows[1], rows[0])
     return torch.empty_like(query), query.new_empty(rows, dtype=torch.float32), query.new_empty(2, dtype=torch.int64)

@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import torch
 
+from predictor.errors import InputError
+
 _LIBRARY = torch.library.Library("liger", "DEF")
 _LIBRARY.define("partials(Tensor weight) -> Tensor")
 _LIBRARY.define("logits(Tensor states, Tensor weight) -> Tensor")
@@ -25,8 +27,7 @@ _LIBRARY.impl("logits", lambda states, weight: states.new_empty((1, len(weight))
 def apply(model) -> None:
     """Replace what Hugging Face's Trainer does (transformers 5.17, integrations/liger.py): RMSNorm, SwiGLU and rotary
     embedding of the language model, and the head with its loss."""
-    for library in ("liger_kernel", "bitsandbytes"):  # which say at length what they can do without
-        logging.getLogger(library).setLevel(logging.ERROR)
+    _quieten()
     from transformers.integrations.liger import apply_liger_kernel
 
     apply_liger_kernel(model, None)
@@ -36,6 +37,7 @@ def apply(model) -> None:
 def on_meta(model) -> Iterator[None]:
     """:func:`apply`, so that the model runs on meta tensors while the block does. What Liger changes of transformers
     itself is as it was afterwards."""
+    _quieten()
     from liger_kernel.ops import fused_linear_cross_entropy, rms_norm
     from triton.runtime.jit import JITFunction
 
@@ -45,6 +47,12 @@ def on_meta(model) -> Iterator[None]:
           patch.object(fused_linear_cross_entropy, "fused_linear_cross_entropy_forward", _loss_and_gradients)):
         apply(model)
         yield
+
+
+def _quieten() -> None:
+    """Liger, and bitsandbytes which it imports, say at length what they can do without."""
+    for library in ("liger_kernel", "bitsandbytes"):
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def _norm_backward(gradient, states, weight, *_, needs_dw):
@@ -59,6 +67,9 @@ def _norm_backward(gradient, states, weight, *_, needs_dw):
 def _loss_and_gradients(*, _input, weight, target, ignore_index, **_others):
     """ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward, for weights of the compute dtype: products
     write into their results, so all chunks share one buffer of logits."""
+    if weight.dtype.itemsize > 2 or _input.dtype != weight.dtype or torch.is_autocast_enabled():
+        raise InputError(f"use_liger_kernel: a loss of {_input.dtype} states and {weight.dtype} weights is not "
+                         "predicted: use weights of the compute dtype, or peakcast learn")
     of_input = torch.zeros_like(_input)
     of_weight = torch.zeros_like(weight) if _input.requires_grad and weight.requires_grad else None
     loss = torch.zeros(len(_input), dtype=torch.float32, device=_input.device)

@@ -77,7 +77,7 @@ class Job:
         """What is not modelled of this job."""
         engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
         if self.workload.attn_implementation == "flash_attention_2":
-            engine += ("flash-attn is assumed to allocate as its sources of release 2.8 say: nothing was measured with it",)
+            engine += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         return engine + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property

@@ -70,8 +70,9 @@ def _require(config: ModelConfig, key: Key) -> None:
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
+            where = package if package == "liger-kernel" else "'peakcast[trace]'"
             raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
-                             f"{package}: pip install 'peakcast[trace]'") from None
+                             f"{package}: pip install {where}") from None
         if found.split("+")[0] != wanted:
             raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
                              f"install it, or give --versions {package}={found}")

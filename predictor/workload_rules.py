@@ -52,9 +52,6 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     attention, backend = values["attn_implementation"], values["sdpa_backend"]
     if attention != "sdpa" and backend != "auto":
         raise KeyProblem("sdpa_backend", f"is {backend}, which attn_implementation {attention} does not use")
-    if values["use_liger_kernel"] and values["zero_stage"] == 3:
-        raise KeyProblem("use_liger_kernel", "is on, with ZeRO-3: its loss reads the head's weight past DeepSpeed's hooks; "
-                                             "use zero_stage 2, or peakcast learn")
     batch, length = values["per_device_train_batch_size"], values["sequence_length"]
     if batch * length > MOST_TOKENS:
         raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "
