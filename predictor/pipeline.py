@@ -27,6 +27,7 @@ from predictor.workload import Workload
 
 DEFAULT_GPU = gpus.DEFAULT
 PINNED_LIGER = "0.8.5"
+"""The release whose loss ``predictor.liger`` knows."""
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -190,7 +191,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
-        liger=workload.versions.get("liger-kernel", PINNED_LIGER) if workload.use_liger_kernel else "")
+        liger=PINNED_LIGER if workload.use_liger_kernel else "")
 
 
 def _checkpointing(workload: Workload) -> str:

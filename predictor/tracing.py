@@ -64,15 +64,19 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 
 def _require(config: ModelConfig, key: Key) -> None:
     packages = {"torch": key.torch, "transformers": key.transformers} | ({"peft": key.lora.peft} if key.lora else {})
+    _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
     if key.liger:
-        packages["liger-kernel"] = key.liger
+        _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
+
+
+def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
+    """That packages are there, in these versions; else it says where they come from, or what to do about another."""
     for package, wanted in packages.items():
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            where = package if package == "liger-kernel" else "'peakcast[trace]'"
             raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
-                             f"{package}: pip install {where}") from None
+                             f"{package}: pip install {source}") from None
         if found.split("+")[0] != wanted:
             raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
-                             f"install it, or give --versions {package}={found}")
+                             f"install it, or {otherwise.format(package=package, found=found)}")

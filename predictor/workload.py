@@ -207,9 +207,8 @@ class Workload:
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
                               "a calibration; none: no one; default: the shipped one of the GPU, if there is")
-    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft", "liger-kernel"], _Version()), PINNED),
-                              FrozenMap(PINNED), "gpu",
-                              "of torch, transformers, deepspeed, peft, liger-kernel")
+    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft"], _Version()), PINNED), FrozenMap(PINNED), "gpu",
+                              "of torch, transformers, deepspeed, peft")
 
     filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
     deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)
