@@ -13,7 +13,7 @@ import torch
 
 from calibrate import alone
 from calibrate.engines import ENGINES, Job
-from predictor import lora, models, parser
+from predictor import liger, lora, models, parser
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -79,6 +79,8 @@ def build_model(workload: Workload):
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
                          lora=lora.adapters(workload))
+    if workload.use_liger_kernel:
+        liger.apply(model)
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)

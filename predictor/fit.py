@@ -11,7 +11,7 @@ import numpy as np
 from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 from predictor.recorder import RecordedBuffer, Recording
-from predictor.sizes import ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
+from predictor.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
 
 DEGREES = {"batch": 1, "sequence": 2, "images": 1}
 """Highest power of each symbol: attention masks and scores are the quadratic ones."""
@@ -21,21 +21,29 @@ class NotOneRegime(Exception):
     """The recordings differ in more than sizes, or a size is no polynomial of the shape."""
 
 
-def monomials(shapes: Sequence[Shape]) -> list[Monomial]:
+PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
+"""Of several samples in one row: for each, for each token, and for pairs of tokens."""
+
+
+def monomials(shapes: Sequence[Shape], packed: bool = False) -> list[Monomial]:
     """Monomials that the shapes can tell apart (a symbol that never varies drops out)."""
     varying = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
     if len({shape.images / shape.batch for shape in shapes}) == 1:
         varying[2] = False  # images follow batch
+    if packed and varying[0]:
+        return PACKED + [Monomial((0, 0, 1))] * varying[2]
     powers = [range(limit + 1) if varies else (0,) for limit, varies in zip(DEGREES.values(), varying)]
     return [Monomial(e) for e in product(*powers) if not (e[2] and (e[0] or e[1]))]
 
 
-def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str]) -> MicroStep:
+def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str],
+        packed: bool = False) -> MicroStep:
     """Fit every size exactly.
 
     Args:
         recordings: one for each shape, at least as many as :func:`monomials` gives.
         parameters: names in the order that ``ready`` indexes.
+        packed: whether the samples of a micro batch are one row.
 
     Raises:
         NotOneRegime: the recordings are not the same list.
@@ -44,7 +52,7 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
     for recording, shape in zip(recordings, shapes):
         if signature(recording) != signature(first):
             raise NotOneRegime(f"the list of events at {shape} is not that at {shapes[0]}")
-    solve = _Solver(shapes)
+    solve = _Solver(shapes, monomials(shapes, packed))
     polynomial_rows: dict[tuple, tuple] = {}
     rows: dict[tuple, int] = {}
     size = np.empty(len(first.buffers), dtype=np.int32)
@@ -67,8 +75,8 @@ def signature(recording: Recording) -> list:
 class _Solver:
     """Coefficients of the monomials through values at the shapes, in exact arithmetic, checked at every shape."""
 
-    def __init__(self, shapes: Sequence[Shape], terms: Sequence[Monomial] | None = None) -> None:
-        self.monomials = monomials(shapes) if terms is None else terms
+    def __init__(self, shapes: Sequence[Shape], terms: Sequence[Monomial]) -> None:
+        self.monomials = terms
         self._design = [[m(shape) for m in self.monomials] for shape in shapes]
         self._chosen, self._inverse = _invert(self._design)
 

@@ -28,6 +28,8 @@ from predictor.sizes import Shape
 from predictor.workload import Workload
 
 DEFAULT_GPU = gpus.DEFAULT
+PINNED_LIGER = "0.8.5"
+"""The release whose loss ``predictor.liger`` knows."""
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -90,6 +92,8 @@ class Job:
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
         engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
+        if self.workload.attn_implementation == "flash_attention_2":
+            engine += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         return engine + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property
@@ -222,7 +226,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         checkpointing_kwargs=_checkpointing_kwargs(workload), attn_implementation=workload.attn_implementation,
         sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
+        liger=PINNED_LIGER if workload.use_liger_kernel else "")
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -255,9 +260,14 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
 
 
 def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
-    windows = config.windows
+    windows, row = config.windows, shape
+    if workload.padding == "packed":
+        row = replace(shape, sequence=shape.batch * shape.sequence)
+        if any(row.sequence >= window for window in windows):
+            raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
+                             "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    return regimes.regime_of(shape, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
                              windows=windows)
 
 

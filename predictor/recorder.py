@@ -127,6 +127,8 @@ class Recorder(TorchDispatchMode):
         """The operator that would have been called, had no dispatch mode been on."""
         if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
             return accumulated(func, args)
+        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD:
+            return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
         return func, args
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

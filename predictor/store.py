@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -35,6 +35,7 @@ class Key:
         sharded: traced as under ZeRO-3; left out of the document where not.
         evaluation: a forward without gradients is all that is traced; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
+        liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
     """
 
     fingerprint: str
@@ -53,13 +54,14 @@ class Key:
     lora: Adapters | None = None
     checkpointing_kwargs: tuple[tuple[str, Any], ...] = ()
     evaluation: bool = False
+    liger: str = ""
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
         document = asdict(self)
-        for name in ("sharded", "lora", "checkpointing_kwargs", "evaluation"):
-            if not document[name]:
-                del document[name]
+        for entry in fields(self):
+            if entry.name != "tracer" and document[entry.name] == entry.default:
+                del document[entry.name]
         return json.loads(json.dumps(document))
 
     def filename(self) -> str:

@@ -37,6 +37,7 @@ class Tracer(Recorder):
                 self._play(name, args, kwargs, answer)
                 return answer
         func, args = self.as_without_mode(func, args)
+        name = func._schema.name
         out = func(*args, **kwargs)
         if name in RESULTS:
             out = RESULTS[name](out)
@@ -140,6 +141,8 @@ def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[s
     """Inputs of the reference loop: ids and labels int64 [batch, sequence], pixels [images, C, H, W].
 
     Each sample begins with one text token, then its images, then text; the first samples have what does not divide.
+    Packed samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
+    makes it.
     """
     images_per_sample, more = divmod(shape.images, shape.batch)
     token = model.config.image_token_id
@@ -151,6 +154,10 @@ def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[s
         mask = torch.ones_like(ids)
         mask[:, -1] = 0
         batch["attention_mask"] = mask
+    if padding == "packed":
+        batch["labels"][:, 0] = -100
+        batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
+        batch = {name: values.reshape(1, -1) for name, values in batch.items()}
     on_meta = {}
     for name, values in batch.items():
         on_meta[name] = torch.empty_like(values, device="meta")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from contextlib import nullcontext
 
 from predictor import regimes
 from predictor.errors import InputError
@@ -27,9 +28,12 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     _require(config, key)
     import transformers
 
+    from predictor import flash_attention
+
+    packaged = key.attn_implementation == "flash_attention_2"
     transformers.logging.set_verbosity_error()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), flash_attention.on_meta() if packaged else nullcontext():
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
     except InputError:
@@ -40,7 +44,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import fit, parser
+    from predictor import fit, liger, parser
     from predictor.trace import trace
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
@@ -49,21 +53,29 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
-    recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                        sharded=key.sharded, evaluation=key.evaluation)
-                  for shape in (progress(shapes) if progress else shapes)]
-    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
+    with liger.on_meta(model) if key.liger else nullcontext():
+        recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
+                            sharded=key.sharded, evaluation=key.evaluation)
+                      for shape in (progress(shapes) if progress else shapes)]
+    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})
 
 
 def _require(config: ModelConfig, key: Key) -> None:
     packages = {"torch": key.torch, "transformers": key.transformers} | ({"peft": key.lora.peft} if key.lora else {})
+    _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
+    if key.liger:
+        _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
+
+
+def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
+    """That packages are there, in these versions; else it says where they come from, or what to do about another."""
     for package, wanted in packages.items():
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
-                             f"{package}: pip install 'peakcast[trace]'") from None
+                             f"{package}: pip install {source}") from None
         if found.split("+")[0] != wanted:
             raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
-                             f"install it, or give --versions {package}={found}")
+                             f"install it, or {otherwise.format(package=package, found=found)}")

@@ -46,6 +46,7 @@ ALSO_CALLED = {
     "attn_impl": "attn_implementation", "flash_attn": "attn_implementation", "optimizer": "optim",
     "num_gpus": "data_parallel_size", "world_size": "data_parallel_size", "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
+    "liger": "use_liger_kernel", "loss": "use_liger_kernel",
 }
 
 
@@ -161,7 +162,8 @@ class Workload:
     sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
     images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
     image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
-    padding: str = key(Choice(("none", "right")), "none", "shape", "right: an attention mask that hides something")
+    padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
+                       "something; packed: samples in one row, told apart by position_ids")
     per_device_eval_batch_size: int | None = key(
         Whole(1, MOST_SAMPLES), None, "shape", "samples in a batch of an evaluation after the steps, of which the loss "
         "alone is kept; default: no evaluation")
@@ -171,8 +173,9 @@ class Workload:
                             {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}), "bf16", "compute", "")
     mixed_precision: str = key(Choice(("none",), {"autocast": "weights of the compute dtype (none) are predicted"}),
                                "none", "compute", "")
-    attn_implementation: str = key(Choice(("sdpa", "eager"), {"flash_attention_2": "sdpa with sdpa_backend flash runs "
-                                                              "the same kernel"}), "sdpa", "compute", "")
+    attn_implementation: str = key(Choice(("sdpa", "eager", "flash_attention_2"), dict.fromkeys(
+                                       ("flash_attention_3", "flex_attention"), "use flash_attention_2, or sdpa")),
+                                   "sdpa", "compute", "flash_attention_2: the flash-attn package")
     sdpa_backend: str = key(Choice(("auto", "flash", "efficient", "cudnn", "math")), "auto", "compute",
                             "auto: what PyTorch picks on the GPU")
     gradient_checkpointing: bool = key(Flag(), True, "compute", "recompute each layer in backward")
@@ -182,6 +185,8 @@ class Workload:
         "use_reentrant=true, every_n_layers=2, offload=true (inputs of layers in host memory), as transformers has it")
     gradient_checkpointing_modules: tuple[str, ...] = key(
         Patterns(), (), "compute", "module paths, such as *language_model*, whose layers alone are recomputed")
+    use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
+                                 "cross entropy, as the Trainer applies them")
     torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
 
     optim: str = key(Choice(tuple(optimizer.OPTIMIZERS), optimizer.LATER), "adamw_torch_fused", "optimizer",

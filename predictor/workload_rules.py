@@ -55,8 +55,9 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
         raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
-    if values["attn_implementation"] == "eager" and values["sdpa_backend"] != "auto":
-        raise KeyProblem("sdpa_backend", f'is {values["sdpa_backend"]}, which attn_implementation eager does not use')
+    attention, backend = values["attn_implementation"], values["sdpa_backend"]
+    if attention != "sdpa" and backend != "auto":
+        raise KeyProblem("sdpa_backend", f"is {backend}, which attn_implementation {attention} does not use")
     batch, length = values["per_device_train_batch_size"], values["sequence_length"]
     batch = max(batch, values["per_device_eval_batch_size"] or 1)
     if batch * length > MOST_TOKENS:

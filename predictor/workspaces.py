@@ -167,6 +167,22 @@ def _threads(gpu):
     return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
+# Liger ------------------------------------------------------------------------------------------------
+
+
+def liger_partials(gpu, width):
+    """fp32 gradients of RMSNorm's weight, one row a multiprocessor (liger-kernel 0.8.5, ops/rms_norm.py)."""
+    return FP32 * gpu.multiprocessors * width
+
+
+def liger_logits(gpu, tokens, width, vocabulary, itemsize):
+    """Logits of a chunk: a power of two of tokens, so many that they take about the room of the hidden states
+    (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
+    share = _ceil_div(tokens, _ceil_div(vocabulary, width))
+    power = _last_power_of_two(share)
+    return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
+
+
 # Masks and indices ------------------------------------------------------------------------------------
 
 
@@ -175,9 +191,9 @@ def _tile(gpu, tiles):
     return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
 
 
-def cub_scan(gpu, items):
-    """Exclusive scan of int64: one 16-byte descriptor a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
-    return _round_up((_ceil_div(items, 896) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK
+def cub_scan(gpu, items, itemsize=INT64):
+    """Exclusive scan: one descriptor of twice an item, a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
+    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_select(gpu, items):
@@ -191,15 +207,32 @@ def cub_count(gpu):
     return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
 
 
+def cub_sum(gpu, items):
+    """The same for whether items are true; up to 4096 are one block's."""
+    return np.where(items > 4096, cub_count(gpu), 1)
+
+
+def _radix_sort(gpu, items, passes):
+    """int64 pairs: two buffers, digits counted for each pass, a histogram a tile
+    (cub/device/dispatch/dispatch_radix_sort.cuh)."""
+    pairs = np.where(passes > 1, 2 * _round_up(INT64 * items, CUB_ALIGNMENT), 0)
+    return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES))
+
+
+def index_sort(gpu, items, rows):
+    """By the bits that the highest row has, eight a pass (ATen/native/cuda/Indexing.cu); up to 2304 are one block's."""
+    bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
+    return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
+
+
 def embedding_indices(gpu, tokens):
     """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
 
 
 def embedding_sort(gpu, tokens):
-    """Radix sort of int64 pairs: two buffers, a histogram a tile (cub/device/dispatch/dispatch_radix_sort.cuh)."""
-    pairs = 2 * _round_up(INT64 * tokens, CUB_ALIGNMENT)
-    return np.where(tokens > FEW_INDICES, pairs + 16_895 + 1024 * _ceil_div(tokens, _tile(gpu, SORT_TILES)), 0)
+    """By all 64 bits (the same function)."""
+    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8), 0)
 
 
 def embedding_number(gpu, tokens):
@@ -236,7 +269,8 @@ FUNCTIONS = {
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
         efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
-        cub_scan, cub_select, cub_count,
+        liger_partials, liger_logits,
+        cub_scan, cub_select, cub_count, cub_sum, index_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials,
     )

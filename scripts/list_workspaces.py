@@ -19,7 +19,8 @@ from predictor.files import write_whole
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "workspaces.md"
 HEAD = """# Workspaces
 
-What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it.
+What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it,
+or of the library that is named.
 An operator that is not listed allocates its results and nothing else. Made by `scripts/list_workspaces.py` from
 the tables that predictions use, `predictor/operators.py` and `predictor/workspaces.py`.
 """

@@ -133,6 +133,7 @@ class Case:
             "" if w.padding == "none" else f"padding {w.padding}",
             "" if w.attn_implementation == "sdpa" else w.attn_implementation,
             "" if w.sdpa_backend == "auto" else w.sdpa_backend,
+            "liger" if w.use_liger_kernel else "",
             "" if w.optim == "adamw_torch_fused" else w.optim,
             f"accumulation {w.gradient_accumulation_steps}" if w.gradient_accumulation_steps > 1 else "",
             w.allocator_conf or "", "" if self.completion == "immediate" else f"events {self.completion}",
