@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from predictor import calibrated, deepspeed_config, gpus, learned, lora, models, profile, regimes, store, survival
+from predictor import calibrated, deepspeed_config, fsdp, gpus, learned, lora, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
 from predictor.engine import ddp
@@ -186,7 +186,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
+        wrapped=fsdp.wrapped(workload))
 
 
 def _checkpointing(workload: Workload) -> str:
@@ -228,7 +229,8 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         optim_args=workload.optim_args, weight_decay=workload.weight_decay,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
+        fsdp=workload.fsdp)
 
 
 @lru_cache(maxsize=8)

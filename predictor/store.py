@@ -33,6 +33,7 @@ class Key:
         sdpa_backend: what attention resolves to; empty for eager attention.
         sharded: traced as under ZeRO-3; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
+        wrapped: classes that FSDP2 wraps; left out of the document without FSDP2.
     """
 
     fingerprint: str
@@ -49,11 +50,12 @@ class Key:
     tracer: int = TRACER_VERSION
     sharded: bool = False
     lora: Adapters | None = None
+    wrapped: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
         document = asdict(self)
-        for name in ("sharded", "lora"):
+        for name in ("sharded", "lora", "wrapped"):
             if not document[name]:
                 del document[name]
         return json.loads(json.dumps(document))

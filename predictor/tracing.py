@@ -51,7 +51,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                        sharded=key.sharded)
+                        sharded=key.sharded, wrapped=key.wrapped)
                   for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config, lora
+from predictor import deepspeed_config, fsdp, lora
 from predictor.engine import optimizer
 from predictor.errors import InputError
 from predictor.values import FrozenMap, Invalid
@@ -78,9 +78,13 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             raise KeyProblem("ddp", "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25")
     elif values["ddp"] is not None:
         raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
+    if values["engine"] == "fsdp2":
+        values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
+    elif values["fsdp"] is not None:
+        raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
-    if values["engine"] in ("torch", "ddp"):
+    if values["engine"] in ("torch", "ddp", "fsdp2"):
         if asked:
             raise KeyProblem("engine", f"is {values['engine']}, but {asked} is given: leave one of them out")
         if values["data_parallel_size"] > 1 and values["engine"] == "torch":
