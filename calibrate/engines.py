@@ -75,10 +75,11 @@ def fsdp2(job: Job) -> Loop:
             if parameter.requires_grad:  # as accelerate does (utils/fsdp_utils.py, fsdp2_prepare_model)
                 parameter.data = parameter.data.float()
     policy = MixedPrecisionPolicy(param_dtype=dtypes[keys["param_dtype"]], reduce_dtype=dtypes[keys["reduce_dtype"]])
+    paths = {module: path for path, module in job.model.named_modules()}
     units = fsdp.units(job.model, fsdp.wrapped(job.workload))
     for unit in units:
         job.to_device(fsdp.managed(unit, units))
-        fully_shard(unit, mp_policy=policy, reshard_after_forward=keys["reshard_after_forward"])
+        fully_shard(unit, mp_policy=policy, reshard_after_forward=fsdp.reshards(keys, paths[unit]))
     _, backward, step = _around(job, job.model)
     micro_steps = job.workload.gradient_accumulation_steps
     done = 0

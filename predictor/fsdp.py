@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from predictor.errors import InputError
 from predictor.suggest import show
 from predictor.values import Choice, Flag, Invalid, Later, Patterns, Table
 
@@ -11,9 +13,10 @@ if TYPE_CHECKING:
     from predictor.workload import Workload
 
 NO_SPLIT_MODULES = "_no_split_modules"
-"""Stands for the classes that the model itself names (accelerate 1.15, utils/fsdp_utils.py,
-``fsdp2_prepare_auto_wrap_policy``)."""
-_WIDER = {"fp16": "use bf16", "fp32": "leave it out"}
+"""Stands for the classes that the model itself names, as accelerate's ``TRANSFORMER_BASED_WRAP`` takes them."""
+EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
+"""Stand for the modules that accelerate wraps besides (1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
+HEAD = "lm_head"
 
 
 class _Reshard(Flag):
@@ -24,18 +27,17 @@ class _Reshard(Flag):
             raise Invalid(f"{show(value)} is not supported yet: resharding to fewer ranks; use true or false")
         return super().check(value)
 
-    def from_text(self, text: str) -> bool:
-        return self.check(int(text)) if text.isdecimal() else super().from_text(text)
 
-
+_ON_GPU = Later("parameters and states stay on the GPU; leave it out")
 DEFAULTS: dict[str, Any] = {"reshard_after_forward": None, "param_dtype": None, "reduce_dtype": None,
-                            "sync_each_batch": False, "transformer_layer_cls_to_wrap": (NO_SPLIT_MODULES,)}
+                            "sync_each_batch": False, "wrap": "layers",
+                            "transformer_layer_cls_to_wrap": (NO_SPLIT_MODULES,)}
 KIND = Table({
-    "reshard_after_forward": _Reshard(), "param_dtype": Choice(("bf16",), _WIDER),
+    "reshard_after_forward": _Reshard(),
+    "param_dtype": Choice(("bf16",), {"fp16": "use bf16", "fp32": "leave it out"}),
     "reduce_dtype": Choice(("bf16", "fp32"), {"fp16": "use bf16 or fp32"}), "sync_each_batch": Flag(),
-    "transformer_layer_cls_to_wrap": Patterns(),
-    "cpu_offload": Later("parameters and states stay on the GPU; leave it out"),
-    "offload_policy": Later("parameters and states stay on the GPU; leave it out"),
+    "wrap": Choice(("layers", "accelerate")), "transformer_layer_cls_to_wrap": Patterns(),
+    "cpu_offload": _ON_GPU, "offload_policy": _ON_GPU,
     "mesh": Later("one mesh of all ranks is predicted, neither HSDP nor tensor parallelism; leave it out"),
     "ignored_params": Later("every parameter is sharded; leave it out"),
     "shard_placement_fn": Later("parameters are sharded on their first dimension; leave it out"),
@@ -43,38 +45,56 @@ KIND = Table({
 
 
 def wrapped(workload: Workload) -> tuple[str, ...]:
-    """Names of the classes whose modules are units of their own; none without FSDP2."""
-    return tuple(sorted(workload.fsdp["transformer_layer_cls_to_wrap"])) if workload.fsdp else ()
+    """What is wrapped, by names that :func:`units` takes; nothing without FSDP2."""
+    if not workload.fsdp:
+        return ()
+    classes = sorted(workload.fsdp["transformer_layer_cls_to_wrap"])
+    return (*classes, *(EMBEDDINGS if workload.fsdp["wrap"] == "accelerate" else ()))
 
 
-def units(model: Any, classes: tuple[str, ...]) -> list:
+def reshards(keys: Mapping[str, Any], path: str) -> bool:
+    """Whether the unit at a path (the model's is empty) lets its parameters go after forward."""
+    if keys["wrap"] == "accelerate" and (not path or path.startswith(HEAD)):
+        return False
+    return bool(path) if keys["reshard_after_forward"] is None else keys["reshard_after_forward"]
+
+
+def units(model: Any, names: tuple[str, ...]) -> list:
     """The modules that ``fully_shard`` is called on, in that order: inner ones first, the model last.
 
     Raises:
-        InputError: a class that no module of the model has.
+        InputError: a class that no module of the model has, a unit inside another, or tied embeddings.
     """
-    from predictor.errors import InputError
-
-    names = set(classes) - {NO_SPLIT_MODULES}
-    modules = list(model.modules())
-    missing = names - {type(module).__name__ for module in modules}
+    classes = set(names) - {NO_SPLIT_MODULES, *EMBEDDINGS}
+    missing = classes - {type(module).__name__ for module in model.modules()}
     if missing:
         raise InputError(f"fsdp: transformer_layer_cls_to_wrap names {show(min(missing))}, a class that no module of "
                          f"the model has: its own are {', '.join(sorted(model._no_split_modules))}")
-    if NO_SPLIT_MODULES in classes:
-        names |= set(model._no_split_modules)
-    return [module for module in reversed(modules) if type(module).__name__ in names or module is model]
+    if NO_SPLIT_MODULES in names:
+        classes |= set(model._no_split_modules)
+    found = [module for module in managed(model) if type(module).__name__ in classes and module is not model]
+    embeddings = [getattr(model, name)() for name in EMBEDDINGS if name in names]
+    if embeddings and embeddings[0].weight is embeddings[1].weight:
+        raise InputError("fsdp: wrap accelerate is not modelled yet where input and output embeddings are tied: "
+                         "use wrap layers")
+    found += embeddings
+    for unit in found:
+        inside = next((other for other in unit.modules() if other is not unit and other in found), None)
+        if inside is not None:
+            raise InputError(f"fsdp: a {type(inside).__name__} lies inside a {type(unit).__name__}: wrapping both is "
+                             "not modelled yet; name one of them in transformer_layer_cls_to_wrap")
+    return [*found, model]
 
 
-def managed(unit: Any, units: list) -> list:
-    """Modules whose tensors are a unit's, children first (torch 2.11, _fsdp_init.py, ``_get_managed_modules``)."""
-    others, found = {id(other) for other in units}, {}
+def managed(unit: Any, units: Container = ()) -> list:
+    """Modules of a unit that are not other units', children first (_fsdp_init.py, ``_get_managed_modules``)."""
+    seen = set()
 
-    def visit(module: Any) -> None:
+    def visit(module: Any) -> Iterator[Any]:
+        seen.add(module)
         for child in module.children():
-            if id(child) not in others and id(child) not in found:
-                visit(child)
-        found[id(module)] = module
+            if child not in units and child not in seen:
+                yield from visit(child)
+        yield module
 
-    visit(unit)
-    return list(found.values())
+    return list(visit(unit))

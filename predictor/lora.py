@@ -107,8 +107,8 @@ def adapters(workload: Workload) -> Adapters | None:
 
     peft makes them fp32 over bf16 weights (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
     parameter to bf16 before it moves the model to the GPU (0.19.8, runtime/engine.py,
-    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2 keeps what it
-    computes in ``param_dtype`` in fp32.
+    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2 computes in
+    ``param_dtype``, whatever it keeps.
     """
     lora = workload.lora
     if lora is None:

@@ -33,7 +33,7 @@ class Key:
         sdpa_backend: what attention resolves to; empty for eager attention.
         sharded: traced as under ZeRO-3; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
-        wrapped: classes that FSDP2 wraps; left out of the document without FSDP2.
+        wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
     """
 
     fingerprint: str

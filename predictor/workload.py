@@ -193,9 +193,10 @@ class Workload:
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
     ddp: FrozenMap | None = key(Table(DDP, DDP_DEFAULTS), None, "engine",
                                 "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
-    fsdp: FrozenMap | None = key(fsdp.KIND, None, "engine", "fully_shard's reshard_after_forward, param_dtype=bf16 (fp32 "
-                                 "weights that train), reduce_dtype, and of accelerate transformer_layer_cls_to_wrap and "
-                                 "sync_each_batch")
+    fsdp: FrozenMap | None = key(
+        fsdp.KIND, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (what trains is kept in fp32), "
+        "reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units too), "
+        "sync_each_batch=true (reduce in each micro batch)")
     offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")

@@ -80,6 +80,9 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
         raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
     if values["engine"] == "fsdp2":
         values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
+        if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
+            raise KeyProblem("gradient_checkpointing_kwargs", "has use_reentrant true, which is not modelled yet with "
+                                                              "engine fsdp2: leave it out")
     elif values["fsdp"] is not None:
         raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)

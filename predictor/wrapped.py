@@ -1,8 +1,8 @@
 """What FSDP2 does to a model before it runs: hooks on each unit that ``fully_shard`` was called on.
 
 PyTorch 2.11, torch/distributed/fsdp/_fully_shard: _fsdp_state.py (``_pre_forward``, ``_post_forward``,
-``_pre_backward``, ``_root_post_backward_final_callback``), _fsdp_param_group.py (``RegisterPostBackwardFunction``).
-A step under FSDP2 is traced with their counterparts, which gather nothing: they mark in the recording where FSDP2 would.
+``_pre_backward``, ``_root_post_backward_final_callback``), _fsdp_param_group.py (``RegisterPostBackwardFunction``). A
+step under FSDP2 is traced with their counterparts, which gather nothing: they mark in the recording where FSDP2 would.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Wrapped:
     Args:
         model: on meta.
         recorder: told where each unit is entered and left.
-        classes: as :func:`predictor.fsdp.units` takes them.
+        names: as :func:`predictor.fsdp.units` takes them.
     """
 
-    def __init__(self, model: torch.nn.Module, recorder: Recorder, classes: tuple[str, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, recorder: Recorder, names: tuple[str, ...]) -> None:
         self.recorder = recorder
         self.model = model
-        self.units = fsdp.units(model, classes)
+        self.units = fsdp.units(model, names)
         self._number = {id(module): number for number, module in enumerate(model.modules())}
         self._final_queued = False
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from predictor import fsdp
 from predictor.engine import torch_loop
 from predictor.engine.compose import Tape, Vocabulary
 from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
@@ -65,10 +66,13 @@ class Fsdp2:
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _units(self, tape: Tape) -> Units:
-        reshard = self.keys["reshard_after_forward"]
-        units = [Unit(module, [self.shards[index] for index in self.owned[module] if index in self.shards],
-                      reshards=module != ROOT if reshard is None else reshard) for module in sorted(self.owned)]
-        return Units(tape, [unit for unit in units if unit.shards], self.setup.data_parallel_size,
+        units = []
+        for module, tensors in sorted(self.owned.items()):
+            shards = [self.shards[index] for index in tensors if index in self.shards]
+            if shards:
+                reshards = fsdp.reshards(self.keys, "" if module == ROOT else shards[0].tensor.module)
+                units.append(Unit(module, shards, reshards))
+        return Units(tape, units, self.setup.data_parallel_size,
                      None if self.reduce == self.param else self.reduce, self.setup.gpu)
 
     def _start_up(self, tape: Tape) -> None:
@@ -112,7 +116,7 @@ class Fsdp2:
                 units.after_backward(by_number[what], reduce=reduce)
 
     def _optimizer_step(self, tape: Tape, units: Units, optimizer, local) -> None:
-        reached = {parameter for parameter in self.micro.ready[:, 1].tolist()}
+        reached = set(self.micro.ready[:, 1].tolist())
         if self.setup.max_grad_norm:
             torch_loop.clip(tape, [local[index] for index in sorted(reached)])
         for group in self.setup.groups():

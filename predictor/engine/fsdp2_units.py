@@ -156,8 +156,9 @@ class Units:
     def after_backward(self, unit: Unit, *, reduce: bool) -> None:
         """``post_backward``."""
         unit.state = State.POST_BACKWARD
-        for parameter in [p for p in unit.gradients if p in unit.accumulated]:
-            self._tape.free(unit.gradients.pop(parameter))
+        for shard in unit.shards:
+            if shard.index in unit.gradients and shard.index in unit.accumulated:
+                self._tape.free(unit.gradients.pop(shard.index))
         self._reshard(unit)
         shards = [shard for shard in unit.shards if shard.index in unit.gradients or shard.index in unit.accumulated]
         if reduce and shards:
@@ -210,8 +211,6 @@ class Units:
         if not unit.gathering:
             return
         gathering, cast = unit.gathering.pop(), None
-        if unit.state is State.FORWARD:
-            self._let_go()
         for shard in unit.shards:
             if self._degree == 1 and shard.casts:
                 last, cast = cast, self._communication(BF16 * shard.numel, "fsdp2::cast")
@@ -225,6 +224,7 @@ class Units:
         self._briefly(split_copy_bytes([shard.numel * shard.tensor.itemsize for shard in unit.shards], self._degree,
                                        self._gpu), "fsdp2::split_with_sizes_copy")
         if unit.state is State.FORWARD:
+            self._let_go()  # a local variable holds it until here
             self._held = gathering
         else:
             self._tape.free(gathering)
