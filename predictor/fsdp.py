@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from predictor.workload import Workload
 
 NO_SPLIT_MODULES = "_no_split_modules"
-"""Stands for the classes that the model itself names, as accelerate's ``TRANSFORMER_BASED_WRAP`` takes them."""
+"""Stands for the classes that the model itself names and has (``TRANSFORMER_BASED_WRAP``; accelerate 1.15 stops at a
+class that the model names and does not have, as LLaVA does: there give the classes)."""
 EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
 """Stand for the modules that accelerate wraps besides (1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
 HEAD = "lm_head"

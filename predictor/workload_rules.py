@@ -11,6 +11,7 @@ from predictor.errors import InputError
 from predictor.values import FrozenMap, Invalid
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+OLDEST_FSDP2 = (2, 11, 0)
 DDP_DEFAULTS = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
@@ -79,10 +80,7 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
     elif values["ddp"] is not None:
         raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
     if values["engine"] == "fsdp2":
-        values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
-        if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
-            raise KeyProblem("gradient_checkpointing_kwargs", "has use_reentrant true, which is not modelled yet with "
-                                                              "engine fsdp2: leave it out")
+        _resolve_fsdp2(values)
     elif values["fsdp"] is not None:
         raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
@@ -100,6 +98,16 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             oldest = ".".join(map(str, OLDEST_DEEPSPEED))
             named = values["versions"]["deepspeed"]
             raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
+
+
+def _resolve_fsdp2(values: dict[str, Any]) -> None:
+    values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
+    if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
+        raise KeyProblem("gradient_checkpointing_kwargs",
+                         "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")
+    if deepspeed_config.release(values["versions"]["torch"]) < OLDEST_FSDP2:
+        oldest, named = ".".join(map(str, OLDEST_FSDP2[:2])), values["versions"]["torch"]
+        raise KeyProblem("versions", f"names torch {named}: FSDP2 is predicted for {oldest} and later")
 
 
 def _resolve_optimizer(values: dict[str, Any]) -> None:
