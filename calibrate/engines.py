@@ -24,7 +24,7 @@ LEARNING_RATE = 1e-5
 class Job:
     """A model on the device and how it is trained, as rank ``rank``.
 
-    ``to_device`` brings some of its modules there, for an engine that does so itself.
+    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device.
     """
 
     workload: Workload

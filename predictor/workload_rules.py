@@ -8,7 +8,8 @@ from typing import Any
 from predictor import deepspeed_config, fsdp, lora
 from predictor.engine import optimizer
 from predictor.errors import InputError
-from predictor.values import FrozenMap, Invalid
+from predictor.suggest import show
+from predictor.values import FrozenMap, Invalid, thaw
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
 OLDEST_FSDP2 = (2, 11, 0)
@@ -102,6 +103,10 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 def _resolve_fsdp2(values: dict[str, Any]) -> None:
     values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
+    for name, checked in fsdp.CHECKED.items():
+        if values.get(name, checked[0]) not in checked:
+            raise KeyProblem(name, f"is {show(thaw(values[name]))}, which is not modelled yet with engine fsdp2: "
+                                   f"use {show(checked[0])}, or another engine")
     if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
         raise KeyProblem("gradient_checkpointing_kwargs",
                          "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")

@@ -113,6 +113,7 @@ class Units:
         self._held: int | None = None
         self._reducing: int | None = None
         self._order: list[Unit] = []
+        self.by_number = {unit.number: unit for unit in units}
         self.unit_of = {shard.index: unit for unit in units for shard in unit.shards}
 
     # forward ----------------------------------------------------------------------------------

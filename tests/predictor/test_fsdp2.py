@@ -16,7 +16,7 @@ from predictor.engine.fsdp2_units import Shard, Unit, Units
 from predictor.errors import InputError
 from predictor.events import Kind
 from predictor.facts import Parameter
-from predictor.workload import Workload
+from predictor.workload import KEYS, Workload
 from tests.predictor.small import small_config, small_llava
 from tests.predictor.test_formula import key
 
@@ -215,6 +215,18 @@ def test_what_fsdp2_stops_at_or_was_not_checked_is_refused(keys, message):
 def test_classes_that_make_no_units_are_refused(names, message):
     with pytest.raises(InputError, match=message):
         fsdp.units(small_llava(), tuple(names))
+
+
+def test_reductions_that_narrow_gradients_are_refused(job):
+    with pytest.raises(InputError, match="reduce_dtype bf16 of fp32 gradients is not modelled yet"):
+        job(data_parallel_size=2, recipe="lora", fsdp={"reduce_dtype": "bf16"}).run(None, 0)
+
+
+@pytest.mark.parametrize("name", fsdp.CHECKED)
+def test_what_was_not_measured_with_fsdp2_is_refused(monkeypatch, name):
+    monkeypatch.setitem(fsdp.CHECKED, name, ("nothing else",))
+    if name in KEYS:
+        assert "which is not modelled yet with engine fsdp2: use \"nothing else\"" in refusal()
 
 
 def test_parameters_of_two_dtypes_in_one_unit_are_refused(job):
