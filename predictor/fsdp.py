@@ -6,8 +6,9 @@ from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
+from predictor.lora import Names
 from predictor.suggest import show
-from predictor.values import Choice, Flag, Invalid, Later, Patterns, Table
+from predictor.values import Choice, Flag, Invalid, Later, Table
 
 if TYPE_CHECKING:
     from predictor.workload import Workload
@@ -28,6 +29,9 @@ class _Reshard(Flag):
             raise Invalid(f"{show(value)} is not supported yet: resharding to fewer ranks; use true or false")
         return super().check(value)
 
+    def from_text(self, text: str) -> bool:
+        return self.check(int(text)) if text.isdecimal() and len(text) < 20 else super().from_text(text)
+
 
 _ON_GPU = Later("parameters and states stay on the GPU; leave it out")
 DEFAULTS: dict[str, Any] = {"reshard_after_forward": None, "param_dtype": None, "reduce_dtype": None,
@@ -37,7 +41,7 @@ KIND = Table({
     "reshard_after_forward": _Reshard(),
     "param_dtype": Choice(("bf16",), {"fp16": "use bf16", "fp32": "leave it out"}),
     "reduce_dtype": Choice(("bf16", "fp32"), {"fp16": "use bf16 or fp32"}), "sync_each_batch": Flag(),
-    "wrap": Choice(("layers", "accelerate")), "transformer_layer_cls_to_wrap": Patterns(),
+    "wrap": Choice(("layers", "accelerate")), "transformer_layer_cls_to_wrap": Names(pattern=False),
     "cpu_offload": _ON_GPU, "offload_policy": _ON_GPU,
     "mesh": Later("one mesh of all ranks is predicted, neither HSDP nor tensor parallelism; leave it out"),
     "ignored_params": Later("every parameter is sharded; leave it out"),

@@ -10,7 +10,7 @@ from typing import Any
 from predictor import calibrated, deepspeed_config, fsdp, gpus, learned, lora, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import ddp
+from predictor.engine import ddp, fsdp2
 from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
@@ -74,8 +74,8 @@ class Job:
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
-        return engine + OPTIMIZERS[self.setup.optim].not_modelled
+        of_others = {"ddp": ddp.NOTES, "fsdp2": fsdp2.NOTES}.get(self.setup.engine, ())
+        return (self.setup.zero.notes if self.setup.zero else of_others) + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property
     def loop(self) -> str | None:

@@ -82,6 +82,7 @@ class Unit:
         reshards: whether its parameters go after forward.
         gathering: the all-gather's output that nobody has waited for (None in it: there is none, one rank).
         gathered: the whole parameters, while they are there.
+        places: in the order of forward, of each time that it ran.
         gradients: by parameter, as autograd left them.
         accumulated: the same in the dtype of the reduction, of earlier micro-steps.
         reduced: what the sharded gradients are parts of.

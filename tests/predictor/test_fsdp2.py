@@ -193,6 +193,7 @@ def refusal(**keys) -> str:
     ({"reshard_after_forward": 2}, "reshard_after_forward 2 is not supported yet: resharding to fewer ranks"),
     ({"cpu_offload": True}, "cpu_offload is not supported yet"), ({"mesh": [2, 4]}, "neither HSDP nor tensor"),
     ({"param_dtype": "fp16"}, '"fp16" is not supported yet: use bf16'), ({"wraps": "x"}, 'no key "wraps"'),
+    ({"transformer_layer_cls_to_wrap": []}, "must be a list of names"),
 ])
 def test_what_fully_shard_can_do_besides_is_refused_by_name(keys, message):
     assert message in refusal(fsdp=keys)
