@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from calibrate import alone
-from predictor import deepspeed_config, deepspeed_keys
+from predictor import deepspeed_config, deepspeed_keys, fsdp
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.facts import ModelFacts
 from predictor.values import thaw
@@ -22,12 +22,16 @@ LEARNING_RATE = 1e-5
 
 @dataclass(frozen=True)
 class Job:
-    """A model on the device and how it is trained, as rank ``rank``."""
+    """A model on the device and how it is trained, as rank ``rank``.
+
+    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device.
+    """
 
     workload: Workload
     rank: int
     model: Any
     facts: ModelFacts
+    to_device: Callable[[Iterable[torch.nn.Module]], None]
 
 
 Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any]]
@@ -59,7 +63,37 @@ def deepspeed(job: Job) -> Loop:
     return engine, engine.backward, engine.step
 
 
-ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "deepspeed": deepspeed}
+def fsdp2(job: Job) -> Loop:
+    """``fully_shard`` of each unit, which so comes to the device; with ``sync_each_batch`` off, only the last micro
+    batch reduces gradients, as accelerate has it (1.15, ``Accelerator.no_sync``)."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
+    keys, dtypes = job.workload.fsdp, {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
+    if keys["param_dtype"]:
+        for parameter in job.model.parameters():
+            if parameter.requires_grad:  # as accelerate does (utils/fsdp_utils.py, fsdp2_prepare_model)
+                parameter.data = parameter.data.float()
+    policy = MixedPrecisionPolicy(param_dtype=dtypes[keys["param_dtype"]], reduce_dtype=dtypes[keys["reduce_dtype"]])
+    paths = {module: path for path, module in job.model.named_modules()}
+    units = fsdp.units(job.model, fsdp.wrapped(job.workload))
+    for unit in units:
+        job.to_device(fsdp.managed(unit, units))
+        fully_shard(unit, mp_policy=policy, reshard_after_forward=fsdp.reshards(keys, paths[unit]))
+    _, backward, step = _around(job, job.model)
+    micro_steps = job.workload.gradient_accumulation_steps
+    done = 0
+
+    def forward(**batch: torch.Tensor) -> Any:
+        nonlocal done
+        done += 1
+        job.model.set_requires_gradient_sync(keys["sync_each_batch"] or done % micro_steps == 0)
+        return job.model(**batch)
+
+    return forward, backward, step
+
+
+ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}
 """``engine`` of a workload -> what builds it around a model that lies on the device."""
 
 

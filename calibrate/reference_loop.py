@@ -6,7 +6,8 @@ forward on; the output object dies before backward; gradients are set to None af
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,8 +45,10 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    to_device(model)
-    forward, backward, step = ENGINES[workload.engine](Job(workload, rank, model, facts))
+    if workload.engine != "fsdp2":  # which brings each unit there and shards it
+        to_device(model)
+    forward, backward, step = ENGINES[workload.engine](
+        Job(workload, rank, model, facts, partial(to_device, model)))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
             alone.settle()
@@ -98,13 +101,15 @@ def choose_attention(backend: str) -> None:
 
 
 @torch.no_grad()
-def to_device(model) -> None:
-    """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``.
+def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
+    """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``,
+    or only what some of its modules have themselves.
 
     Weights become small random numbers, written in place. Buffers get their true values: they index
     tables (position ids) and would send a real kernel out of bounds.
     """
-    for module in model.modules():
+    chosen = list(model.modules() if modules is None else modules)
+    for module in chosen:
         if any(buffer is not None for buffer in module._buffers.values()):
             module.to_empty(device="cpu", recurse=False)
             model._init_weights(module)
@@ -115,9 +120,13 @@ def to_device(model) -> None:
             made[id(tensor)] = torch.empty_like(tensor, device="cuda") if tensor.is_meta else tensor.to("cuda")
         return made[id(tensor)]
 
-    model._apply(move)
+    if modules is None:
+        model._apply(move)
+    else:
+        for module in chosen:
+            module._apply(move, recurse=False)
     model.tie_weights()
-    for parameter in model.parameters():
+    for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
         parameter.normal_(std=WEIGHT_SCALE)
 
 

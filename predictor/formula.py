@@ -26,7 +26,7 @@ OF_SHARDED = ("marks", "owners")
 
 
 class Mark(IntEnum):
-    """What ZeRO-3's hooks do at a point of a micro-step; the first five concern a module, by its number.
+    """What the hooks of ZeRO-3 or FSDP2 do at a point of a micro-step; the first five concern a module, by its number.
 
     ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a row of :attr:`MicroStep.owners`; from
     now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of

@@ -107,12 +107,14 @@ def adapters(workload: Workload) -> Adapters | None:
 
     peft makes them fp32 over bf16 weights (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
     parameter to bf16 before it moves the model to the GPU (0.19.8, runtime/engine.py,
-    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then.
+    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2 computes in
+    ``param_dtype``, whatever it keeps.
     """
     lora = workload.lora
     if lora is None:
         return None
-    wide = lora["autocast_adapter_dtype"] and workload.engine != "deepspeed"
+    cast = workload.engine == "deepspeed" or (workload.fsdp and workload.fsdp["param_dtype"])
+    wide = lora["autocast_adapter_dtype"] and not cast
     return Adapters(
         r=lora["r"], target_modules=lora["target_modules"], dropout=lora["lora_dropout"] > 0,
         modules_to_save=lora["modules_to_save"], use_dora=lora["use_dora"], bias=lora["bias"],

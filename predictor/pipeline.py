@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from predictor import calibrated, deepspeed_config, gpus, learned, lora, models, profile, regimes, store, survival
+from predictor import calibrated, deepspeed_config, fsdp, gpus, learned, lora, models, profile, regimes, store, survival
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import ddp
+from predictor.engine import ddp, fsdp2
 from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
@@ -91,10 +91,11 @@ class Job:
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
+        of_others = {"ddp": ddp.NOTES, "fsdp2": fsdp2.NOTES}.get(self.setup.engine, ())
+        notes = self.setup.zero.notes if self.setup.zero else of_others
         if self.workload.attn_implementation == "flash_attention_2":
-            engine += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
-        return engine + OPTIMIZERS[self.setup.optim].not_modelled
+            notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
+        return notes + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property
     def loop(self) -> str | None:
@@ -227,7 +228,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
-        liger=PINNED_LIGER if workload.use_liger_kernel else "")
+        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload))
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -288,7 +289,8 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         optim_args=workload.optim_args, weight_decay=workload.weight_decay,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
+        fsdp=workload.fsdp)
 
 
 @lru_cache(maxsize=8)

@@ -36,6 +36,7 @@ class Key:
         evaluation: a forward without gradients is all that is traced; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
+        wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
     """
 
     fingerprint: str
@@ -55,6 +56,7 @@ class Key:
     checkpointing_kwargs: tuple[tuple[str, Any], ...] = ()
     evaluation: bool = False
     liger: str = ""
+    wrapped: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

@@ -18,6 +18,7 @@ from predictor.recorder import Recorder, Recording
 from predictor.sharded import Sharded
 from predictor.sizes import Shape
 from predictor.twins import Twins
+from predictor.wrapped import Wrapped
 
 
 class Tracer(Recorder):
@@ -68,12 +69,13 @@ def _tensors(out) -> list[torch.Tensor]:
 
 
 def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False,
-          evaluation: bool = False) -> Recording:
+          evaluation: bool = False, wrapped: tuple[str, ...] = ()) -> Recording:
     """Record one micro-step of the reference loop at a shape, on meta tensors.
 
     Args:
         sharded: as under ZeRO-3.
         evaluation: its evaluation instead.
+        wrapped: as under FSDP2 (:func:`predictor.fsdp.units`).
     """
     places = Places(model)
     tracer = Tracer(places)
@@ -81,11 +83,12 @@ def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharde
     with as_on_cuda(sdpa_backend), on_host(tracer):
         if evaluation:
             return record_evaluation(model, batch, tracer, places)
-        return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None)
+        hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None
+        return record_micro_step(model, batch, tracer, places, hooks)
 
 
 def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places,
-                      sharded: Sharded | None = None) -> Recording:
+                      sharded: Sharded | Wrapped | None = None) -> Recording:
     """Run forward, loss and backward of the reference loop under a recorder.
 
     The output object dies before backward, gradients stay: what the recording does not free is an

@@ -55,7 +55,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     with liger.on_meta(model) if key.liger else nullcontext():
         recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                            sharded=key.sharded, evaluation=key.evaluation)
+                            sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped)
                       for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})

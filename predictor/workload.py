@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from predictor import deepspeed_config, gpus, lora
+from predictor import deepspeed_config, fsdp, gpus, lora
 from predictor.deepspeed_keys import STAGE
 from predictor.engine import optimizer
 from predictor.errors import InputError
@@ -197,12 +197,17 @@ class Workload:
                             "huggingface: with and without weight decay")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
 
-    engine: str = key(Choice(("torch", "ddp", "deepspeed"), {"fsdp2": "use deepspeed, or torch"}),
+    engine: str = key(Choice(("torch", "ddp", "fsdp2", "deepspeed"),
+                             {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}),
                       None, "engine", "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
     ddp: FrozenMap | None = key(Table(DDP, DDP_DEFAULTS), None, "engine",
                                 "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
+    fsdp: FrozenMap | None = key(
+        fsdp.KIND, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (what trains is kept in fp32), "
+        "reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units too), "
+        "sync_each_batch=true (reduce in each micro batch)")
     offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config, lora
+from predictor import deepspeed_config, fsdp, lora
 from predictor.engine import optimizer
 from predictor.errors import InputError
-from predictor.values import FrozenMap, Invalid
+from predictor.suggest import show
+from predictor.values import FrozenMap, Invalid, thaw
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+OLDEST_FSDP2 = (2, 11, 0)
 DDP_DEFAULTS = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
 EVALUATED = ("torch", "ddp", "deepspeed")
 MOST_SAMPLES = 65_536
@@ -86,9 +88,13 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             raise KeyProblem("ddp", "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25")
     elif values["ddp"] is not None:
         raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
+    if values["engine"] == "fsdp2":
+        _resolve_fsdp2(values)
+    elif values["fsdp"] is not None:
+        raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
-    if values["engine"] in ("torch", "ddp"):
+    if values["engine"] in ("torch", "ddp", "fsdp2"):
         if asked:
             raise KeyProblem("engine", f"is {values['engine']}, but {asked} is given: leave one of them out")
         if values["data_parallel_size"] > 1 and values["engine"] == "torch":
@@ -101,6 +107,20 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             oldest = ".".join(map(str, OLDEST_DEEPSPEED))
             named = values["versions"]["deepspeed"]
             raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
+
+
+def _resolve_fsdp2(values: dict[str, Any]) -> None:
+    values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
+    for name, checked in fsdp.CHECKED.items():
+        if values.get(name, checked[0]) not in checked:
+            raise KeyProblem(name, f"is {show(thaw(values[name]))}, which is not modelled yet with engine fsdp2: "
+                                   f"use {show(checked[0])}, or another engine")
+    if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
+        raise KeyProblem("gradient_checkpointing_kwargs",
+                         "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")
+    if deepspeed_config.release(values["versions"]["torch"]) < OLDEST_FSDP2:
+        oldest, named = ".".join(map(str, OLDEST_FSDP2[:2])), values["versions"]["torch"]
+        raise KeyProblem("versions", f"names torch {named}: FSDP2 is predicted for {oldest} and later")
 
 
 def _resolve_optimizer(values: dict[str, Any]) -> None:

@@ -22,8 +22,11 @@ REDUCING = ("deepspeed/comm/", "torch/distributed/", "torch/nn/parallel/distribu
             "reduce_scatter", "_ipg_", "ipg_bucket", "setup_buckets")
 """In the Python stack where libraries make buckets and buffers of collectives (DeepSpeed 0.19, torch 2.11)."""
 GATHERING = ("partition_parameters.py:all_gather", "partition_parameters.py:_all_gather",
-             "partitioned_param_coordinator", "all_gather_into_tensor")
-"""Where ZeRO-3 (and FSDP) bring parameters together."""
+             "partitioned_param_coordinator", "all_gather_into_tensor", "_fsdp_param.py:init_all_gather_outputs",
+             "_fsdp_param.py:alloc_storage", "_fsdp_param.py:_init_sharded_param")
+"""Where ZeRO-3 and FSDP2 part parameters and bring them together."""
+COLLECTIVES_2, REDUCE_2 = "_fsdp_collectives.py:", "_fsdp_collectives.py:foreach_reduce"
+"""FSDP2's collectives, which hooks of the modules start; what they leave of a reduction is the sharded gradients."""
 ENGINE = ("deepspeed/runtime/",)
 REDUCED = ("copy_grads_in_partition", "get_all_grad_tensors", "initialize_optimizer_states",
            "stage3.py:_create_param_groups_fp16_flat_gradients", "grad_partitions_flat_buffer")
@@ -92,7 +95,8 @@ RULES: tuple[Rule, ...] = (
     (Factor.PARAMETERS, lambda b: b.is_parameter),
     # libraries that move data between ranks; a gradient may lie in one of their buckets
     (Factor.PARAMETERS, lambda b: b.below(*GATHERING)),
-    (Factor.GRADIENTS, lambda b: b.below(*REDUCED)),
+    (Factor.GRADIENTS, lambda b: b.below(*REDUCED) or (b.below(REDUCE_2) and b.leaves_backward)),
+    (Factor.COMMUNICATION, lambda b: b.below(COLLECTIVES_2)),
     (Factor.COMMUNICATION, lambda b: b.below(*REDUCING) and not b.inside),
     (Factor.GRADIENTS, lambda b: b.is_gradient),
     # start-up

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from predictor.engine.ddp import Ddp
+from predictor.engine.fsdp2 import Fsdp2
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
 from predictor.engine.zero2 import Zero2
@@ -29,6 +30,7 @@ class Engine(Protocol):
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
     "ddp": Ddp,
+    "fsdp2": Fsdp2,
     "zero1": Zero2,
     "zero2": Zero2,
     "zero3": Zero3,

@@ -74,16 +74,20 @@ PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's 
          "the host when the GPU is full")
 
 
+_NO_DTENSOR = {"fsdp2": "it stops at FSDP2's sharded parameters (DTensor): use an AdamW of PyTorch, sgd, rmsprop or "
+               "adagrad"}
+
+
 def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
     """An optimizer of bitsandbytes."""
     update = partial(Blockwise, states=states, bits=arguments["optim_bits"], paged=arguments.get("is_paged", False))
-    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments, refused_by=refused_by or {},
+    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments, refused_by={**(refused_by or {}), **_NO_DTENSOR},
                      not_modelled=(PAGED,) if arguments.get("is_paged") else ())
 
 
 _SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
 _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
-_NO_BF16 = dict.fromkeys(("torch", "ddp", "fsdp2"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
+_NO_BF16 = dict.fromkeys(("torch", "ddp"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
                          "(backends/cuda/ops.py): use rmsprop, or DeepSpeed, whose master weights are fp32")
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
               "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
@@ -97,7 +101,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adagrad": Optimizer("torch.optim.Adagrad", Adagrad, {}, {"lr_decay": Number(), "eps": Number()},
                          {"deepspeed": _ONE_GROUP}),
     "adafactor": Optimizer("transformers.optimization.Adafactor", Adafactor,
-                           {"scale_parameter": False, "relative_step": False}),
+                           {"scale_parameter": False, "relative_step": False}, refused_by=_NO_DTENSOR),
     "adamw_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
     "adamw_bnb_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
     "paged_adamw_32bit": _blockwise("AdamW", 2, optim_bits=32, is_paged=True),

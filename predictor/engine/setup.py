@@ -41,6 +41,7 @@ class Setup:
     capacity_bytes: int | None
     allocator: AllocatorSettings = AllocatorSettings()
     ddp: FrozenMap | None = None
+    fsdp: FrozenMap | None = None
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
     gpu: Gpu = gpus.find(gpus.DEFAULT)

@@ -53,7 +53,7 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
     if setup.max_grad_norm:
-        _clip(tape, [tensors[p] for p in sorted(reached)])
+        clip(tape, [tensors[p] for p in sorted(reached)])
     optimizer = setup.optimizer()
     for group in setup.groups():
         optimizer.step(tape, [tensors[i] for i in group if i in reached], decay=setup.decays(group))
@@ -96,7 +96,7 @@ CHUNK_ELEMENTS = 65_536
 """kChunkSize, aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 
 
-def _clip(tape: Tape, gradients: list[Parameter]) -> None:
+def clip(tape: Tape, gradients: list[Parameter]) -> None:
     """``clip_grad_norm_``: one scalar norm a gradient, stacked in the widest dtype.
 
     For each dtype ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every one

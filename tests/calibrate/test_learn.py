@@ -146,6 +146,11 @@ INIT, FORWARD, BACKWARD, STEP = Moment
     (Factor.OPTIMIZER_STATES, {"operator": "aten::clone", "born": (0, INIT), "died": NEVER, "inside": False,
                                "stack": ("deepspeed/runtime/zero/stage3.py:_create_fp32_partitions",)}),
     (Factor.TEMPORARIES, {"died": NEVER, "stack": ("deepspeed/runtime/zero/linear.py:forward",)}),
+    (Factor.PARAMETERS, {"stack": ("torch/distributed/fsdp/_fully_shard/_fsdp_param.py:alloc_storage",)}),
+    (Factor.COMMUNICATION, {"died": (1, FORWARD), "stack": (
+        "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:foreach_all_gather",)}),
+    (Factor.GRADIENTS, {"born": (1, BACKWARD), "died": (1, STEP), "stack": (
+        "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:foreach_reduce",)}),
 ])
 def test_a_buffers_life_says_what_it_is_for(factor, changes):
     life = {"operator": "aten::mm", "module": "", "born": (1, FORWARD), "died": (1, BACKWARD), "brief": False,

@@ -31,7 +31,7 @@ def test_the_documented_defaults():
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "gradient_checkpointing_modules": [], "use_liger_kernel": False, "torch_compile": None,
         "optim": "adamw_torch_fused", "optim_args": {}, "weight_decay": 0.0, "param_groups": "huggingface", "max_grad_norm": 1.0,
-        "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "offload": None, "data_parallel_size": 1, "rank": "worst",
+        "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "fsdp": None, "offload": None, "data_parallel_size": 1, "rank": "worst",
         "gpu": None, "capacity_bytes": None, "allocator_conf": None, "profile": None,
         "versions": {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"},
     }
@@ -148,7 +148,7 @@ def test_arguments_of_an_optimizer_are_given_as_hugging_face_takes_them():
 @pytest.mark.parametrize("keys, named", [
     ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
     ({"mixed_precision": "autocast"}, "autocast"), ({"attn_implementation": "flash_attention_3"}, "flash_attention_3"),
-    ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp2"}, "fsdp2"),
+    ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp"}, "fsdp"),
     ({"zero_stage": 0}, "0"), ({"offload": "optimizer"}, "offload"),
     ({"optim": "ademamix"}, "ademamix"), ({"optim": "galore_adamw"}, "galore_adamw"),
 ])
@@ -174,6 +174,7 @@ def test_switching_off_what_is_not_supported_is_fine(keys):
     ({"engine": "ddp", "ddp": {"find_unused_parameters": True}},
      "ddp find_unused_parameters is not supported yet: freeze the parameters without gradient"),
     ({"engine": "ddp", "ddp": {"static_graph": True}}, "ddp static_graph is not supported yet"),
+    ({"fsdp": {"param_dtype": "bf16"}}, "fsdp is given, but engine is not fsdp2: add engine fsdp2"),
     ({"engine": "deepspeed"},
      "engine is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2"),
     ({"attn_implementation": "eager", "sdpa_backend": "flash"},

@@ -1,0 +1,33 @@
+"""What FSDP2's copies take for themselves: the table of addresses and blocks that their kernel reads.
+
+PyTorch 2.11, aten/src/ATen/native/cuda/TensorShape.cu: ``split_with_sizes_copy_out_cuda_contiguous_no_cast``,
+``get_chunk_cat_metadata``, ``pack_vecs``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from predictor.gpus import Gpu
+
+INT64 = 8
+TILE_BYTES = 2048
+"""``TILE_SIZE``: 128 threads with 16 bytes each."""
+FEWER_THREADS = ((8, 6), (8, 9), (12, 0))
+"""Compute capabilities with 1,536 threads a multiprocessor; others have 2,048 (CUDA programming guide)."""
+
+
+def split_copy_bytes(chunks: Sequence[int], ranks: int, gpu: Gpu) -> int:
+    """Of ``split_with_sizes_copy``, from the bytes of each parameter's part."""
+    threads = 1536 if gpu.compute_capability in FEWER_THREADS else 2048
+    most = gpu.multiprocessors * threads // 128 * 2
+    factor = -(-sum(-(-chunk // TILE_BYTES) for chunk in chunks) * ranks // most)
+    iterations = -(-factor // min(math.ceil(math.sqrt(factor)), ranks))
+    blocks = sum(-(-chunk // (TILE_BYTES * iterations)) for chunk in chunks)
+    return INT64 * (4 * len(chunks) + 1 + blocks)
+
+
+def chunk_cat_bytes(chunks: Sequence[int]) -> int:
+    """Of ``_chunk_cat``, from the bytes of each gradient's part."""
+    return INT64 * (6 * len(chunks) + 2 + sum(-(-chunk // TILE_BYTES) for chunk in chunks))
