@@ -84,6 +84,13 @@ class _OptimArgs:
     from_text = check
 
 
+class _Offload(Choice):
+    """None where nothing is."""
+
+    def check(self, value: Any) -> str | None:
+        return None if value is False or value == "none" else super().check(value)
+
+
 class _Gpu(Text):
     def check(self, value: Any) -> str:
         try:
@@ -192,7 +199,8 @@ class Workload:
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
     ddp: FrozenMap | None = key(Table(DDP, DDP_DEFAULTS), None, "engine",
                                 "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
-    offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
+    offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
+                              "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
 

@@ -45,6 +45,8 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
+    if values["offload"] in ("parameters", "all") and values["zero_stage"] != 3:
+        raise KeyProblem("offload", f"is {values['offload']}, which needs zero_stage 3")
     _resolve_optimizer(values)
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
@@ -79,6 +81,8 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
     elif values["ddp"] is not None:
         raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
+    if values["offload"] is not None and not asked:
+        raise KeyProblem("offload", "is DeepSpeed's: add zero_stage")
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
     if values["engine"] in ("torch", "ddp"):
         if asked:
