@@ -210,7 +210,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
               index: int = 0, last: bool = True, again: bool = False) -> Template:
     zero, hooks = setup.zero, micro.ready.tolist()
     by_hooks = zero.overlap_comm or not gathers
-    end = backward_end(micro) if gathers else len(micro.events)
+    end = backward_end(micro) if gathers or zero.offload_optimizer else len(micro.events)
     ready = [(position, parameter, ~gradient if index else gradient) for position, parameter, gradient in hooks]
     if not by_hooks:  # reduce_gradients
         place = {parameter: number for number, parameter in enumerate(chain.from_iterable(setup.groups()))}

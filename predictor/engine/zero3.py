@@ -14,7 +14,7 @@ from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.engine.shared import AlikeRanks, grad_norm, to_device
-from predictor.engine.zero2_backward import synchronizations
+from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
@@ -176,6 +176,8 @@ class Zero3(AlikeRanks):
             else:
                 gathers.leave(what, forward=kind == Mark.LEAVE)
         tape.moment = Moment.BACKWARD
+        if self.zero.offload_optimizer:
+            tape.position = base + backward_end(micro)
         reduction.reduce()
         waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
