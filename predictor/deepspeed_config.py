@@ -103,7 +103,8 @@ class ZeroConfig:
     allgather_sequential: bool = False
     offload_optimizer: bool = False
     offload_param: bool = False
-    pins_memory: bool = True
+    pins_states: bool = True
+    pins_weights: bool = True
 
 
 def read(workload: Workload, hidden_size: int) -> ZeroConfig:
@@ -178,7 +179,8 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         allgather_sequential=setting("stage3_allgather_sequential"),
         offload_optimizer=offloads_states,
         offload_param=workload.offload in ("parameters", "all"),
-        pins_memory=(settings.get("zero_optimization.offload_optimizer") or {}).get("pin_memory", True),
+        pins_states=settings.get("zero_optimization.offload_optimizer", {}).get("pin_memory", True),
+        pins_weights=settings.get("zero_optimization.offload_param", {}).get("pin_memory", True),
     )
 
 

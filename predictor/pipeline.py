@@ -75,6 +75,8 @@ class Job:
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
         engine = self.setup.zero.notes if self.setup.zero else ddp.NOTES if self.setup.engine == "ddp" else ()
+        if self.workload.offload:
+            engine += (engine_of(self.formula, self.setup).host().note(),)
         return engine + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property

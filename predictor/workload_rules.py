@@ -106,6 +106,8 @@ def _resolve_optimizer(values: dict[str, Any]) -> None:
         values["optim_args"] = FrozenMap(optimizer.read(optim, values["optim_args"]))
     except Invalid as error:
         raise KeyProblem("optim_args", error) from None
+    if values["offload"] in ("optimizer", "all") and optimizer.OPTIMIZERS[optim].arguments.get("is_paged"):
+        raise KeyProblem("optim", f"is {optim}, but what is offloaded is not paged: use one that is not")
     why = optimizer.OPTIMIZERS[optim].refused_by.get(values["engine"])
     if why:
         raise KeyProblem("optim", f"is {optim}: {why}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
 from predictor.engine.compose import Stretch, Tape, Vocabulary
+from predictor.engine.host import Host
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.shared import grad_norm
@@ -78,6 +79,22 @@ class Zero2:
         """
         changes = [template.change(traced_bytes) for template in self.backward]
         return [self._peak(rank, changes, traced_bytes) for rank in ranks]
+
+    def host(self) -> Host:
+        """What the first rank offloads; the others hold nearly the same."""
+        host, pinned = Host(), self.zero.pins_states
+        for group in self.groups:
+            numel = group.partition_numel
+            host.hold("fp32 weights", FP32 * numel, pinned=pinned)
+            host.hold("bf16 weights", BF16 * numel, pinned=pinned)
+            host.hold("gradients", FP32 * numel, pinned=pinned)
+        host.hold("gradients", BF16 * max(self.numel_of.values()), pinned=pinned)
+        if self.zero.stage == 2 and self.setup.micro_steps > 1:  # accumulated_grads_in_cpu
+            for piece in (piece for group in self.groups for piece in group.owned(0)):
+                host.hold("gradients", BF16 * self.numel_of[piece.parameter], pinned=pinned)
+        host.hold_states(self.setup, [(group.partition_numel, self.setup.decays(group.parameters))
+                                      for group in self.groups])
+        return host
 
     # one step of one rank ---------------------------------------------------------------------
 

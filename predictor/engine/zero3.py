@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
+from predictor.engine.host import Host
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.engine.shared import AlikeRanks, grad_norm, to_device
 from predictor.engine.zero2_backward import backward_end, synchronizations
@@ -73,6 +74,24 @@ class Zero3(AlikeRanks):
                 chosen.add(index)
                 total += tensor.numel
         return frozenset(chosen)
+
+    def host(self) -> Host:
+        """What every rank offloads."""
+        host, zero = Host(), self.zero
+        sizes = [self._numel(group) for group in self.sub_groups]
+        if zero.offload_param:
+            for index in range(len(self.tensors)):  # those that train move on, but what they were in is kept
+                host.hold("bf16 weights", BF16 * self._partition_numel(index), pinned=zero.pins_weights)
+            for group in self.setup.groups():
+                host.hold("bf16 weights", BF16 * self._numel(group), pinned=True)
+        if zero.offload_optimizer:
+            for size in sizes:
+                host.hold("fp32 weights", FP32 * size, pinned=False)
+                host.hold("gradients", FP32 * size, pinned=zero.pins_states)
+            host.hold("gradients", BF16 * sum(sizes), pinned=zero.pins_states)
+            host.hold_states(self.setup, [(size, self.setup.decays(group))
+                                          for size, group in zip(sizes, self.sub_groups)])
+        return host
 
     # the run ----------------------------------------------------------------------------------
 
