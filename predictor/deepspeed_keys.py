@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 2 and 3.
+"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 1 to 3.
 
 Three tables a level: read (with the kind of value), without effect on memory, and refused while
 switched on because what they do to memory is not modelled. A key in none of them is a mistake.

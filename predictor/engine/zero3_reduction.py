@@ -83,7 +83,7 @@ class Reduction:
         return self._tape.allocate(BF16 * numel, Factor.COMMUNICATION, "zero::reduce", stream=self._stream)
 
     def _to_host(self, numel: int) -> int:
-        """``partition_grads``, ``_offload_grad_partition_at_boundary``; the partition stays while the next is reached."""
+        """``partition_grads``, ``_offload_grad_partition_at_boundary``; what is returned goes when the next comes."""
         tape, stream = self._tape, self._stream
         partition = tape.allocate(BF16 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream)
         if self._last:

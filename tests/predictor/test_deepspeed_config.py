@@ -133,7 +133,6 @@ def test_the_batch_is_worked_out_as_deepspeed_does(rest, keys, expected):
     ({"zero_optimization": {"stage": 2}}, {}, 'deepspeed: bf16.enabled is not true: add "bf16": {"enabled": true}'),
     (BF16, {}, "deepspeed: zero_optimization.stage is not given"),
     (config({"stage": 0}), {}, "deepspeed: zero_optimization.stage 0 is not supported yet: stages 1 to 3"),
-    (config({"offload_optimizer": {"device": "cpu"}}), {}, "deepspeed: zero_optimization.offload_optimizer is not supported"),
     (config({"zero_quantized_gradients": True}), {}, "deepspeed: zero_optimization.zero_quantized_gradients is not"),
     (config(activation_checkpointing={"partition_activations": True}), {}, "deepspeed: activation_checkpointing is not"),
     (config(torch_autocast={"enabled": True}), {}, "deepspeed: torch_autocast is not supported"),
