@@ -213,6 +213,9 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise InputError(f"{name}: zero_optimization.offload_param needs stage 3: remove it")
     if states or weights:
         values["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
+    if values["zero_optimization.stage"] == 0 and values.get("optimizer") == "adamw_torch_fused":
+        raise InputError(f"{name}: the optimizer section makes DeepSpeed's FusedAdam, which is not supported yet in "
+                         "stage 0: leave the section out, or add torch_adam true to its params")
     if values["zero_optimization.stage"] == 3:
         _refuse_in_stage_3(document["zero_optimization"], name)
     if values["zero_optimization.stage"] == 1 and document.get("managed_gradient_accumulation") is False:

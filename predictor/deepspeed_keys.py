@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 1 to 3.
+"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 0 to 3.
 
 Three tables a level: read (with the kind of value), without effect on memory, and refused while
 switched on because what they do to memory is not modelled. A key in none of them is a mistake.
@@ -45,7 +45,7 @@ OFFLOAD_OPTIMIZER = Table(
     _OFFLOAD | dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init"), FLAG)
     | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
 OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
-STAGE = Choice((1, 2, 3), {0: "stages 1 to 3 are ZeRO"})
+STAGE = Choice((0, 1, 2, 3))
 BF16_NAMES = {"bfloat16": "bf16", "torch.bfloat16": "bf16"}
 FP32_NAMES = {"float32": "fp32", "torch.float32": "fp32", "float": "fp32"}
 

@@ -45,6 +45,8 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
+    if values["offload"] and values["zero_stage"] == 0:
+        raise KeyProblem("offload", "is given, but zero_stage 0 offloads nothing: leave one of them out")
     if values["offload"] in ("parameters", "all") and values["zero_stage"] != 3:
         raise KeyProblem("offload", f"is {values['offload']}, which needs zero_stage 3")
     _resolve_optimizer(values)

@@ -10,6 +10,7 @@ import numpy as np
 from predictor.engine.ddp import Ddp
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
+from predictor.engine.unpartitioned import Unpartitioned
 from predictor.engine.zero2 import Zero2
 from predictor.engine.zero3 import Zero3
 from predictor.events import EventList
@@ -29,6 +30,7 @@ class Engine(Protocol):
 ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
     "ddp": Ddp,
+    "zero0": Unpartitioned,
     "zero1": Zero2,
     "zero2": Zero2,
     "zero3": Zero3,
