@@ -259,6 +259,9 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
             first, ours = (".".join(map(str, numbers)) for numbers in (since, version))
             raise InputError(f"{name}: {key} exists since DeepSpeed {first}, and versions.deepspeed is {ours}: "
                              "remove it or change the version")
+    if settings.get("zero_optimization.compute_grad_norm") is False \
+            and settings["zero_optimization.stage"] not in (1, 2):
+        raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs stage 1 or 2: leave it out")
     if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
         raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, "
                          f"not {clipping:g}")

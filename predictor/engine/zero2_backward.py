@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -75,6 +76,10 @@ class Template:
     host_events: dict[int, np.ndarray] | None = None
     norms: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
+    @cached_property
+    def _host_events_of_all(self) -> np.ndarray:
+        return np.concatenate([*self.host_events.values(), np.empty(0, np.int64)])
+
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
         """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
         buffer = self.columns[1]
@@ -93,8 +98,8 @@ class Template:
         keep, held, partition = self.passing.copy() if index else np.ones_like(self.passing), {}, None
         mine = [row for row, parameter in enumerate(self.parameters) if parameter in group_of]
         if self.host_events is not None:
-            for owner, events in self.host_events.items():
-                keep[events] &= owner == rank
+            keep[self._host_events_of_all] = False
+            keep[self.host_events.get(rank, [])] = True
             held = {first + norm - each: max(group_of.values()) for norm in self.norms.get(rank, ())}
         elif len(self.partition_events):
             keep[self.partition_events] = False
