@@ -139,8 +139,12 @@ def deepspeed_document(job: Job) -> dict:
         "gradient_clipping": zero.gradient_clipping,
         "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
-        | (_of_stage_3(zero) if zero.stage == 3 else {}),
+        | (_of_stage_3(zero) if zero.stage == 3 else {})
+        | ({"offload_optimizer": {"device": "cpu"} | section.get("offload_optimizer", {})} if zero.offload_optimizer
+           else {})
+        | ({"offload_param": {"device": "cpu"} | section.get("offload_param", {})} if zero.offload_param else {}),
     }
 
 

@@ -53,7 +53,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
-WHOLE = ("torch", "ddp", "zero1", "zero2")
+WHOLE = ("torch", "ddp", "zero0", "zero1", "zero2")
 """Engines that share no parameters that do not train."""
 
 

@@ -62,6 +62,7 @@ SAME_AS = {
     "gradient_clipping": "max_grad_norm",
     "zero_optimization.stage": "zero_stage",
     "optimizer": "optim",
+    "offload": "offload",
 }
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
@@ -100,6 +101,10 @@ class ZeroConfig:
     max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
     allgather_sequential: bool = False
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    pins_states: bool = True
+    pins_weights: bool = True
 
 
 def read(workload: Workload, hidden_size: int) -> ZeroConfig:
@@ -133,6 +138,10 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
     elif clipping is None:
         clipping = default("gradient_clipping", version)
     _check(settings, version, clipping, workload.deepspeed_name)
+    offloads_states = workload.offload in ("optimizer", "all")
+    if offloads_states and not setting("compute_grad_norm"):
+        raise InputError(f"{workload.deepspeed_name}: zero_optimization.compute_grad_norm false does not go with "
+                         "offload_optimizer: leave it out")
     accumulation, notes = setting("grad_accum_dtype", "data_types."), ()
     if accumulation == "fp32" and version < FP32_ACCUMULATION_SINCE:
         accumulation = "bf16"
@@ -143,7 +152,7 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         notes += ("memory_breakdown resets PyTorch's peak counters: a peak measured with it is too low",)
     return ZeroConfig(
         stage=workload.zero_stage,
-        contiguous_gradients=setting("contiguous_gradients"),
+        contiguous_gradients=setting("contiguous_gradients") or (offloads_states and workload.zero_stage < 3),
         overlap_comm=overlap,
         reduce_scatter=setting("reduce_scatter"),
         reduce_bucket_size=by_width("reduce_bucket_size", hidden_size * hidden_size),
@@ -168,13 +177,18 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         max_live_parameters=setting("stage3_max_live_parameters"),
         max_reuse_distance=setting("stage3_max_reuse_distance"),
         allgather_sequential=setting("stage3_allgather_sequential"),
+        offload_optimizer=offloads_states,
+        offload_param=workload.offload in ("parameters", "all"),
+        pins_states=settings.get("zero_optimization.offload_optimizer", {}).get("pin_memory", True),
+        pins_weights=settings.get("zero_optimization.offload_param", {}).get("pin_memory", True),
     )
 
 
 def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values that matter, by dotted key; "auto" stays where Hugging Face would fill it in.
 
-    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory.
+    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory. So do the two
+    of what is offloaded: ``offload``, as the workload has it.
 
     Raises:
         InputError: an unknown key, a value of the wrong kind, an option that is not modelled, or
@@ -193,6 +207,15 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         else:
             _read(values, "", key, value, name)
     _agree(values, name)
+    states, weights = (values.get(f"zero_optimization.offload_{what}", {}).get("device", "none") != "none"
+                       for what in ("optimizer", "param"))
+    if weights and values["zero_optimization.stage"] != 3:
+        raise InputError(f"{name}: zero_optimization.offload_param needs stage 3: remove it")
+    if states or weights:
+        values["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
+    if values["zero_optimization.stage"] == 0 and values.get("optimizer") == "adamw_torch_fused":
+        raise InputError(f"{name}: the optimizer section makes DeepSpeed's FusedAdam, which is not supported yet in "
+                         "stage 0: leave the section out, or add torch_adam true to its params")
     if values["zero_optimization.stage"] == 3:
         _refuse_in_stage_3(document["zero_optimization"], name)
     if values["zero_optimization.stage"] == 1 and document.get("managed_gradient_accumulation") is False:
@@ -236,6 +259,9 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
             first, ours = (".".join(map(str, numbers)) for numbers in (since, version))
             raise InputError(f"{name}: {key} exists since DeepSpeed {first}, and versions.deepspeed is {ours}: "
                              "remove it or change the version")
+    if settings.get("zero_optimization.compute_grad_norm") is False \
+            and settings["zero_optimization.stage"] not in (1, 2):
+        raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs stage 1 or 2: leave it out")
     if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
         raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, "
                          f"not {clipping:g}")

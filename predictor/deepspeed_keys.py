@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 2 and 3.
+"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 0 to 3.
 
 Three tables a level: read (with the kind of value), without effect on memory, and refused while
 switched on because what they do to memory is not modelled. A key in none of them is a mistake.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.suggest import show
-from predictor.values import Choice, Flag, Invalid, Number, Whole
+from predictor.values import Choice, Flag, Invalid, Later, Number, Table, Text, Whole
 
 ELEMENTS_LIMIT = 1 << 50
 
@@ -29,8 +29,23 @@ class Lower(Choice):
         return super().check(value.lower() if isinstance(value, str) else value)
 
 
+class _Whole(Number):
+    """A share that can only be all."""
+
+    def check(self, value: Any) -> float:
+        if super().check(value) != 1:
+            raise Invalid(f"{value:g} is not supported yet: leave it out, all is offloaded then")
+        return 1.0
+
+
 FLAG = Flag()
-STAGE = Choice((1, 2, 3), {0: "stages 1 to 3 are ZeRO"})
+_OFFLOAD = {"device": Choice(("none", "cpu"), {"nvme": "use cpu; what lies on disk is not predicted"}),
+            "pin_memory": FLAG, "nvme_path": Text(), "buffer_count": Count(0, 1 << 50)}
+OFFLOAD_OPTIMIZER = Table(
+    _OFFLOAD | dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init"), FLAG)
+    | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
+OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
+STAGE = Choice((0, 1, 2, 3))
 BF16_NAMES = {"bfloat16": "bf16", "torch.bfloat16": "bf16"}
 FP32_NAMES = {"float32": "fp32", "torch.float32": "fp32", "float": "fp32"}
 
@@ -57,6 +72,8 @@ READ = {
     "zero_optimization.stage3_max_live_parameters": Count(0, ELEMENTS_LIMIT),
     "zero_optimization.stage3_max_reuse_distance": Count(0, ELEMENTS_LIMIT),
     "zero_optimization.stage3_allgather_sequential": FLAG,
+    "zero_optimization.offload_optimizer": OFFLOAD_OPTIMIZER,
+    "zero_optimization.offload_param": OFFLOAD_PARAM,
     "bf16.enabled": FLAG,
     "bf16.check_grad_overflow": FLAG,
     "fp16.enabled": FLAG,
@@ -114,9 +131,10 @@ REFUSED = {
                      "autotuning", "zenflow", "moe"), _LATER),
     "zero_optimization": dict.fromkeys(("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param",
                                         "legacy_stage1"), _DROPPED)
-    | dict.fromkeys(("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param", "zenflow",
-                     "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
-                     "zero_hpz_partition_size"), _LATER),
+    | {"cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
+       "cpu_offload_param": 'write "offload_param": {"device": "cpu"}'}
+    | dict.fromkeys(("zenflow", "zero_quantized_weights", "zero_quantized_gradients",
+                     "zero_quantized_nontrainable_weights", "zero_hpz_partition_size"), _LATER),
     "bf16": dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _LATER),
     "data_types": dict.fromkeys(("buffer_dtype", "keep_in_fp32_modules"), _LATER),
     "fp16": {},

@@ -95,6 +95,8 @@ class Job:
         notes = self.setup.zero.notes if self.setup.zero else of_others
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
+        if self.workload.offload:
+            notes += (engine_of(self.formula, self.setup).host().note(),)
         return notes + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property

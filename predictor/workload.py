@@ -85,6 +85,13 @@ class _OptimArgs:
     from_text = check
 
 
+class _Offload(Choice):
+    """None where nothing is."""
+
+    def check(self, value: Any) -> str | None:
+        return None if value is False or value == "none" else super().check(value)
+
+
 class _Gpu(Text):
     def check(self, value: Any) -> str:
         try:
@@ -208,7 +215,8 @@ class Workload:
         fsdp.KIND, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (what trains is kept in fp32), "
         "reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units too), "
         "sync_each_batch=true (reduce in each micro batch)")
-    offload: None = key(Later("remove it; offloaded states are not modelled"), None, "engine", "")
+    offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
+                              "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
 

@@ -50,6 +50,10 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
+    if values["offload"] and values["zero_stage"] == 0:
+        raise KeyProblem("offload", "is given, but zero_stage 0 offloads nothing: leave one of them out")
+    if values["offload"] in ("parameters", "all") and values["zero_stage"] != 3:
+        raise KeyProblem("offload", f"is {values['offload']}, which needs zero_stage 3")
     _resolve_optimizer(values)
     if values["per_device_eval_batch_size"] and (values["zero_stage"] == 3 or values["engine"] not in EVALUATED):
         raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
@@ -93,6 +97,8 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
     elif values["fsdp"] is not None:
         raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
+    if values["offload"] is not None and not asked:
+        raise KeyProblem("offload", "is DeepSpeed's: add zero_stage")
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
     if values["engine"] in ("torch", "ddp", "fsdp2"):
         if asked:
@@ -130,6 +136,8 @@ def _resolve_optimizer(values: dict[str, Any]) -> None:
         values["optim_args"] = FrozenMap(optimizer.read(optim, values["optim_args"]))
     except Invalid as error:
         raise KeyProblem("optim_args", error) from None
+    if values["offload"] in ("optimizer", "all") and optimizer.OPTIMIZERS[optim].arguments.get("is_paged"):
+        raise KeyProblem("optim", f"is {optim}, but what is offloaded is not paged: use one that is not")
     why = optimizer.OPTIMIZERS[optim].refused_by.get(values["engine"])
     if why:
         raise KeyProblem("optim", f"is {optim}: {why}")

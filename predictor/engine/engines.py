@@ -11,6 +11,7 @@ from predictor.engine.ddp import Ddp
 from predictor.engine.fsdp2 import Fsdp2
 from predictor.engine.setup import Setup
 from predictor.engine.torch_loop import TorchLoop
+from predictor.engine.unpartitioned import Unpartitioned
 from predictor.engine.zero2 import Zero2
 from predictor.engine.zero3 import Zero3
 from predictor.events import EventList
@@ -31,6 +32,7 @@ ENGINES: dict[str, Callable[[MicroStep, Setup], Engine]] = {
     "torch": TorchLoop,
     "ddp": Ddp,
     "fsdp2": Fsdp2,
+    "zero0": Unpartitioned,
     "zero1": Zero2,
     "zero2": Zero2,
     "zero3": Zero3,

@@ -45,7 +45,7 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     columns, once, attributes = [], [], []
     for index in range(count):
         tape = Tape(first=count * each + len(attributes))
-        part, seldom = _micro_step(micro, index, tape, wrapper)
+        part, seldom = micro_step(micro, index, tape, wrapper)
         columns.append(part)
         once.append(seldom)
         attributes += tape.attributes
@@ -63,7 +63,7 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
                    vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
 
 
-def _micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None) -> tuple[np.ndarray, np.ndarray]:
+def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None) -> tuple[np.ndarray, np.ndarray]:
     """Its columns, and which of them only the first step has.
 
     From the second on, a gradient is added into the first one's and dropped.

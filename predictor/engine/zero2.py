@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.engine import optimizer, zero2_backward, zero2_init
+from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
 from predictor.engine.compose import Stretch, Tape, Vocabulary
+from predictor.engine.host import Host
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.shared import grad_norm
@@ -39,11 +40,13 @@ class Zero2:
                              "leave it out or set bf16")
         if zero.stage == 1 and zero.version < SWITCHES["buckets_at_first_hook"]:
             raise InputError("versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later")
+        if zero.offload_optimizer and zero.version < zero2_offload.FIRST_RELEASE:
+            raise InputError("versions: offload is predicted for DeepSpeed 0.19.8 and later")
         if zero.parameter_alignment:
             raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
         self.micro, self.setup, self.zero = micro, setup, zero
-        self.holder = 0 if zero.stage == 2 else setup.micro_steps - 1
-        """The micro-step whose gradients the partition's are."""
+        self.holder = 0 if zero.stage == 2 and not zero.offload_optimizer else setup.micro_steps - 1
+        """The micro-step whose gradients, or their norms, the partition's are."""
         self.vocabulary = Vocabulary(micro)
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
@@ -77,6 +80,22 @@ class Zero2:
         changes = [template.change(traced_bytes) for template in self.backward]
         return [self._peak(rank, changes, traced_bytes) for rank in ranks]
 
+    def host(self) -> Host:
+        """What the first rank offloads; the others hold nearly the same."""
+        host, pinned = Host(), self.zero.pins_states
+        for group in self.groups:
+            numel = group.partition_numel
+            host.hold("fp32 weights", FP32 * numel, pinned=pinned)
+            host.hold("bf16 weights", BF16 * numel, pinned=pinned)
+            host.hold("gradients", FP32 * numel, pinned=pinned)
+        host.hold("gradients", BF16 * max(self.numel_of.values()), pinned=pinned)
+        if self.zero.stage == 2 and self.setup.micro_steps > 1:  # accumulated_grads_in_cpu
+            for piece in (piece for group in self.groups for piece in group.owned(0)):
+                host.hold("gradients", BF16 * self.numel_of[piece.parameter], pinned=pinned)
+        host.hold_states(self.setup, [(group.partition_numel, self.setup.decays(group.parameters))
+                                      for group in self.groups])
+        return host
+
     # one step of one rank ---------------------------------------------------------------------
 
     def _step(self, rank: int) -> tuple[list[Part], Tape]:
@@ -86,7 +105,7 @@ class Zero2:
         parts: list[Part] = []
         next_buffer = self.setup.micro_steps * len(self.micro.events.buffers)
         for index, template in enumerate(self.backward):
-            parts.append(template.play(index, next_buffer, group_of, self.numel_of))
+            parts.append(template.play(index, next_buffer, rank, group_of, self.numel_of))
             next_buffer = parts[-1].end
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
         self._optimizer_step(tape, owned, parts[self.holder].held)
@@ -108,6 +127,8 @@ class Zero2:
         ``held`` maps the buffers of the partition's gradients to the group whose update is the last
         to need each.
         """
+        if self.zero.offload_optimizer:
+            return zero2_offload.step(tape, held)
         pads = [self._pad(tape, group, pieces) for group, pieces in zip(self.groups, owned)]
         tape.moment = Moment.OPTIMIZER_STEP
         self._overflow_check(tape, owned)

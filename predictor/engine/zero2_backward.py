@@ -10,7 +10,8 @@ playing it for a rank leaves out those that are not its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -19,6 +20,7 @@ from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import BF16, Setup
+from predictor.engine.zero2_offload import ToHost
 from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
@@ -51,6 +53,8 @@ class Template:
         use_events: for some reductions, where ranks that own a part of it use its bucket on the
             reduction stream.
         gathers: whether the gradients are those of all micro-steps; buckets then are the first one's.
+        host_events: for each rank, events of the copies to the host that it alone has; None where gradients stay.
+        norms: for each rank, the buffers of its gradients' norms, if they went to the host.
     """
 
     micro: MicroStep
@@ -69,6 +73,12 @@ class Template:
     move_events: dict[int, int]
     use_events: dict[int, int]
     gathers: bool
+    host_events: dict[int, np.ndarray] | None = None
+    norms: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @cached_property
+    def _host_events_of_all(self) -> np.ndarray:
+        return np.concatenate([*self.host_events.values(), np.empty(0, np.int64)])
 
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
         """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
@@ -76,7 +86,8 @@ class Template:
         return np.concatenate([traced_bytes, self.buffer_bytes])[np.where(buffer < 0, ~buffer, buffer)] * sign(
             self.columns[0])
 
-    def play(self, index: int, first: int, group_of: Mapping[int, int], numel_of: Mapping[int, int]) -> Part:
+    def play(self, index: int, first: int, rank: int, group_of: Mapping[int, int],
+             numel_of: Mapping[int, int]) -> Part:
         """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
 
         Args:
@@ -86,7 +97,11 @@ class Template:
         each = len(self.micro.events.buffers)
         keep, held, partition = self.passing.copy() if index else np.ones_like(self.passing), {}, None
         mine = [row for row, parameter in enumerate(self.parameters) if parameter in group_of]
-        if len(self.partition_events):
+        if self.host_events is not None:
+            keep[self._host_events_of_all] = False
+            keep[self.host_events.get(rank, [])] = True
+            held = {first + norm - each: max(group_of.values()) for norm in self.norms.get(rank, ())}
+        elif len(self.partition_events):
             keep[self.partition_events] = False
             if mine:
                 event = int(self.partition_events[self.flush_of[mine[0]]])
@@ -101,11 +116,12 @@ class Template:
         foreign = self.use_events.keys() - {self.flush_of[row] for row in mine}
         keep[[self.use_events[flush] for flush in foreign]] = False
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
-        unused = group_of.keys() - set(self.parameters) if self.reduces else ()
+        stays = self.reduces and self.host_events is None
+        unused = group_of.keys() - set(self.parameters) if stays else ()
         for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
             zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
-        if index and not self.gathers:  # added into the first micro-step's gradients
+        if index and stays and not self.gathers:  # added into the first micro-step's gradients
             for buffer in held:
                 tape.free(buffer)
         return Part(self, index, first, keep, partition, tape, held)
@@ -175,25 +191,31 @@ class Part:
         """Bytes of one of its gradients."""
         if self.partition and buffer == self.first:
             return self.partition[1]
-        own = buffer - self.tape.first
-        return self.tape.attributes[own][0] if own >= 0 else int(traced_bytes[buffer % len(traced_bytes)])
+        if buffer >= self.tape.first:
+            return self.tape.attributes[buffer - self.tape.first][0]
+        if buffer >= self.first:
+            return int(self.template.buffer_bytes[buffer - self.first])
+        return int(traced_bytes[buffer % len(traced_bytes)])
 
 
 def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary, *,
               buckets_at_first_hook: bool, records_streams: bool) -> list[Template]:
     """Each micro-step of a step, with buckets and reductions woven in."""
     count, own = setup.micro_steps, (micro, setup, groups, vocabulary, buckets_at_first_hook, records_streams)
-    if setup.zero.stage == 2:
+    if setup.zero.stage == 2 and not setup.zero.offload_optimizer:
         return [_template(*own, reduces=True, gathers=False)] * count
+    if setup.zero.stage == 2:
+        return [_template(*own, reduces=True, gathers=False, last=number == count - 1, again=number > 0)
+                for number in range(count)]
     return [_template(*own, reduces=number == count - 1, gathers=True, index=number) for number in range(count)]
 
 
 def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary,
               buckets_at_first_hook: bool, records_streams: bool, *, reduces: bool, gathers: bool,
-              index: int = 0) -> Template:
+              index: int = 0, last: bool = True, again: bool = False) -> Template:
     zero, hooks = setup.zero, micro.ready.tolist()
     by_hooks = zero.overlap_comm or not gathers
-    end = backward_end(micro) if gathers else len(micro.events)
+    end = backward_end(micro) if gathers or zero.offload_optimizer else len(micro.events)
     ready = [(position, parameter, ~gradient if index else gradient) for position, parameter, gradient in hooks]
     if not by_hooks:  # reduce_gradients
         place = {parameter: number for number, parameter in enumerate(chain.from_iterable(setup.groups()))}
@@ -212,20 +234,27 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
     move_rows: dict[int, int] = {}
     use_rows: dict[int, int] = {}
     late: list[int] = []
+    kept: list[int] = []
+    gradients = [gradient for _, _, gradient in ready]
+    host = ToHost(tape, groups, side, last=last, again=again) if zero.offload_optimizer else None
 
     def release(row: int) -> None:
         release_rows[row] = len(tape.rows)
-        tape.free(ready[row][2])
+        tape.free(gradients[row])
+
+    def move(row: int) -> None:
+        move_rows[row] = len(tape.rows)
+        tape.free(gradients[row])
 
     def use(number: int, flush: reduction.Flush, bucket: int) -> None:
         """Tell the allocator that the reduction stream reads what the main stream made (``record_stream``)."""
         if not zero.contiguous_gradients:
             for row in flush.rows:
-                tape.record_stream(ready[row][2], side)
-        elif zero.reduce_scatter:
-            if () not in flush.copies:  # copied: then only the owners of a part write it back
+                tape.record_stream(gradients[row], side)
+        elif zero.reduce_scatter or host:
+            if () not in flush.copies and not host:  # copied: then only the owners of a part write it back
                 use_rows[number] = len(tape.rows)
-            tape.record_stream(ready[flush.rows[0]][2] if flush.extra_large else bucket, side)
+            tape.record_stream(gradients[flush.rows[0]] if flush.extra_large else bucket, side)
 
     def reduce(number: int, bucket: int) -> None:
         """``reduce_ipg_grads``: the collective's copies, then gradients move or go."""
@@ -241,14 +270,24 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
                 tape.free(buffer)
         if zero.overlap_comm and records_streams:
             use(number, flush, bucket)
-        if zero.contiguous_gradients:
+        if host:
+            for row in flush.rows:
+                host.copy(parameters[row])
+        elif zero.contiguous_gradients:
             partition_rows.append(len(tape.rows))
             tape.again(partition)
-            if flush.extra_large:
-                if gathers:  # who owns no part of it keeps it to the end
-                    late.append(flush.rows[0])
-                    move_rows[flush.rows[0]] = len(tape.rows)
-                tape.free(ready[flush.rows[0]][2])
+        if flush.extra_large:
+            row, = flush.rows
+            if gathers:  # who owns no part of it keeps it to the end
+                late.append(row)
+                move(row)
+            elif host and not last:  # and here who does
+                kept.append(row)
+                release(row)
+            else:
+                tape.free(gradients[row])
+        elif zero.contiguous_gradients:
+            return
         elif zero.overlap_comm or gathers:
             late.extend(flush.rows)
         else:
@@ -271,6 +310,9 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             number += 1
         if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
             tape.free(gradient)  # copied into the bucket
+        elif host:
+            gradients[row] = tape.allocate(BF16 * numels[row], Factor.GRADIENTS, "zero::clone")
+            tape.free(gradient)
     tape.position = end
     if flushes:
         reduce(number, buckets[number % len(buckets)] if buckets else -1)
@@ -282,6 +324,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         tape.free(bucket)
     for row in sorted(late, key=lambda row: parameters[row]):  # _clear_param_grad_only
         release(row)
+    for row in kept:
+        move(row)
     if index:  # added into the first micro-step's, which its hook still sees
         for position, _, gradient in hooks:
             tape.position = position
@@ -302,7 +346,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         np.array([size for size, *_ in tape.attributes], dtype=np.int64), reduces, parameters,
         [int(gradient) if gradient >= 0 else ~gradient for _, _, gradient in ready], flush_of,
         partition_events=places[partition_rows], release_events=events(release_rows), move_events=events(move_rows),
-        use_events=events(use_rows), gathers=gathers)
+        use_events=events(use_rows), gathers=gathers, host_events=host.events(places) if host else None,
+        norms=host.norms if host else {})
 
 
 def backward_end(micro: MicroStep) -> int:

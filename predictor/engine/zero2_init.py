@@ -30,6 +30,10 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
     buffers = to_device(tape, setup.facts)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
+    if setup.zero.offload_optimizer:
+        largest = max(numel for group in groups for numel in group.numels)
+        tape.allocate(BF16 * largest, Factor.GRADIENTS, "zero::temp_grad_buffer_for_gpu_offload")
+        return tape
     gradients = [tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
                  for group in groups]
     for buffer in gradients:
@@ -59,7 +63,8 @@ def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, fl
             for buffer in old:
                 tape.free(buffer)
     clone = tape.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
-    tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
+    if not setup.zero.offload_optimizer:
+        tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
     tape.free(clone)
 
 

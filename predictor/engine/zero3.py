@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
+from predictor.engine.host import Host
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.engine.shared import AlikeRanks, grad_norm, to_device
-from predictor.engine.zero2_backward import synchronizations
+from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
@@ -74,6 +75,24 @@ class Zero3(AlikeRanks):
                 total += tensor.numel
         return frozenset(chosen)
 
+    def host(self) -> Host:
+        """What every rank offloads."""
+        host, zero = Host(), self.zero
+        sizes = [self._numel(group) for group in self.sub_groups]
+        if zero.offload_param:
+            for index in range(len(self.tensors)):  # those that train move on, but what they were in is kept
+                host.hold("bf16 weights", BF16 * self._partition_numel(index), pinned=zero.pins_weights)
+            for group in self.setup.groups():
+                host.hold("bf16 weights", BF16 * self._numel(group), pinned=True)
+        if zero.offload_optimizer:
+            for size in sizes:
+                host.hold("fp32 weights", FP32 * size, pinned=False)
+                host.hold("gradients", FP32 * size, pinned=zero.pins_states)
+            host.hold("gradients", BF16 * sum(sizes), pinned=zero.pins_states)
+            host.hold_states(self.setup, [(size, self.setup.decays(group))
+                                          for size, group in zip(sizes, self.sub_groups)])
+        return host
+
     # the run ----------------------------------------------------------------------------------
 
     def _run(self, own: dict[int, list[int]]) -> EventList:
@@ -90,26 +109,44 @@ class Zero3(AlikeRanks):
         for step in range(STEPS):
             for index in range(step * count, (step + 1) * count):
                 tape.position = index * length
-                self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)
+                norms = self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)
             tape.position = (step + 1) * count * length
-            self._optimizer_step(tape, gathers, steps, first=step == 0)
+            self._optimizer_step(tape, gathers, steps, norms, first=step == 0)
             ends.append(len(tape.rows))
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _start_up(self, tape: Tape) -> None:
         facts = self.setup.facts
         buffers = to_device(tape, facts)
-        parts = {}
+        parts, stays = {}, not self.zero.offload_optimizer
         for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
-            parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS, "zero::partition",
-                                         module=tensor.module)
+            if not self.zero.offload_param:
+                parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS,
+                                             "zero::partition", module=tensor.module)
             tape.free(buffers[index])
-        tape.allocate(1, Factor.OPTIMIZER_STATES, "zero::inf_or_nan_tracker")
+        if stays:
+            tape.allocate(1, Factor.OPTIMIZER_STATES, "zero::inf_or_nan_tracker")
         trainable = [parameter for group in self.sub_groups for parameter in group]
-        for parameter in trainable:  # defragment
-            tape.free(parts[parameter])
-        tape.mark(Kind.EMPTY_CACHE)
-        tape.allocate(BF16 * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
+        if not self.zero.offload_param:  # defragment
+            for parameter in trainable:
+                tape.free(parts[parameter])
+            tape.mark(Kind.EMPTY_CACHE)
+            tape.allocate(BF16 * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
+        if stays:
+            self._master_weights(tape)
+        if self.zero.contiguous_gradients:
+            tape.allocate(BF16 * self.zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+        if stays:
+            tape.allocate(BF16 * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
+        for parameter in trainable:  # create_reduce_and_remove_grad_hooks
+            size = BF16 * self._partition_numel(parameter)
+            whole = tape.allocate(self.degree * size, Factor.PARAMETERS, "zero::all_gather",
+                                  module=self.tensors[parameter].module)
+            if self.zero.offload_param:
+                tape.free(tape.allocate(size, Factor.COMMUNICATION, "zero::partition_from_host"))
+            tape.free(whole)
+
+    def _master_weights(self, tape: Tape) -> None:
         converted = None
         for group in self.sub_groups:  # _create_fp32_partitions
             size = FP32 * self._numel(group)
@@ -121,18 +158,14 @@ class Zero3(AlikeRanks):
         gradient = tape.allocate(FP32 * max(map(self._numel, self.sub_groups)), Factor.GRADIENTS,
                                  "zero::initialize_optimizer_states")
         tape.free(gradient)
-        if self.zero.contiguous_gradients:
-            tape.allocate(BF16 * self.zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
-        tape.allocate(BF16 * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
-        for parameter in trainable:  # create_reduce_and_remove_grad_hooks
-            tape.free(tape.allocate(BF16 * self.degree * self._partition_numel(parameter), Factor.PARAMETERS,
-                                    "zero::all_gather", module=self.tensors[parameter].module))
 
-    def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> None:
+    def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> list[int]:
+        """Returns what it leaves for the optimizer's step: norms of gradients that are on the host."""
         micro, base = self.micro, index * len(self.micro.events)
         first_buffer = index * len(micro.events.buffers)
         waits, waited = gathers.waits, deque(self.synchronizations)
-        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits)
+        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits,
+                              last=(index + 1) % self.setup.micro_steps == 0)
         tape.moment = Moment.FORWARD
         gathers.begin()
         ready = micro.ready.tolist()
@@ -162,17 +195,22 @@ class Zero3(AlikeRanks):
             else:
                 gathers.leave(what, forward=kind == Mark.LEAVE)
         tape.moment = Moment.BACKWARD
+        if self.zero.offload_optimizer:
+            tape.position = base + backward_end(micro)
         reduction.reduce()
         waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
+        return reduction.norms
 
-    def _optimizer_step(self, tape: Tape, gathers: Gathers, steps: optimizer.Steps, *, first: bool) -> None:
+    def _optimizer_step(self, tape: Tape, gathers: Gathers, steps: optimizer.Steps, norms: list[int], *,
+                        first: bool) -> None:
         tape.moment = Moment.OPTIMIZER_STEP
         gathers.release_all()
-        for group in self.sub_groups:
+        here = [] if self.zero.offload_optimizer else self.sub_groups
+        for group in here:
             grad_norm(tape, map(self._partition_numel, group))
         gathers.waits.synchronize()  # is_invalid_grad_norm
-        for group in self.sub_groups:
+        for group in here:
             size = FP32 * self._numel(group)
             flat = tape.allocate(size // 2, Factor.GRADIENTS, "zero::flatten") if len(group) > 1 else None
             gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
@@ -183,6 +221,8 @@ class Zero3(AlikeRanks):
             if not first:
                 tape.drop_once(said)
             tape.free(gradient)
+        for norm in norms:  # reset_cpu_buffers
+            tape.free(norm)
         gathers.gather_persistent()
 
 

@@ -35,7 +35,8 @@ class Gather:
 
     Attributes:
         parameters: indices, in the order of the flat buffer.
-        flat: the buffer; None where the parameter's own storage receives the collective.
+        flat: the buffer; None where nothing is collected, on one rank.
+        copies: from the host, on one rank.
         waiting: how many have not been asked for.
     """
 
@@ -43,6 +44,7 @@ class Gather:
     flat: int | None
     waiting: int
     complete: bool = False
+    copies: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -209,19 +211,26 @@ class Gathers:
 
     def gather_persistent(self) -> None:
         """``_post_step``: what stays is gathered again, each into a buffer of its own."""
-        if self.degree == 1 and len(self.persistent) > 1:
-            self.gathered |= dict.fromkeys(self.persistent)
+        parameters, together = sorted(self.persistent), len(self.persistent) > 1
+        if self.degree == 1 and together:
+            self.gathered |= dict.fromkeys(parameters) | self._whole(parameters, MAIN_STREAM)
             return
-        for parameter in sorted(self.persistent):
+        together = together and not self.zero.allgather_sequential
+        copies = self._copies(parameters, MAIN_STREAM) if together else []
+        for parameter in parameters:
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
-        if len(self.persistent) > 1:
+            if not together:
+                self._drop(self._copies([parameter], MAIN_STREAM))
+        if len(parameters) > 1:
             self.waits.synchronize()
+        self._drop(copies)
 
     def read(self, module: int, parameter: int) -> None:
         """A module reads a parameter that another has: gathered at once, and from now on before the module."""
         self.own.setdefault(module, []).append(parameter)
         if parameter not in self.gathered:
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
+            self._drop(self._copies([parameter], MAIN_STREAM))
 
     # one collective ---------------------------------------------------------------------------
 
@@ -233,19 +242,39 @@ class Gathers:
         return self.tape.allocate(BF16 * self.degree * partition_numel(tensor, self.degree), Factor.PARAMETERS,
                                   "zero::all_gather", module=tensor.module, stream=stream)
 
+    def _whole(self, parameters: Sequence[int], stream: int) -> dict[int, int]:
+        """On one rank a partition is the parameter: all there is to gather is a copy, if it lies on the host."""
+        return {p: self._buffer(p, stream) for p in parameters} if self.zero.offload_param else {}
+
+    def _copies(self, parameters: Sequence[int], stream: int) -> list[int]:
+        """Partitions on their way from the host, if they lie there."""
+        if not self.zero.offload_param:
+            return []
+        return [self.tape.allocate(BF16 * partition_numel(self.tensors[parameter], self.degree), Factor.COMMUNICATION,
+                                   "zero::partition_from_host", stream=stream)
+                for parameter in parameters]
+
+    def _drop(self, copies: Sequence[int]) -> None:
+        for buffer in reversed(copies):
+            self.tape.free(buffer)
+
     def _gather(self, parameters: list[int]) -> None:
         if not parameters:
             return
         parameters = sorted(parameters)
         self.available_numel += sum(self.tensors[p].numel for p in parameters)
         if self.degree == 1:
-            gathers = [Gather(parameters, None, len(parameters))]
+            gathers = [Gather(parameters, None, len(parameters), copies=self._whole(parameters, self.stream))]
         elif self.zero.allgather_sequential or len(parameters) == 1:
-            gathers = [Gather([p], self._buffer(p, self.stream), 1) for p in parameters]
+            gathers = []
+            for p in parameters:
+                gathers.append(Gather([p], self._buffer(p, self.stream), 1))
+                self._drop(self._copies([p], self.stream))
         else:
             numel = sum(partition_numel(self.tensors[p], self.degree) for p in parameters)
             flat = self.tape.allocate(BF16 * self.degree * numel, Factor.COMMUNICATION, "zero::all_gather_coalesced",
                                       stream=self.stream)
+            self._drop(self._copies(parameters, self.stream))
             gathers = [Gather(parameters, flat, len(parameters))]
         for gather in gathers:
             self.on_the_way |= dict.fromkeys(gather.parameters, gather)
@@ -258,7 +287,7 @@ class Gathers:
             self.waits.synchronize()
         for parameter in gather.parameters:
             if gather.flat is None:
-                self.gathered[parameter] = None
+                self.gathered[parameter] = gather.copies.get(parameter)
             elif len(gather.parameters) == 1:
                 self.gathered[parameter] = gather.flat
             else:

@@ -3,7 +3,9 @@
 DeepSpeed 0.19.8: runtime/zero/stage3.py (``reduce_independent_p_g_buckets_and_remove_grads``,
 ``__add_grad_to_ipg_bucket``, ``__reduce_and_partition_ipg_grads``, ``__avg_scatter_grads``,
 ``__avg_scatter_contiguous_grads``, ``partition_grads``), runtime/comm/coalesced_collectives.py
-(``reduce_scatter_coalesced``).
+(``reduce_scatter_coalesced``). With the optimizer on the host the partitions lie there; on their way each is on the GPU
+in bf16, and when the step's gradients are complete in fp64 (its norm) and fp32. Ranks that have nothing of a parameter
+of few elements copy nothing of it, which is not told apart.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Sequence
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
-from predictor.engine.setup import BF16
+from predictor.engine.setup import BF16, FP32, FP64
+from predictor.engine.zero3_gathers import partition_numel
 from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
@@ -24,12 +27,17 @@ class Reduction:
     Args:
         stream: on which gradients are reduced.
         waits: shared with the gathers.
+        last: whether it is the step's last micro-step.
+
+    Attributes:
+        norms: buffers of the gradients' norms, if they went to the host; they live until the step's end.
     """
 
     def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int,
-                 waits: Waits) -> None:
+                 waits: Waits, *, last: bool) -> None:
         self._tape, self._tensors, self._zero, self._degree, self._stream = tape, tensors, zero, degree, stream
-        self._waits = waits
+        self._waits, self._last = waits, last
+        self.norms: list[int] = []
         self._elements = 0
         self._waiting: list[tuple[int, int | None]] = []
 
@@ -51,9 +59,16 @@ class Reduction:
         contiguous = self._zero.contiguous_gradients and self._elements <= self._zero.reduce_bucket_size
         self._waits.before("reduce")
         made = self._all_reduced() if contiguous and not self._zero.reduce_scatter else self._reduce_scattered()
-        for _, gradient in sorted(self._waiting):
+        partition = None
+        for parameter, gradient in sorted(self._waiting):
+            if self._zero.offload_optimizer:
+                if partition is not None:
+                    self._tape.free(partition)
+                partition = self._to_host(partition_numel(self._tensors[parameter], self._degree))
             if gradient is not None:
                 self._free(gradient)
+        if partition is not None:
+            self._tape.free(partition)
         for buffer in made:
             self._tape.free(buffer)
         self._waits.record("reduce")
@@ -66,6 +81,17 @@ class Reduction:
 
     def _allocate(self, numel: int) -> int:
         return self._tape.allocate(BF16 * numel, Factor.COMMUNICATION, "zero::reduce", stream=self._stream)
+
+    def _to_host(self, numel: int) -> int:
+        """``partition_grads``, ``_offload_grad_partition_at_boundary``; what is returned goes when the next comes."""
+        tape, stream = self._tape, self._stream
+        partition = tape.allocate(BF16 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream)
+        if self._last:
+            wide = tape.allocate(FP64 * numel, Factor.TEMPORARIES, "zero::grad_norm", stream=stream)
+            self.norms.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::grad_norm", stream=stream))
+            tape.free(wide)
+            tape.free(tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream))
+        return partition
 
     def _reduce_scattered(self) -> list[int]:
         numels = [self._tensors[parameter].numel for parameter, _ in sorted(self._waiting)]

@@ -25,6 +25,7 @@ def title(prediction: Prediction) -> str:
         str(w.get("dtype")), str(w.get("optim")),
         "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
         f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
+        f"offload {w['offload']}" if w.get("offload") else "",
         f"learned ({w['learned']})" if "learned" in w else "",
     ]
     return " · ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""DDP and ZeRO-1 on the emulated H100 against their predictions: a tiny model, real libraries."""
+"""DDP, ZeRO-0 and ZeRO-1 on the emulated H100 against their predictions: a tiny model, real libraries."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ JOBS = [
     {"engine": "ddp", "data_parallel_size": 2, "rank": 1},
     {"engine": "ddp", "data_parallel_size": 8, "rank": 0, "ddp": {"gradient_as_bucket_view": True},
      "gradient_accumulation_steps": 2},
+    {"zero_stage": 0, "data_parallel_size": 4, "rank": 3, "gradient_accumulation_steps": 2, "optim": "adamw_torch"},
     {"zero_stage": 1, "data_parallel_size": 2, "rank": 1},
     {"deepspeed": OVERLAP, "data_parallel_size": 8, "rank": 0, "gradient_accumulation_steps": 2},
 ]
 
 
-@pytest.mark.parametrize("keys", JOBS, ids=["ddp", "ddp views", "zero1", "zero1 overlap"])
+@pytest.mark.parametrize("keys", JOBS, ids=["ddp", "ddp views", "zero0", "zero1", "zero1 overlap"])
 def test_an_engine_holds_what_is_predicted(keys, tmp_path: Path):
     job = workload(tmp_path, gpu="h100-80gb", profile="none", **keys)
     record, prediction = measure(job), pipeline.predict(job)

@@ -149,7 +149,6 @@ def test_arguments_of_an_optimizer_are_given_as_hugging_face_takes_them():
     ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
     ({"mixed_precision": "autocast"}, "autocast"), ({"attn_implementation": "flash_attention_3"}, "flash_attention_3"),
     ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp"}, "fsdp"),
-    ({"zero_stage": 0}, "0"), ({"offload": "optimizer"}, "offload"),
     ({"optim": "ademamix"}, "ademamix"), ({"optim": "galore_adamw"}, "galore_adamw"),
 ])
 def test_what_is_not_supported_yet_is_refused_by_name(keys, named):

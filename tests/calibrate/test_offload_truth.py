@@ -1,0 +1,45 @@
+"""Offloading predicted against DeepSpeed's own in small jobs on the emulated GPU, whose memory alone counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate.measure import measure
+from predictor import pipeline, survival
+from tests.calibrate.small_jobs import needs_emulator, workload
+
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+
+SCALARS_BYTES = 64
+"""DeepSpeed's own scalars (checks of gradients), which are not predicted: of at most eight bytes each."""
+LITTLE_ROOM = {"stage3_max_reuse_distance": 20_000, "stage3_max_live_parameters": 40_000, "reduce_bucket_size": 10_000,
+               "stage3_prefetch_bucket_size": 9_000, "stage3_param_persistence_threshold": 100, "sub_group_size": 30_000}
+
+
+def config(stage: int, *offloaded: str, **zero) -> dict:
+    return {"bf16": {"enabled": True},
+            "zero_optimization": {"stage": stage} | {name: {"device": "cpu"} for name in offloaded} | zero}
+
+
+@pytest.mark.parametrize("changes, events", [
+    ({"deepspeed": config(2, "offload_optimizer", overlap_comm=True, reduce_bucket_size=10_000), "rank": 1,
+      "gradient_accumulation_steps": 2, "optim": "adamw_8bit"}, "synchronization"),
+    ({"deepspeed": config(2, "offload_optimizer", reduce_scatter=False, round_robin_gradients=True), "rank": 1,
+      "recipe": "lora"}, "immediate"),
+    ({"deepspeed": config(1, "offload_optimizer", reduce_bucket_size=10_000), "rank": 0,
+      "gradient_accumulation_steps": 3}, "immediate"),
+    ({"deepspeed": config(3, "offload_optimizer", "offload_param", stage3_allgather_sequential=True, **LITTLE_ROOM),
+      "rank": 0, "gradient_accumulation_steps": 2}, "immediate"),
+    ({"deepspeed": config(3, "offload_param", overlap_comm=False, **LITTLE_ROOM), "data_parallel_size": 1, "rank": 0},
+     "immediate"),
+])
+def test_a_job_needs_what_is_predicted(tmp_path, changes, events):
+    asked = workload(tmp_path, **{"gpu": "h100-80gb", "profile": "none", "data_parallel_size": 2} | changes)
+    job = pipeline.prepare(asked)
+    run = job.run(asked.capacity)
+    simulation = survival.play(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
+    record = measure(asked, events=events)
+    if events == "immediate":  # blocks that wait for another stream still count as requested
+        assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
+    assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * 8
+    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
