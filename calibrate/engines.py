@@ -117,11 +117,15 @@ def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
 
 
 def _around(job: Job, model: Any) -> Loop:
-    """The plain loop around a model, wrapped or not."""
+    """The plain loop around a model, wrapped or not; fp16 by autocast has its loss scaled."""
     made = optimizer(job)
     workload = job.workload
     parameters = [p for group in made.param_groups for p in group["params"]]
+    scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
+
+    def backward(loss: torch.Tensor) -> None:
+        scaler.scale(loss).backward()
 
     def step() -> None:
         nonlocal micro_steps
@@ -129,8 +133,10 @@ def _around(job: Job, model: Any) -> Loop:
         if micro_steps % workload.gradient_accumulation_steps:
             return
         if workload.max_grad_norm:
+            scaler.unscale_(made)
             torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
-        made.step()
+        scaler.step(made)
+        scaler.update()
         made.zero_grad(set_to_none=True)
 
-    return model, torch.Tensor.backward, step
+    return model, backward, step

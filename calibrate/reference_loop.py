@@ -13,7 +13,7 @@ import torch
 
 from calibrate import alone
 from calibrate.engines import ENGINES, Job
-from predictor import lora, models, parser
+from predictor import autocast, lora, models, parser
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -65,7 +65,9 @@ def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-                         lora=lora.adapters(workload))
+                         lora=lora.adapters(workload), dtype=workload.dtype)
+    if workload.mixed_precision != "none":
+        autocast.prepare(model, workload.mixed_precision, "cuda")
     if workload.gradient_checkpointing:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=dict(workload.gradient_checkpointing_kwargs))

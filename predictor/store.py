@@ -31,6 +31,8 @@ class Key:
         regime: as ``predictor.regimes`` names it.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         sdpa_backend: what attention resolves to; empty for eager attention.
+        dtype: of the weights; left out of the document if ``bf16``.
+        mixed_precision: autocast's dtype; left out of the document if ``none``.
         sharded: traced as under ZeRO-3; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
     """
@@ -49,12 +51,14 @@ class Key:
     tracer: int = TRACER_VERSION
     sharded: bool = False
     lora: Adapters | None = None
+    dtype: str = "bf16"
+    mixed_precision: str = "none"
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
         document = asdict(self)
-        for name in ("sharded", "lora"):
-            if not document[name]:
+        for name, usual in (("sharded", False), ("lora", None), ("dtype", "bf16"), ("mixed_precision", "none")):
+            if document[name] == usual:
                 del document[name]
         return json.loads(json.dumps(document))
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from predictor import operators
+from predictor import autocast, operators
 from predictor.cuda_paths import RESULTS, as_on_cuda
 from predictor.events import Moment
 from predictor.parser import image_extent
@@ -65,17 +65,20 @@ def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
 
 
-def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False) -> Recording:
+def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False,
+          mixed_precision: str = "none") -> Recording:
     """Record one micro-step of the reference loop at a shape, on meta tensors; ``sharded`` as under ZeRO-3."""
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
-    with as_on_cuda(sdpa_backend):
-        return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None)
+    casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
+    scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
+    with as_on_cuda(sdpa_backend), casts:
+        return record_micro_step(model, batch, tracer, places, Sharded(model, tracer) if sharded else None, scaler)
 
 
 def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places,
-                      sharded: Sharded | None = None) -> Recording:
+                      sharded: Sharded | None = None, scaler: torch.amp.GradScaler | None = None) -> Recording:
     """Run forward, loss and backward of the reference loop under a recorder.
 
     The output object dies before backward, gradients stay: what the recording does not free is an
@@ -96,7 +99,7 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
             if sharded:
                 sharded.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
-            loss.backward()
+            (scaler.scale(loss) if scaler else loss).backward()
             del loss
             if sharded:
                 recorder.recording.owners = sharded.owners()

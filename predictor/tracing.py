@@ -40,18 +40,21 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import fit, parser
+    from predictor import autocast, fit, parser
     from predictor.trace import trace
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
-                         trainable=key.trainable, frozen=key.frozen, lora=key.lora)
+                         trainable=key.trainable, frozen=key.frozen, lora=key.lora,
+                         dtype=key.dtype)
+    if key.mixed_precision != "none":
+        autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": key.checkpointing == "reentrant"})
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                        sharded=key.sharded)
+                        sharded=key.sharded, mixed_precision=key.mixed_precision)
                   for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters])
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})

@@ -45,6 +45,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:
         _resolve_deepspeed(values, given, deepspeed_name)
+    _resolve_precision(values, given)
     _resolve_optimizer(values)
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
@@ -93,6 +94,22 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             oldest = ".".join(map(str, OLDEST_DEEPSPEED))
             named = values["versions"]["deepspeed"]
             raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
+
+
+def _resolve_precision(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Autocast goes over fp32 weights; DeepSpeed has weights of the dtype that it computes in."""
+    mixed = values["mixed_precision"]
+    if mixed != "none":
+        if values["engine"] == "deepspeed":
+            raise KeyProblem("mixed_precision", f"is {mixed}, but DeepSpeed trains without autocast: leave it out and "
+                                                f"give dtype {mixed}")
+        if given.get("dtype", "fp32") != "fp32":
+            raise KeyProblem("dtype", f"is {given['dtype']}, but mixed_precision {mixed} goes over fp32 weights: leave "
+                                      "one of them out")
+        values["dtype"] = "fp32"
+    elif values["dtype"] == "fp32" and values["sdpa_backend"] in ("flash", "cudnn"):
+        raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, whose kernels take no fp32: leave it out, or "
+                                         "use efficient or math")
 
 
 def _resolve_optimizer(values: dict[str, Any]) -> None:
