@@ -24,18 +24,23 @@ STAND_IN = "cpu"
 whatever device the tensors are."""
 KEY = torch._C.DispatchKey.AutocastCPU
 
-LOWER = frozenset("""_convolution.deprecated _convolution conv1d conv2d conv3d convolution prelu addmm addmv addr matmul
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER = _names("""_convolution.deprecated _convolution conv1d conv2d conv3d convolution prelu addmm addmv addr matmul
     einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
-    scaled_dot_product_attention""".split())
+    scaled_dot_product_attention""")
 """Operators that run in the lower precision."""
-FP32 = frozenset("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+FP32 = _names("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
     pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm cosine_similarity nll_loss nll_loss2d
     kl_div l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
-    upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""".split())
+    upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""")
 """Operators that run in fp32."""
-TO_FP32 = frozenset("softmax.int log_softmax.int prod prod.dim_int cumprod cumsum sum sum.dim_IntList".split())
+TO_FP32 = _names("softmax.int log_softmax.int prod prod.dim_int cumprod cumsum sum sum.dim_IntList")
 """Operators that are told to give fp32, where they were not told a dtype."""
-WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Operators whose arguments all get the widest dtype among them."""
 
 
@@ -74,6 +79,10 @@ def as_one(function: Callable) -> Callable:
 def on_meta(model) -> Iterator[None]:
     """While the block runs, autocast of :data:`STAND_IN` does to meta tensors what CUDA's does to its own."""
     library = torch.library.Library("aten", "IMPL")
+    ours = LOWER | FP32 | TO_FP32 | WIDEST
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):  # some that CUDA does not cast
+        if name.removeprefix("aten::") not in ours:
+            library.impl(name, torch.library.fallthrough_kernel, KEY.name, allow_override=True)
     for names, kernel in ((LOWER, _lower), (FP32, _fp32), (TO_FP32, _to_fp32), (WIDEST, _widest)):
         for name in names:
             packet, _, overload = name.partition(".")

@@ -105,7 +105,7 @@ class Adapters:
 def adapters(workload: Workload) -> Adapters | None:
     """The adapters of a workload; None for another recipe.
 
-    peft makes them fp32 over narrower weights (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
+    peft makes them fp32 over narrower ones (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
     parameter to one dtype before it moves the model to the GPU (0.19.8, runtime/engine.py,
     ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then.
     """
