@@ -93,8 +93,11 @@ def deepspeed_document(job: Job) -> dict:
     workload = job.workload
     zero = deepspeed_config.read(workload, job.facts.hidden_size)
     document = thaw(workload.deepspeed) if workload.deepspeed is not None else {}
-    for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "fp16"):
+    precision = document.get(zero.dtype) or document.get("bfloat16") or {}
+    for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "bf16", "fp16"):
         document.pop(key, None)
+    if zero.dtype != "fp32":
+        document[zero.dtype] = {key: value for key, value in precision.items() if value != "auto"} | {"enabled": True}
     section = document.get("zero_optimization", {})
     section = section if isinstance(section, dict) else {}  # true: the form of the first releases
     section = {f"stage3_{key}" if key in deepspeed_keys.PLAIN_NAMES else key: value
@@ -103,7 +106,6 @@ def deepspeed_document(job: Job) -> dict:
         "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,
         "gradient_clipping": zero.gradient_clipping,
-        "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
         "zero_allow_untested_optimizer": True,
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
         | (_of_stage_3(zero) if zero.stage == 3 else {}),

@@ -124,6 +124,16 @@ def _resolve_optimizer(values: dict[str, Any]) -> None:
         raise KeyProblem("optim", f"is {optim}: {why}")
 
 
+def _resolve_weights(settings: dict[str, Any], given: dict[str, Any], name: str) -> None:
+    """Where neither section settles the dtype, ours does, as Hugging Face fills it in."""
+    dtype = given.get("dtype")
+    if dtype is None and settings.get("bf16.enabled") != "auto":
+        raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or give dtype fp16 or '
+                         "fp32")
+    if settings.get(f"{dtype}.enabled") is False:
+        raise KeyProblem("dtype", f"is {dtype}, but {name} has {dtype}.enabled false: leave one of them out")
+
+
 def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:
     """The JSON's values where it has some, ours where it says "auto" or nothing; both and different is an error."""
     settings = deepspeed_config.parse(values["deepspeed"], name)
@@ -134,6 +144,7 @@ def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str)
         if ours in given and given[ours] != value:
             raise KeyProblem(ours, f'is {given[ours]}, but {name} has {theirs} {value}: leave one of them out')
         values[ours] = given[ours] = value
+    _resolve_weights(settings, given, name)
     batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
     total = settings.get("train_batch_size")
     if total not in (None, "auto"):

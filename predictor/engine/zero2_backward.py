@@ -18,7 +18,7 @@ import numpy as np
 from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
-from predictor.engine.setup import BF16, Setup
+from predictor.engine.setup import Setup
 from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
 
@@ -51,6 +51,7 @@ class Template:
         use_events: for some reductions, where ranks that own a part of it use its bucket on the
             reduction stream.
         gathers: whether the gradients are those of all micro-steps; buckets then are the first one's.
+        itemsize: bytes of a gradient's element.
     """
 
     micro: MicroStep
@@ -69,6 +70,7 @@ class Template:
     move_events: dict[int, int]
     use_events: dict[int, int]
     gathers: bool
+    itemsize: int
 
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
         """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
@@ -91,7 +93,7 @@ class Template:
             if mine:
                 event = int(self.partition_events[self.flush_of[mine[0]]])
                 keep[event] = True
-                partition = event, BF16 * sum(numel_of[parameter] for parameter in group_of)
+                partition = event, self.itemsize * sum(numel_of[parameter] for parameter in group_of)
                 held[first] = max(group_of.values())  # one buffer for all groups
         elif self.parameters:
             origin = 0 if self.gathers else index * each
@@ -103,7 +105,7 @@ class Template:
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
         unused = group_of.keys() - set(self.parameters) if self.reduces else ()
         for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
-            zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
+            zeros = tape.allocate(self.itemsize * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
         if index and not self.gathers:  # added into the first micro-step's gradients
             for buffer in held:
@@ -255,7 +257,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             for row in flush.rows:
                 release(row)
 
-    buckets = [tape.declare(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+    buckets = [tape.declare(setup.facts.itemsize * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
                for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and hooks else []
     if index:
         buckets = [~bucket for bucket in buckets]
@@ -302,7 +304,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         np.array([size for size, *_ in tape.attributes], dtype=np.int64), reduces, parameters,
         [int(gradient) if gradient >= 0 else ~gradient for _, _, gradient in ready], flush_of,
         partition_events=places[partition_rows], release_events=events(release_rows), move_events=events(move_rows),
-        use_events=events(use_rows), gathers=gathers)
+        use_events=events(use_rows), gathers=gathers, itemsize=setup.facts.itemsize)
 
 
 def backward_end(micro: MicroStep) -> int:

@@ -16,7 +16,6 @@ from itertools import accumulate
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
-from predictor.engine.setup import BF16
 from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
@@ -230,8 +229,8 @@ class Gathers:
 
     def _buffer(self, parameter: int, stream: int) -> int:
         tensor = self.tensors[parameter]
-        return self.tape.allocate(BF16 * self.degree * partition_numel(tensor, self.degree), Factor.PARAMETERS,
-                                  "zero::all_gather", module=tensor.module, stream=stream)
+        return self.tape.allocate(tensor.itemsize * self.degree * partition_numel(tensor, self.degree),
+                                  Factor.PARAMETERS, "zero::all_gather", module=tensor.module, stream=stream)
 
     def _gather(self, parameters: list[int]) -> None:
         if not parameters:
@@ -243,9 +242,10 @@ class Gathers:
         elif self.zero.allgather_sequential or len(parameters) == 1:
             gathers = [Gather([p], self._buffer(p, self.stream), 1) for p in parameters]
         else:
-            numel = sum(partition_numel(self.tensors[p], self.degree) for p in parameters)
-            flat = self.tape.allocate(BF16 * self.degree * numel, Factor.COMMUNICATION, "zero::all_gather_coalesced",
-                                      stream=self.stream)
+            partition_bytes = sum(self.tensors[p].itemsize * partition_numel(self.tensors[p], self.degree)
+                                  for p in parameters)
+            flat = self.tape.allocate(self.degree * partition_bytes, Factor.COMMUNICATION,
+                                      "zero::all_gather_coalesced", stream=self.stream)
             gathers = [Gather(parameters, flat, len(parameters))]
         for gather in gathers:
             self.on_the_way |= dict.fromkeys(gather.parameters, gather)

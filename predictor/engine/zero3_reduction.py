@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
-from predictor.engine.setup import BF16
 from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
@@ -65,7 +64,8 @@ class Reduction:
         self._tape.free(gradient)
 
     def _allocate(self, numel: int) -> int:
-        return self._tape.allocate(BF16 * numel, Factor.COMMUNICATION, "zero::reduce", stream=self._stream)
+        return self._tape.allocate(self._tensors[0].itemsize * numel, Factor.COMMUNICATION, "zero::reduce",
+                                   stream=self._stream)
 
     def _reduce_scattered(self) -> list[int]:
         numels = [self._tensors[parameter].numel for parameter, _ in sorted(self._waiting)]

@@ -45,7 +45,7 @@ def test_the_short_form_is_hugging_faces_auto():
     short = read(Workload(model="m", sequence_length=9, zero_stage=2, max_grad_norm=0.3), HIDDEN)
     assert (short.stage, short.contiguous_gradients, short.overlap_comm) == (2, True, False)
     assert (short.reduce_bucket_size, short.gradient_clipping) == (HIDDEN**2, 0.3)
-    assert (short.check_grad_overflow, short.compute_grad_norm, short.bf16) == (True, True, True)
+    assert (short.check_grad_overflow, short.compute_grad_norm, short.dtype) == (True, True, "bf16")
     assert (short.version, short.notes) == ((0, 19, 8), ())
 
 
