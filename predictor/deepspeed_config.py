@@ -62,6 +62,7 @@ SAME_AS = {
     "optimizer": "optim",
     "dtype": "dtype",
 }
+OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
 
@@ -241,6 +242,9 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
     if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
         raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, "
                          f"not {clipping:g}")
+    if dtype != "bf16" and version < OTHER_DTYPES_SINCE:
+        raise InputError(f"versions: dtype {dtype} is predicted for DeepSpeed "
+                         f"{'.'.join(map(str, OTHER_DTYPES_SINCE))} and later")
     if settings.get("data_types.param_dtype", dtype) != dtype:
         raise InputError(f"{name}: data_types.param_dtype is {settings['data_types.param_dtype']}, but dtype is "
                          f"{dtype}: leave it out")

@@ -119,7 +119,8 @@ def _resolve_optimizer(values: dict[str, Any]) -> None:
         values["optim_args"] = FrozenMap(optimizer.read(optim, values["optim_args"]))
     except Invalid as error:
         raise KeyProblem("optim_args", error) from None
-    why = optimizer.OPTIMIZERS[optim].refused_by.get(values["engine"])
+    refused, engine = optimizer.OPTIMIZERS[optim].refused_by, values["engine"]
+    why = refused.get(engine) or refused.get(f"{engine} {values['dtype']}")
     if why:
         raise KeyProblem("optim", f"is {optim}: {why}")
 
