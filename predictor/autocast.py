@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -90,14 +89,24 @@ def on_meta(model) -> Iterator[None]:
             library.impl(name, _kernel(operator, kernel), KEY.name, allow_override=True)
     try:
         with ExitStack() as stack:
-            stack.enter_context(patch.object(torch, "clear_autocast_cache", _cached.clear))
+            stack.enter_context(_replaced(torch, "clear_autocast_cache", _cached.clear))
             for module in {sys.modules[type(part).__module__] for part in model.modules()}:
                 if hasattr(module, "maybe_autocast"):  # with which transformers switches it off for some sums
-                    stack.enter_context(patch.object(module, "maybe_autocast", _maybe(module.maybe_autocast)))
+                    stack.enter_context(_replaced(module, "maybe_autocast", _maybe(module.maybe_autocast)))
             stack.enter_context(torch._C._IncludeDispatchKeyGuard(KEY))
             yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _maybe(original: Callable) -> Callable:

@@ -166,10 +166,10 @@ class Workload:
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
     dtype: str = key(Choice(("bf16", "fp16", "fp32"), {}, DTYPES), "bf16", "compute",
-                     "of the weights; under mixed_precision they are fp32")
+                     "of the weights; under mixed_precision fp32, if not given")
     mixed_precision: str = key(Choice(("none", "bf16", "fp16"), {"autocast": "say which: bf16 or fp16"},
                                       DTYPES | {"no": "none"}), "none", "compute",
-                               "autocast over fp32 weights, as Trainer's bf16 and fp16 (with loss scaling) do")
+                               "autocast, as Trainer's bf16 and fp16 (with loss scaling) have it")
     attn_implementation: str = key(Choice(("sdpa", "eager"), {"flash_attention_2": "sdpa with sdpa_backend flash runs "
                                                               "the same kernel"}), "sdpa", "compute", "")
     sdpa_backend: str = key(Choice(("auto", "flash", "efficient", "cudnn", "math")), "auto", "compute",

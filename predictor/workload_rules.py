@@ -97,16 +97,17 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _resolve_precision(values: dict[str, Any], given: dict[str, Any]) -> None:
-    """Autocast goes over fp32 weights; DeepSpeed has weights of the dtype that it computes in."""
+    """Autocast goes over fp32 weights, or over bf16 ones in bf16 (loss scaling takes no fp16 gradients); DeepSpeed has
+    weights of the dtype that it computes in."""
     mixed = values["mixed_precision"]
     if mixed != "none":
         if values["engine"] == "deepspeed":
             raise KeyProblem("mixed_precision", f"is {mixed}, but DeepSpeed trains without autocast: leave it out and "
                                                 f"give dtype {mixed}")
-        if given.get("dtype", "fp32") != "fp32":
+        values["dtype"] = given.get("dtype", "fp32")
+        if values["dtype"] != "fp32" and (values["dtype"], mixed) != ("bf16", "bf16"):
             raise KeyProblem("dtype", f"is {given['dtype']}, but mixed_precision {mixed} goes over fp32 weights: leave "
                                       "one of them out")
-        values["dtype"] = "fp32"
     elif values["dtype"] == "fp32" and values["sdpa_backend"] in ("flash", "cudnn"):
         raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, whose kernels take no fp32: leave it out, or "
                                          "use efficient or math")

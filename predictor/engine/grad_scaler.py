@@ -20,6 +20,7 @@ class GradScaler:
     def __init__(self, tape: Tape, *, fused: bool) -> None:
         self.tape, self.fused = tape, fused
         self.flag: int | None = None
+        self.total: int | None = None
 
     def unscale(self) -> None:
         """``unscale_``, which makes the flag, with an inverse scale of its own."""
@@ -43,9 +44,9 @@ class GradScaler:
 
     def update(self) -> None:
         """The end of ``step``, and ``update``."""
-        if self.fused:
-            self.tape.free(self.total)
-        self.tape.free(self.flag)
+        for buffer in (self.total, self.flag):
+            if buffer is not None:
+                self.tape.free(buffer)
 
     def _check(self, scale: int) -> None:
         """``_unscale_grads_``: both scalars are copied."""

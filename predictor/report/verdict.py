@@ -21,7 +21,8 @@ def title(prediction: Prediction) -> str:
         str(w.get("model")), str(w.get("recipe")),
         f"batch {w.get('per_device_train_batch_size'):,} x {w.get('sequence_length'):,} tokens",
         f"{accumulation} accumulation steps" if accumulation > 1 else "",
-        str(w.get("dtype")), str(w.get("optim")),
+        str(w.get("dtype")) if w.get("mixed_precision", "none") == "none" else
+        f"{w['mixed_precision']} over {w.get('dtype')}", str(w.get("optim")),
         "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
         f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
         f"learned ({w['learned']})" if "learned" in w else "",

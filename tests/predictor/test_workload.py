@@ -177,8 +177,8 @@ def test_switching_off_what_is_not_supported_is_fine(keys):
      "engine is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2"),
     ({"attn_implementation": "eager", "sdpa_backend": "flash"},
      "sdpa_backend is flash, which attn_implementation eager does not use"),
-    ({"mixed_precision": "bf16", "dtype": "bf16"},
-     "dtype is bf16, but mixed_precision bf16 goes over fp32 weights: leave one of them out"),
+    ({"mixed_precision": "fp16", "dtype": "fp16"},
+     "dtype is fp16, but mixed_precision fp16 goes over fp32 weights: leave one of them out"),
     ({"mixed_precision": "fp16", "zero_stage": 2},
      "mixed_precision is fp16, but DeepSpeed trains without autocast: leave it out and give dtype fp16"),
     ({"dtype": "fp32", "sdpa_backend": "flash"}, "sdpa_backend is flash, whose kernels take no fp32: leave it out"),
@@ -192,9 +192,10 @@ def test_keys_that_contradict_each_other(keys, message):
 
 @pytest.mark.parametrize("keys, weights, products", [
     ({}, "bf16", "bf16"), ({"dtype": "float16"}, "fp16", "fp16"), ({"mixed_precision": "bf16"}, "fp32", "bf16"),
+    ({"mixed_precision": "bf16", "dtype": "bf16"}, "bf16", "bf16"),
     ({"mixed_precision": "float16", "dtype": "fp32"}, "fp32", "fp16"), ({"dtype": "fp32"}, "fp32", "fp32"),
 ])
-def test_mixed_precision_goes_over_fp32_weights(keys, weights, products):
+def test_mixed_precision_goes_over_fp32_weights_unless_they_are_said_to_be_bf16(keys, weights, products):
     workload = make(**keys)
     assert (workload.dtype, workload.computes_in) == (weights, products)
 
