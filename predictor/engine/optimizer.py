@@ -84,8 +84,8 @@ def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = No
 _SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
 _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
 _NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
-                         "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, or "
-                         "DeepSpeed, whose master weights are fp32")
+                         "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, "
+                         "or DeepSpeed, whose master weights are fp32")
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
               "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
 
