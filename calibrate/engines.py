@@ -127,8 +127,11 @@ def deepspeed_document(job: Job) -> dict:
     workload = job.workload
     zero = deepspeed_config.read(workload, job.facts.hidden_size)
     document = thaw(workload.deepspeed) if workload.deepspeed is not None else {}
-    for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "fp16"):
+    precision = document.get(zero.dtype) or document.get("bfloat16") or {}
+    for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "bf16", "fp16"):
         document.pop(key, None)
+    if zero.dtype != "fp32":
+        document[zero.dtype] = {key: value for key, value in precision.items() if value != "auto"} | {"enabled": True}
     section = document.get("zero_optimization", {})
     section = section if isinstance(section, dict) else {}  # true: the form of the first releases
     section = {f"stage3_{key}" if key in deepspeed_keys.PLAIN_NAMES else key: value
@@ -137,7 +140,6 @@ def deepspeed_document(job: Job) -> dict:
         "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,
         "gradient_clipping": zero.gradient_clipping,
-        "bf16": {key: value for key, value in document.get("bf16", {}).items() if value != "auto"} | {"enabled": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
@@ -155,11 +157,15 @@ def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
 
 
 def _around(job: Job, model: Any) -> Loop:
-    """The plain loop around a model, wrapped or not."""
+    """The plain loop around a model, wrapped or not; fp16 by autocast has its loss scaled."""
     made = optimizer(job)
     workload = job.workload
     parameters = [p for group in made.param_groups for p in group["params"]]
+    scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
+
+    def backward(loss: torch.Tensor) -> None:
+        scaler.scale(loss).backward()
 
     def step() -> None:
         nonlocal micro_steps
@@ -167,8 +173,10 @@ def _around(job: Job, model: Any) -> Loop:
         if micro_steps % workload.gradient_accumulation_steps:
             return
         if workload.max_grad_norm:
+            scaler.unscale_(made)
             torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
-        made.step()
+        scaler.step(made)
+        scaler.update()
         made.zero_grad(set_to_none=True)
 
-    return model, torch.Tensor.backward, step
+    return model, backward, step

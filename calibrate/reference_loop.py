@@ -14,7 +14,7 @@ import torch
 
 from calibrate import alone
 from calibrate.engines import ENGINES, Job
-from predictor import liger, lora, models, parser
+from predictor import autocast, liger, lora, models, parser
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -81,9 +81,11 @@ def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-                         lora=lora.adapters(workload))
+                         lora=lora.adapters(workload), dtype=workload.dtype)
     if workload.use_liger_kernel:
         liger.apply(model)
+    if workload.mixed_precision != "none":
+        autocast.prepare(model, workload.mixed_precision, "cuda")
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
+from predictor.autocast import as_one
+
 aten = torch.ops.aten
 
 
@@ -145,6 +147,17 @@ def dropout(original):
     return fused
 
 
+def softmax(original):
+    """From fp16 to fp32 without a copy (ATen/native/SoftMax.cpp, softmax)."""
+
+    def fused(input, dim=None, _stacklevel=3, dtype=None):
+        if input.is_meta and (input.dtype, dtype) == (torch.float16, torch.float32):
+            return aten._softmax(input, dim, True)
+        return original(input, dim, _stacklevel, dtype)
+
+    return fused
+
+
 def contiguous(out):
     """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
     cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
@@ -160,10 +173,11 @@ RESULTS = {"aten::convolution_backward": contiguous}
 def as_on_cuda(backend: str):
     """Replace the functions while the block runs."""
     replaced = {
-        "scaled_dot_product_attention": scaled_dot_product_attention(
-            backend, functional.scaled_dot_product_attention),
-        "linear": linear(functional.linear),
+        "scaled_dot_product_attention": as_one(scaled_dot_product_attention(
+            backend, functional.scaled_dot_product_attention)),
+        "linear": as_one(linear(functional.linear)),
         "dropout": dropout(functional.dropout),
+        "softmax": softmax(functional.softmax),
     }
     originals = {name: getattr(functional, name) for name in replaced}
     for name, function in replaced.items():

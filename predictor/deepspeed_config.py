@@ -39,8 +39,6 @@ DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
     "use_multi_rank_bucket_allreduce": (((0, 0, 0), True),),
     "parameter_alignment": (((0, 0, 0), False),),
     "compute_grad_norm": (((0, 0, 0), True),),
-    "communication_data_type": (((0, 0, 0), "bf16"),),
-    "grad_accum_dtype": (((0, 0, 0), "bf16"),),
     "sub_group_size": (((0, 0, 0), 1_000_000_000),),
     "stage3_prefetch_bucket_size": (((0, 0, 0), 50_000_000),),
     "stage3_param_persistence_threshold": (((0, 0, 0), 100_000),),
@@ -63,7 +61,9 @@ SAME_AS = {
     "zero_optimization.stage": "zero_stage",
     "optimizer": "optim",
     "offload": "offload",
+    "dtype": "dtype",
 }
+OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
 
@@ -91,7 +91,7 @@ class ZeroConfig:
     communication_data_type: str
     gradient_accumulation_steps: int
     train_micro_batch_size_per_gpu: int
-    bf16: bool
+    dtype: str
     version: tuple[int, int, int]
     notes: tuple[str, ...] = ()
     sub_group_size: int = 1_000_000_000
@@ -137,14 +137,15 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         clipping = workload.max_grad_norm
     elif clipping is None:
         clipping = default("gradient_clipping", version)
-    _check(settings, version, clipping, workload.deepspeed_name)
+    _check(settings, version, clipping, workload.dtype, workload.deepspeed_name)
     offloads_states = workload.offload in ("optimizer", "all")
     if offloads_states and not setting("compute_grad_norm"):
         raise InputError(f"{workload.deepspeed_name}: zero_optimization.compute_grad_norm false does not go with "
                          "offload_optimizer: leave it out")
-    accumulation, notes = setting("grad_accum_dtype", "data_types."), ()
-    if accumulation == "fp32" and version < FP32_ACCUMULATION_SINCE:
-        accumulation = "bf16"
+    dtype, notes = workload.dtype, ()
+    accumulation = settings.get("data_types.grad_accum_dtype") or dtype
+    if accumulation == "fp32" != dtype and version < FP32_ACCUMULATION_SINCE:
+        accumulation = dtype
         notes += ("data_types.grad_accum_dtype fp32 has no effect in ZeRO stage 2 before DeepSpeed 0.19.8",)
     if workload.zero_stage == 3:
         notes += ("deepspeed.zero.Init: start-up is that of a model that lies whole on the GPU, then is partitioned",)
@@ -160,14 +161,14 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         round_robin_gradients=setting("round_robin_gradients"),
         use_multi_rank_bucket_allreduce=setting("use_multi_rank_bucket_allreduce"),
         parameter_alignment=setting("parameter_alignment"),
-        check_grad_overflow=setting("check_grad_overflow", "bf16."),
+        check_grad_overflow=setting("check_grad_overflow", "bf16.") if dtype == "bf16" else dtype == "fp16",
         compute_grad_norm=setting("compute_grad_norm"),
         gradient_clipping=clipping,
         grad_accum_dtype=accumulation,
-        communication_data_type=setting("communication_data_type", ""),
+        communication_data_type=settings.get("communication_data_type") or dtype,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         train_micro_batch_size_per_gpu=workload.per_device_train_batch_size,
-        bf16=workload.dtype == "bf16",
+        dtype=dtype,
         version=version,
         notes=notes,
         sub_group_size=setting("sub_group_size"),
@@ -187,8 +188,8 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
 def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values that matter, by dotted key; "auto" stays where Hugging Face would fill it in.
 
-    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory. So do the two
-    of what is offloaded: ``offload``, as the workload has it.
+    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory. So do those of
+    what is offloaded, ``offload``, and the fp16 and bf16 sections, ``dtype``, if they settle it.
 
     Raises:
         InputError: an unknown key, a value of the wrong kind, an option that is not modelled, or
@@ -252,7 +253,8 @@ def default(name: str, version: tuple[int, int, int]) -> Any:
     return [value for since, value in DEFAULTS[name] if since <= version][-1]
 
 
-def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping: float, name: str) -> None:
+def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping: float, dtype: str,
+           name: str) -> None:
     """What this DeepSpeed release would stop at."""
     for key, since in SINCE.items():
         if settings.get(key) is not None and version < since:
@@ -265,6 +267,12 @@ def _check(settings: Mapping[str, Any], version: tuple[int, int, int], clipping:
     if settings.get("zero_optimization.compute_grad_norm") is False and clipping:
         raise InputError(f"{name}: zero_optimization.compute_grad_norm false needs gradient_clipping 0, "
                          f"not {clipping:g}")
+    if dtype != "bf16" and version < OTHER_DTYPES_SINCE:
+        raise InputError(f"versions: dtype {dtype} is predicted for DeepSpeed "
+                         f"{'.'.join(map(str, OTHER_DTYPES_SINCE))} and later")
+    if settings.get("data_types.param_dtype", dtype) != dtype:
+        raise InputError(f"{name}: data_types.param_dtype is {settings['data_types.param_dtype']}, but dtype is "
+                         f"{dtype}: leave it out")
 
 
 def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str) -> None:
@@ -317,9 +325,10 @@ def _agree(values: dict[str, Any], name: str) -> None:
     """Contradictions inside one config."""
     if values.get("bf16.enabled") is True and values.get("fp16.enabled") is True:
         raise InputError(f"{name}: bf16.enabled and fp16.enabled are both true: keep one")
-    if values.get("fp16.enabled") is True:
-        raise InputError(f"{name}: fp16.enabled is not supported yet: use bf16.enabled")
-    if values.get("bf16.enabled") not in (True, "auto"):
-        raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or "auto"')
+    enabled = {dtype: values.get(f"{dtype}.enabled") for dtype in ("bf16", "fp16")}
+    if True in enabled.values():
+        values["dtype"] = next(dtype for dtype, on in enabled.items() if on is True)
+    elif set(enabled.values()) == {False}:
+        values["dtype"] = "fp32"
     if values.get("zero_optimization.stage") is None:
         raise InputError(f"{name}: zero_optimization.stage is not given")

@@ -46,8 +46,9 @@ OFFLOAD_OPTIMIZER = Table(
     | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
 OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
 STAGE = Choice((0, 1, 2, 3))
-BF16_NAMES = {"bfloat16": "bf16", "torch.bfloat16": "bf16"}
-FP32_NAMES = {"float32": "fp32", "torch.float32": "fp32", "float": "fp32"}
+DTYPE = Choice(("bf16", "fp16", "fp32"), {}, {
+    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
+    "float32": "fp32", "torch.float32": "fp32", "float": "fp32"})
 
 READ = {
     "train_batch_size": Count(1, 1 << 40),
@@ -77,9 +78,8 @@ READ = {
     "bf16.enabled": FLAG,
     "bf16.check_grad_overflow": FLAG,
     "fp16.enabled": FLAG,
-    "data_types.grad_accum_dtype": Choice(
-        ("bf16", "fp32"), {"fp16": "bf16 training accumulates in bf16 or fp32"}, BF16_NAMES | FP32_NAMES),
-    "data_types.param_dtype": Choice(("bf16",), {"fp16": "use bf16", "fp32": "use bf16"}, BF16_NAMES | FP32_NAMES),
+    "data_types.grad_accum_dtype": DTYPE,
+    "data_types.param_dtype": DTYPE,
     "memory_breakdown": FLAG,
 }
 
@@ -114,7 +114,7 @@ WITHOUT_EFFECT = {
         gather_16bit_weights_on_model_save""",
     "bf16": "immediate_grad_update auto_cast",
     "fp16": """auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis
-        min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level""",
+        min_loss_scale fp16_opt_level opt_level""",
     "data_types": "",
     "optimizer": "legacy_fusion",
 }
@@ -137,7 +137,7 @@ REFUSED = {
                      "zero_quantized_nontrainable_weights", "zero_hpz_partition_size"), _LATER),
     "bf16": dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _LATER),
     "data_types": dict.fromkeys(("buffer_dtype", "keep_in_fp32_modules"), _LATER),
-    "fp16": {},
+    "fp16": {"fp16_master_weights_and_grads": _LATER},
     "optimizer": {},
 }
 

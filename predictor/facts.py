@@ -63,6 +63,10 @@ class ModelFacts:
     tokens_per_image: int
     parameters: tuple[Parameter, ...]
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the weights; adapters over them may be wider."""
+        return self.parameters[0].itemsize
 
     @cached_property
     def moved(self) -> list[int]:

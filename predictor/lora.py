@@ -88,7 +88,7 @@ class Adapters:
 
     Attributes:
         dropout: whether there is any.
-        dtype: of the adapters when they run: ``fp32``, or ``bf16`` as the weights.
+        dtype: of the adapters when they run: ``fp32``, or the weights'.
         peft: release of peft.
     """
 
@@ -105,10 +105,10 @@ class Adapters:
 def adapters(workload: Workload) -> Adapters | None:
     """The adapters of a workload; None for another recipe.
 
-    peft makes them fp32 over bf16 weights (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
-    parameter to bf16 before it moves the model to the GPU (0.19.8, runtime/engine.py,
-    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2 computes in
-    ``param_dtype``, whatever it keeps.
+    peft makes them fp32 over narrower ones (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
+    parameter to one dtype before it moves the model to the GPU (0.19.8, runtime/engine.py,
+    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2
+    computes in ``param_dtype``, whatever it keeps.
     """
     lora = workload.lora
     if lora is None:
@@ -118,7 +118,7 @@ def adapters(workload: Workload) -> Adapters | None:
     return Adapters(
         r=lora["r"], target_modules=lora["target_modules"], dropout=lora["lora_dropout"] > 0,
         modules_to_save=lora["modules_to_save"], use_dora=lora["use_dora"], bias=lora["bias"],
-        dtype="fp32" if wide else "bf16", peft=workload.versions.get("peft", PINNED_PEFT))
+        dtype="fp32" if wide else workload.dtype, peft=workload.versions.get("peft", PINNED_PEFT))
 
 
 def inject(model, wanted: Adapters):
@@ -150,7 +150,7 @@ def inject(model, wanted: Adapters):
         if not isinstance(layer, Linear):
             raise InputError(f"lora: target_modules names {name}, a {type(layer.get_base_layer()).__name__}: "
                              "only adapters of linear layers are supported yet")
-        if wanted.dtype == "bf16":  # on meta peft leaves them in fp32 either way
+        if wanted.dtype != "fp32":  # on meta peft leaves them in fp32 either way
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
                 part.to(layer.get_base_layer().weight.dtype)
     for name in wanted.modules_to_save or ():

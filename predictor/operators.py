@@ -333,9 +333,16 @@ def padded_mask(call: Call) -> None:
 
 
 def efficient_backward(call: Call) -> None:
-    """Row sums and the gradient accumulator (attention_backward.cu)."""
-    dimensions = attention_dimensions(call.args[1])
-    call.around(("efficient_delta", dimensions), ("efficient_backward", dimensions))
+    """Row sums, which are an expression of their own in fp32, and the gradient accumulators (attention_backward.cu)."""
+    query, dimensions = call.args[1], attention_dimensions(call.args[1])
+    call.results()
+    wide = query.element_size() == 4
+    terms = [call.allocate(4 * query.numel()), call.allocate(("efficient_delta", dimensions))] if wide else []
+    delta = call.allocate(("efficient_delta", dimensions))
+    for buffer in reversed(terms):
+        call.free(buffer)
+    call.through(("efficient_backward", (*dimensions, 4) if wide else dimensions))
+    call.free(delta)
 
 
 TABLE: dict[str, Callable[[Call], None]] = {

@@ -17,11 +17,13 @@ RECIPES = {
 }
 """Recipe name -> patterns of the parameters that train (LLaVA's own stages, and everything); with ``lora``, what peft
 trains does too."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""``dtype`` -> what PyTorch calls it."""
 
 
-def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
-          trainable: tuple[str, ...] = (), frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None):
-    """The model in training mode on the meta device, bf16, with ``requires_grad`` set.
+def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainable: tuple[str, ...] = (),
+          frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None, dtype: str = "bf16"):
+    """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
         InputError: not a LLaVA, a configuration that transformers refuses, a pattern that
@@ -34,7 +36,7 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
         hf_config = AutoConfig.for_model(**config.document)
         with torch.device("meta"):
             model = LlavaForConditionalGeneration._from_config(
-                hf_config, dtype=torch.bfloat16, attn_implementation=attn_implementation)
+                hf_config, dtype=getattr(torch, DTYPES[dtype]), attn_implementation=attn_implementation)
     except Exception as error:  # transformers raises whatever the field leads to
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "

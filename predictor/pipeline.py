@@ -222,7 +222,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
                          f"{config.image_size} only; leave it out")
     if gpu.compute_capability < (8, 0):
-        raise InputError(f"gpu {gpu.name}: its kernels have no bf16, the only dtype that is supported yet")
+        raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
+                         "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
     return config, store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),
@@ -230,7 +231,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
-        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload))
+        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
+        dtype=workload.dtype, mixed_precision=workload.mixed_precision)
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -259,6 +261,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
         return ""
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
+    if workload.computes_in == "fp32":
+        return "efficient"
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 
 
@@ -292,7 +296,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
-        fsdp=workload.fsdp)
+        fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16")
 
 
 @lru_cache(maxsize=8)

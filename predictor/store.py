@@ -32,6 +32,8 @@ class Key:
         checkpointing: ``off``, ``on`` or ``reentrant``.
         checkpointing_kwargs: what else transformers is told of it, and which modules have it; left out where nothing.
         sdpa_backend: what attention resolves to; empty for eager attention.
+        dtype: of the weights; left out of the document if ``bf16``.
+        mixed_precision: autocast's dtype; left out of the document if ``none``.
         sharded: traced as under ZeRO-3; left out of the document where not.
         evaluation: a forward without gradients is all that is traced; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
@@ -57,6 +59,8 @@ class Key:
     evaluation: bool = False
     liger: str = ""
     wrapped: tuple[str, ...] = ()
+    dtype: str = "bf16"
+    mixed_precision: str = "none"
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from predictor import operators
+from predictor import autocast, operators
 from predictor.cuda_paths import RESULTS, as_on_cuda
 from predictor.events import Moment
 from predictor.host_copies import on_host
@@ -69,7 +69,7 @@ def _tensors(out) -> list[torch.Tensor]:
 
 
 def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False,
-          evaluation: bool = False, wrapped: tuple[str, ...] = ()) -> Recording:
+          evaluation: bool = False, wrapped: tuple[str, ...] = (), mixed_precision: str = "none") -> Recording:
     """Record one micro-step of the reference loop at a shape, on meta tensors.
 
     Args:
@@ -80,15 +80,18 @@ def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharde
     places = Places(model)
     tracer = Tracer(places)
     batch = make_batch(model, facts, shape, padding, tracer.twins)
-    with as_on_cuda(sdpa_backend), on_host(tracer):
+    casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
+    scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
+    with as_on_cuda(sdpa_backend), on_host(tracer), casts:
         if evaluation:
             return record_evaluation(model, batch, tracer, places)
         hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None
-        return record_micro_step(model, batch, tracer, places, hooks)
+        return record_micro_step(model, batch, tracer, places, hooks, scaler)
 
 
 def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places,
-                      sharded: Sharded | Wrapped | None = None) -> Recording:
+                      sharded: Sharded | Wrapped | None = None,
+                      scaler: torch.amp.GradScaler | None = None) -> Recording:
     """Run forward, loss and backward of the reference loop under a recorder.
 
     The output object dies before backward, gradients stay: what the recording does not free is an
@@ -109,7 +112,7 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
             if sharded:
                 sharded.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
-            loss.backward()
+            (scaler.scale(loss) if scaler else loss).backward()
             del loss
             if sharded:
                 recorder.recording.owners = sharded.owners()

@@ -44,18 +44,22 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import fit, liger, parser
+    from predictor import autocast, fit, liger, parser
     from predictor.trace import trace
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
-                         trainable=key.trainable, frozen=key.frozen, lora=key.lora)
+                         trainable=key.trainable, frozen=key.frozen, lora=key.lora,
+                         dtype=key.dtype)
+    if key.mixed_precision != "none":
+        autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     facts = parser.describe(model)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     with liger.on_meta(model) if key.liger else nullcontext():
         recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                            sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped)
+                            sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped,
+                            mixed_precision=key.mixed_precision)
                       for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})

@@ -35,6 +35,7 @@ from predictor.workload_rules import DDP_DEFAULTS, MOST_SAMPLES, MOST_STEPS, Key
 DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
        "find_unused_parameters": Later("freeze the parameters without gradient"),
        "static_graph": Later("leave it out: without it DDP allocates less")}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
 
 # Names that other tools give to our keys.
@@ -176,10 +177,11 @@ class Workload:
         "alone is kept; default: no evaluation")
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
-    dtype: str = key(Choice(("bf16",), dict.fromkeys(("fp32", "fp16"), "use bf16"),
-                            {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}), "bf16", "compute", "")
-    mixed_precision: str = key(Choice(("none",), {"autocast": "weights of the compute dtype (none) are predicted"}),
-                               "none", "compute", "")
+    dtype: str = key(Choice(("bf16", "fp16", "fp32"), {}, DTYPES), "bf16", "compute",
+                     "of the weights; under mixed_precision fp32, if not given")
+    mixed_precision: str = key(Choice(("none", "bf16", "fp16"), {"autocast": "say which: bf16 or fp16"},
+                                      DTYPES | {"no": "none"}), "none", "compute",
+                               "autocast, as Trainer's bf16 and fp16 (with loss scaling) have it")
     attn_implementation: str = key(Choice(("sdpa", "eager", "flash_attention_2"), dict.fromkeys(
                                        ("flash_attention_3", "flex_attention"), "use flash_attention_2, or sdpa")),
                                    "sdpa", "compute", "flash_attention_2: the flash-attn package")
@@ -288,6 +290,11 @@ class Workload:
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as plain data: a valid workload file again."""
         return {name: thaw(getattr(self, name)) for name in KEYS}
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype of its large products."""
+        return self.dtype if self.mixed_precision == "none" else self.mixed_precision
 
     @property
     def capacity(self) -> int | None:

@@ -54,6 +54,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
         raise KeyProblem("offload", "is given, but zero_stage 0 offloads nothing: leave one of them out")
     if values["offload"] in ("parameters", "all") and values["zero_stage"] != 3:
         raise KeyProblem("offload", f"is {values['offload']}, which needs zero_stage 3")
+    _resolve_precision(values, given)
     _resolve_optimizer(values)
     if values["per_device_eval_batch_size"] and (values["zero_stage"] == 3 or values["engine"] not in EVALUATED):
         raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
@@ -129,6 +130,23 @@ def _resolve_fsdp2(values: dict[str, Any]) -> None:
         raise KeyProblem("versions", f"names torch {named}: FSDP2 is predicted for {oldest} and later")
 
 
+def _resolve_precision(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Autocast goes over fp32 weights, or over bf16 ones in bf16 (loss scaling takes no fp16 gradients); DeepSpeed has
+    weights of the dtype that it computes in."""
+    mixed = values["mixed_precision"]
+    if mixed != "none":
+        if values["engine"] == "deepspeed":
+            raise KeyProblem("mixed_precision", f"is {mixed}, but DeepSpeed trains without autocast: leave it out and "
+                                                f"give dtype {mixed}")
+        values["dtype"] = given.get("dtype", "fp32")
+        if values["dtype"] != "fp32" and (values["dtype"], mixed) != ("bf16", "bf16"):
+            raise KeyProblem("dtype", f"is {given['dtype']}, but mixed_precision {mixed} goes over fp32 weights: leave "
+                                      "one of them out")
+    elif values["dtype"] == "fp32" and values["sdpa_backend"] in ("flash", "cudnn"):
+        raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, whose kernels take no fp32: leave it out, or "
+                                         "use efficient or math")
+
+
 def _resolve_optimizer(values: dict[str, Any]) -> None:
     """Whether the optimizer takes its arguments, and the engine the optimizer."""
     optim = values["optim"]
@@ -138,9 +156,20 @@ def _resolve_optimizer(values: dict[str, Any]) -> None:
         raise KeyProblem("optim_args", error) from None
     if values["offload"] in ("optimizer", "all") and optimizer.OPTIMIZERS[optim].arguments.get("is_paged"):
         raise KeyProblem("optim", f"is {optim}, but what is offloaded is not paged: use one that is not")
-    why = optimizer.OPTIMIZERS[optim].refused_by.get(values["engine"])
+    refused, engine = optimizer.OPTIMIZERS[optim].refused_by, values["engine"]
+    why = refused.get(engine) or refused.get(f"{engine} {values['dtype']}")
     if why:
         raise KeyProblem("optim", f"is {optim}: {why}")
+
+
+def _resolve_weights(settings: dict[str, Any], given: dict[str, Any], name: str) -> None:
+    """Where neither section settles the dtype, ours does, as Hugging Face fills it in."""
+    dtype = given.get("dtype")
+    if dtype is None and settings.get("bf16.enabled") != "auto":
+        raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or give dtype fp16 or '
+                         "fp32")
+    if settings.get(f"{dtype}.enabled") is False:
+        raise KeyProblem("dtype", f"is {dtype}, but {name} has {dtype}.enabled false: leave one of them out")
 
 
 def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str) -> None:
@@ -153,6 +182,7 @@ def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str)
         if ours in given and given[ours] != value:
             raise KeyProblem(ours, f'is {given[ours]}, but {name} has {theirs} {value}: leave one of them out')
         values[ours] = given[ours] = value
+    _resolve_weights(settings, given, name)
     batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
     total = settings.get("train_batch_size")
     if total not in (None, "auto"):

@@ -111,11 +111,30 @@ def efficient_delta(gpu, batch, heads, sequence, width):
     return FP32 * batch * heads * sequence
 
 
-def efficient_backward(gpu, batch, heads, sequence, width):
-    """fp32 gradient accumulator by query block (mem_eff_attention/kernel_backward.h, workspace_size)."""
-    block = np.where(width <= 64, 64, 128)
-    blocks = _ceil_div(sequence, block)
-    return batch * heads * blocks * (FP32 * block * _round_up(width, block) + 16)
+def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2):
+    """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
+    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu)."""
+    queries, keys = _efficient_block(gpu, width, itemsize)
+    each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
+    if itemsize < FP32 and width > queries:
+        splits = np.maximum(np.minimum(_ceil_div(sequence, keys), 200 // (batch * heads)), 1)
+        each = each + 2 * FP32 * splits * keys * _round_up(width, queries)
+    return batch * heads * each
+
+
+def _efficient_block(gpu, width, itemsize):
+    """Queries and keys of a block: the first kernel whose shared memory there is (mem_eff_attention/kernels/cutlassB.h,
+    read off on four emulated GPUs)."""
+    roomy = gpu.shared_memory_block_bytes > 100 * KIB
+    if width <= 64:
+        return 64, 64
+    if itemsize == FP32:
+        return (128 if roomy else 64), 64
+    if width <= 96 and gpu.compute_capability in ((8, 6), (8, 9)):
+        return 128, 64
+    if width <= 128:
+        return (128, 128) if roomy else (64, 64)
+    return 128, 64
 
 
 # Reductions -------------------------------------------------------------------------------------------

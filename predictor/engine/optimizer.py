@@ -45,7 +45,7 @@ class Optimizer:
         update: makes the :class:`Update` from ``optim_args`` and the GPU.
         arguments: of the class, besides learning rate and weight decay.
         reads: the ``optim_args`` that Hugging Face hands on, and their kinds.
-        refused_by: names of engines that cannot have it -> why.
+        refused_by: names of engines that cannot have it, or only not with weights of a dtype (``torch bf16``) -> why.
         not_modelled: what a prediction says that it leaves out.
     """
 
@@ -87,8 +87,9 @@ def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = No
 
 _SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
 _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
-_NO_BF16 = dict.fromkeys(("torch", "ddp"), "bitsandbytes has no 32-bit RMSprop for bf16 gradients "
-                         "(backends/cuda/ops.py): use rmsprop, or DeepSpeed, whose master weights are fp32")
+_NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
+                         "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, "
+                         "or DeepSpeed, whose master weights are fp32")
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
               "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
 

@@ -68,13 +68,14 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
 
 def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:
     """Bytes that each collective of a flush allocates."""
-    converted = BYTES[zero.communication_data_type]
+    own, other = BYTES[zero.dtype], BYTES[zero.communication_data_type]
+    converted = 0 if zero.communication_data_type == zero.dtype else other
     if not zero.contiguous_gradients:
-        return (_collective(numels, converted),)
+        return (_collective(numels, own, converted),)
     if not zero.reduce_scatter:
-        return ((converted * sum(numels),) if converted != 2 else (),)
+        return ((converted * sum(numels),) if converted else (),)
     if len(pieces) == len(pieces[0]) == 1:  # most are one slice of one owner
-        return (_collective(numels, converted),)
+        return (_collective(numels, own, converted),)
     runs: list[list[int]] = []  # consecutive slices of one owner are one range
     for _, rank, numel in chain.from_iterable(pieces):
         if runs and runs[-1][0] == rank:
@@ -90,16 +91,16 @@ def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> tuple[tuple[in
         for numel in numels_of_list:
             small.append(numel)
             if sum(small) > zero.reduce_bucket_size:
-                result.append(_collective(small, converted))
+                result.append(_collective(small, own, converted))
                 small = []
         if small:
-            result.append(_collective(small, converted))
+            result.append(_collective(small, own, converted))
     return tuple(result)
 
 
-def _collective(numels: list[int], converted: int) -> tuple[int, ...]:
-    if len(numels) == 1 and converted == 2:
-        return ()  # one tensor is viewed, not copied
+def _collective(numels: list[int], own: int, converted: int) -> tuple[int, ...]:
+    """Of some ranges; ``own`` are a gradient's bytes an element, ``converted`` those it is reduced in, 0 for the same
+    dtype. A single tensor is viewed, not copied."""
     total = sum(numels)
-    flat = (2 * total,) if len(numels) > 1 else ()
-    return flat + ((converted * total,) if converted != 2 else ())
+    flat = (own * total,) if len(numels) > 1 else ()
+    return flat + ((converted * total,) if converted else ())

@@ -27,7 +27,7 @@ class Setup:
     """One run.
 
     ``engine`` is a key of ``engines.ENGINES``; ``zero`` is None without DeepSpeed; ``capacity_bytes``, what PyTorch can
-    have, None for no limit.
+    have, None for no limit; ``loss_scaling``, whether a ``torch.amp.GradScaler`` scales the loss.
     """
 
     facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
@@ -44,6 +44,7 @@ class Setup:
     fsdp: FrozenMap | None = None
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
+    loss_scaling: bool = False
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:

@@ -1,4 +1,4 @@
-"""Plain PyTorch on one GPU: gradients stay until the step ends, the optimizer works on the bf16 parameters.
+"""Plain PyTorch on one GPU: gradients stay until the step ends, the optimizer works on the parameters themselves.
 
 torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py.
 """
@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
+from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import Setup
 from predictor.engine.shared import AlikeRanks, to_device
 from predictor.events import FACTORS, Factor, Moment
@@ -52,11 +53,18 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     tape = Tape(first=count * each + len(attributes), moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
+    scaler = GradScaler(tape, fused=setup.optim == "adamw_torch_fused") if setup.loss_scaling else None
     if setup.max_grad_norm:
+        if scaler:
+            scaler.unscale()
         clip(tape, [tensors[p] for p in sorted(reached)])
+    if scaler:
+        scaler.before_step()
     optimizer = setup.optimizer()
     for group in setup.groups():
         optimizer.step(tape, [tensors[i] for i in group if i in reached], decay=setup.decays(group))
+    if scaler:
+        scaler.update()
     for buffer in () if wrapper and wrapper.takes_gradients else micro.ready[:, 2].tolist():
         tape.free(buffer)
     return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-1 and ZeRO-2 in bf16: what it allocates around and inside the traced micro-step, by rank.
+"""DeepSpeed ZeRO-1 and ZeRO-2: what it allocates around and inside the traced micro-step, by rank.
 
 DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``; differences of older
 releases are in :data:`SWITCHES`.
@@ -14,7 +14,7 @@ from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offloa
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.host import Host
 from predictor.engine.partition import Group, Slice, partition
-from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import grad_norm
 from predictor.engine.zero2_backward import Part
 from predictor.errors import InputError
@@ -35,9 +35,9 @@ class Zero2:
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         zero = setup.zero
-        if zero.grad_accum_dtype != "bf16":
-            raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: "
-                             "leave it out or set bf16")
+        if zero.grad_accum_dtype != zero.dtype:
+            raise InputError(f"deepspeed: data_types.grad_accum_dtype {zero.grad_accum_dtype} is not modelled yet: "
+                             f"leave it out or set {zero.dtype}")
         if zero.stage == 1 and zero.version < SWITCHES["buckets_at_first_hook"]:
             raise InputError("versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later")
         if zero.offload_optimizer and zero.version < zero2_offload.FIRST_RELEASE:
@@ -86,12 +86,12 @@ class Zero2:
         for group in self.groups:
             numel = group.partition_numel
             host.hold("fp32 weights", FP32 * numel, pinned=pinned)
-            host.hold("bf16 weights", BF16 * numel, pinned=pinned)
+            host.hold("bf16 weights", self.setup.facts.itemsize * numel, pinned=pinned)
             host.hold("gradients", FP32 * numel, pinned=pinned)
-        host.hold("gradients", BF16 * max(self.numel_of.values()), pinned=pinned)
+        host.hold("gradients", self.setup.facts.itemsize * max(self.numel_of.values()), pinned=pinned)
         if self.zero.stage == 2 and self.setup.micro_steps > 1:  # accumulated_grads_in_cpu
             for piece in (piece for group in self.groups for piece in group.owned(0)):
-                host.hold("gradients", BF16 * self.numel_of[piece.parameter], pinned=pinned)
+                host.hold("gradients", self.setup.facts.itemsize * self.numel_of[piece.parameter], pinned=pinned)
         host.hold_states(self.setup, [(group.partition_numel, self.setup.decays(group.parameters))
                                       for group in self.groups])
         return host
@@ -135,32 +135,34 @@ class Zero2:
         if self.zero.compute_grad_norm:
             for pieces in owned:
                 grad_norm(tape, [piece.numel for piece in pieces])
-            if self.zero.check_grad_overflow:
+            if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
                 tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
-        steps = self.setup.optimizer()
+        steps, itemsize = self.setup.optimizer(), self.setup.facts.itemsize
         for number, (group, pieces) in enumerate(zip(self.groups, owned)):
             flat = None
             if len(pieces) + (pads[number] is not None) > 1:  # one tensor is viewed
-                flat = tape.allocate(BF16 * group.partition_numel, Factor.GRADIENTS, "zero::flatten")
-            size = FP32 * group.partition_numel
-            gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
-            if flat is not None:
-                tape.free(flat)
-            for buffer, needed_by in held.items():
-                if needed_by == number:
-                    tape.free(buffer)
+                flat = tape.allocate(itemsize * group.partition_numel, Factor.GRADIENTS, "zero::flatten")
+            gradient = flat
+            if itemsize < FP32:
+                gradient = tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::single_grad_partition")
+                if flat is not None:
+                    tape.free(flat)
+            needed = [buffer for buffer, needed_by in held.items() if needed_by == number]
+            for buffer in needed if gradient is not None else ():
+                tape.free(buffer)
             if pads[number] is not None:
                 tape.free(pads[number])
             if self.zero.compute_grad_norm and self.zero.gradient_clipping:
                 tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
             steps.step(tape, [optimizer.partition(group.partition_numel, FP32)],
                        decay=self.setup.decays(group.parameters))
-            tape.free(gradient)
+            for buffer in needed if gradient is None else [gradient]:  # what is viewed lives on in the gradient
+                tape.free(buffer)
 
     def _pad(self, tape: Tape, group: Group, pieces: list[Slice]) -> int | None:
         """Zeros where a partition is not full (``get_flat_partition``)."""
         missing = group.partition_numel - sum(piece.numel for piece in pieces)
-        return tape.allocate(BF16 * missing, Factor.GRADIENTS, "zero::pad") if missing else None
+        return tape.allocate(self.setup.facts.itemsize * missing, Factor.GRADIENTS, "zero::pad") if missing else None
 
     def _overflow_check(self, tape: Tape, owned: list[list[Slice]]) -> None:
         """``has_overflow_partitioned_grads_serial``: before 0.19.6 an fp32 copy and masks, 11 bytes an element."""

@@ -19,7 +19,7 @@ import numpy as np
 from predictor.engine import reduction
 from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
-from predictor.engine.setup import BF16, Setup
+from predictor.engine.setup import Setup
 from predictor.engine.zero2_offload import ToHost
 from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
 from predictor.formula import MicroStep
@@ -55,6 +55,7 @@ class Template:
         gathers: whether the gradients are those of all micro-steps; buckets then are the first one's.
         host_events: for each rank, events of the copies to the host that it alone has; None where gradients stay.
         norms: for each rank, the buffers of its gradients' norms, if they went to the host.
+        itemsize: bytes of a gradient's element.
     """
 
     micro: MicroStep
@@ -73,6 +74,7 @@ class Template:
     move_events: dict[int, int]
     use_events: dict[int, int]
     gathers: bool
+    itemsize: int
     host_events: dict[int, np.ndarray] | None = None
     norms: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
@@ -106,7 +108,7 @@ class Template:
             if mine:
                 event = int(self.partition_events[self.flush_of[mine[0]]])
                 keep[event] = True
-                partition = event, BF16 * sum(numel_of[parameter] for parameter in group_of)
+                partition = event, self.itemsize * sum(numel_of[parameter] for parameter in group_of)
                 held[first] = max(group_of.values())  # one buffer for all groups
         elif self.parameters:
             origin = 0 if self.gathers else index * each
@@ -119,7 +121,7 @@ class Template:
         stays = self.reduces and self.host_events is None
         unused = group_of.keys() - set(self.parameters) if stays else ()
         for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
-            zeros = tape.allocate(BF16 * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
+            zeros = tape.allocate(self.itemsize * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
         if index and stays and not self.gathers:  # added into the first micro-step's gradients
             for buffer in held:
@@ -294,7 +296,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             for row in flush.rows:
                 release(row)
 
-    buckets = [tape.declare(BF16 * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+    buckets = [tape.declare(setup.facts.itemsize * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
                for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and hooks else []
     if index:
         buckets = [~bucket for bucket in buckets]
@@ -311,7 +313,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         if zero.contiguous_gradients and numels[row] <= zero.reduce_bucket_size:
             tape.free(gradient)  # copied into the bucket
         elif host:
-            gradients[row] = tape.allocate(BF16 * numels[row], Factor.GRADIENTS, "zero::clone")
+            gradients[row] = tape.allocate(setup.facts.itemsize * numels[row], Factor.GRADIENTS, "zero::clone")
             tape.free(gradient)
     tape.position = end
     if flushes:
@@ -347,7 +349,7 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         [int(gradient) if gradient >= 0 else ~gradient for _, _, gradient in ready], flush_of,
         partition_events=places[partition_rows], release_events=events(release_rows), move_events=events(move_rows),
         use_events=events(use_rows), gathers=gathers, host_events=host.events(places) if host else None,
-        norms=host.norms if host else {})
+        norms=host.norms if host else {}, itemsize=setup.facts.itemsize)
 
 
 def backward_end(micro: MicroStep) -> int:

@@ -12,7 +12,7 @@ from predictor.allocator import CachingAllocator
 from predictor.allocator.simulate import simulate
 from predictor.engine.compose import Tape
 from predictor.engine.partition import Group
-from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import to_device
 from predictor.events import Factor, Kind
 
@@ -32,7 +32,7 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
     if setup.zero.offload_optimizer:
         largest = max(numel for group in groups for numel in group.numels)
-        tape.allocate(BF16 * largest, Factor.GRADIENTS, "zero::temp_grad_buffer_for_gpu_offload")
+        tape.allocate(setup.facts.itemsize * largest, Factor.GRADIENTS, "zero::temp_grad_buffer_for_gpu_offload")
         return tape
     gradients = [tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::initialize_optimizer_states")
                  for group in groups]
@@ -43,7 +43,8 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
 
 def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, flatten_on_gpu: bool) -> None:
     """One group's flat buffer and master weights."""
-    pad_bytes, flat_bytes = BF16 * (group.flat_numel - sum(group.numels)), BF16 * group.flat_numel
+    itemsize = setup.facts.itemsize
+    pad_bytes, flat_bytes = itemsize * (group.flat_numel - sum(group.numels)), itemsize * group.flat_numel
     copied = len(group.parameters) > 1 or pad_bytes > 0  # a single tensor is viewed
     old = [buffers[parameter] for parameter in group.parameters]
     tape.mark(Kind.EMPTY_CACHE)
@@ -62,10 +63,13 @@ def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, fl
         if on_gpu or flatten_on_gpu:
             for buffer in old:
                 tape.free(buffer)
-    clone = tape.allocate(BF16 * group.partition_numel, Factor.PARAMETERS, "zero::clone")
+    clone = None
+    if itemsize < FP32:
+        clone = tape.allocate(itemsize * group.partition_numel, Factor.PARAMETERS, "zero::clone")
     if not setup.zero.offload_optimizer:
         tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
-    tape.free(clone)
+    if clone is not None:
+        tape.free(clone)
 
 
 def _free_bytes(tape: Tape, setup: Setup) -> float:

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-3 in bf16: parameters, gradients and optimizer states are partitioned, gathered where they are used.
+"""DeepSpeed ZeRO-3: parameters, gradients and optimizer states are partitioned, gathered where they are used.
 
 DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The model lies on the device whole
 and is then partitioned (no ``zero.Init``). Every rank holds the same number of bytes: each parameter is padded to a
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
 from predictor.engine.host import Host
-from predictor.engine.setup import BF16, FP32, STEPS, Setup
+from predictor.engine.setup import FP32, STEPS, Setup
 from predictor.engine.shared import AlikeRanks, grad_norm, to_device
 from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
@@ -35,7 +35,7 @@ class Zero3(AlikeRanks):
         _refuse(setup)
         self.micro, self.setup, self.zero = micro, setup, setup.zero
         self.tensors = [tensor for tensor in setup.facts.parameters if not tensor.buffer]
-        self.degree = setup.data_parallel_size
+        self.degree, self.itemsize = setup.data_parallel_size, setup.facts.itemsize
         self.sub_groups = [part for group in setup.groups() for part in self._sub_groups(group)]
         own: dict[int, list[int]] = defaultdict(list)
         found_later = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
@@ -81,14 +81,14 @@ class Zero3(AlikeRanks):
         sizes = [self._numel(group) for group in self.sub_groups]
         if zero.offload_param:
             for index in range(len(self.tensors)):  # those that train move on, but what they were in is kept
-                host.hold("bf16 weights", BF16 * self._partition_numel(index), pinned=zero.pins_weights)
+                host.hold("bf16 weights", self.itemsize * self._partition_numel(index), pinned=zero.pins_weights)
             for group in self.setup.groups():
-                host.hold("bf16 weights", BF16 * self._numel(group), pinned=True)
+                host.hold("bf16 weights", self.itemsize * self._numel(group), pinned=True)
         if zero.offload_optimizer:
             for size in sizes:
                 host.hold("fp32 weights", FP32 * size, pinned=False)
                 host.hold("gradients", FP32 * size, pinned=zero.pins_states)
-            host.hold("gradients", BF16 * sum(sizes), pinned=zero.pins_states)
+            host.hold("gradients", self.itemsize * sum(sizes), pinned=zero.pins_states)
             host.hold_states(self.setup, [(size, self.setup.decays(group))
                                           for size, group in zip(sizes, self.sub_groups)])
         return host
@@ -121,7 +121,7 @@ class Zero3(AlikeRanks):
         parts, stays = {}, not self.zero.offload_optimizer
         for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
             if not self.zero.offload_param:
-                parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS,
+                parts[index] = tape.allocate(self.itemsize * self._partition_numel(index), Factor.PARAMETERS,
                                              "zero::partition", module=tensor.module)
             tape.free(buffers[index])
         if stays:
@@ -131,15 +131,15 @@ class Zero3(AlikeRanks):
             for parameter in trainable:
                 tape.free(parts[parameter])
             tape.mark(Kind.EMPTY_CACHE)
-            tape.allocate(BF16 * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
+            tape.allocate(self.itemsize * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
         if stays:
             self._master_weights(tape)
         if self.zero.contiguous_gradients:
-            tape.allocate(BF16 * self.zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
+            tape.allocate(self.itemsize * self.zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
         if stays:
-            tape.allocate(BF16 * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
+            tape.allocate(self.itemsize * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
         for parameter in trainable:  # create_reduce_and_remove_grad_hooks
-            size = BF16 * self._partition_numel(parameter)
+            size = self.itemsize * self._partition_numel(parameter)
             whole = tape.allocate(self.degree * size, Factor.PARAMETERS, "zero::all_gather",
                                   module=self.tensors[parameter].module)
             if self.zero.offload_param:
@@ -149,12 +149,14 @@ class Zero3(AlikeRanks):
     def _master_weights(self, tape: Tape) -> None:
         converted = None
         for group in self.sub_groups:  # _create_fp32_partitions
-            size = FP32 * self._numel(group)
-            old, converted = converted, tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::converted")
+            size, old = FP32 * self._numel(group), converted
+            if self.itemsize < FP32:
+                converted = tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::converted")
             if old is not None:
                 tape.free(old)
             tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::master_weights")
-        tape.free(converted)
+        if converted is not None:
+            tape.free(converted)
         gradient = tape.allocate(FP32 * max(map(self._numel, self.sub_groups)), Factor.GRADIENTS,
                                  "zero::initialize_optimizer_states")
         tape.free(gradient)
@@ -206,24 +208,44 @@ class Zero3(AlikeRanks):
                         first: bool) -> None:
         tape.moment = Moment.OPTIMIZER_STEP
         gathers.release_all()
+        if self.zero.dtype == "fp16":
+            self._overflow_check(tape, gathers.waits)
         here = [] if self.zero.offload_optimizer else self.sub_groups
         for group in here:
             grad_norm(tape, map(self._partition_numel, group))
         gathers.waits.synchronize()  # is_invalid_grad_norm
         for group in here:
-            size = FP32 * self._numel(group)
-            flat = tape.allocate(size // 2, Factor.GRADIENTS, "zero::flatten") if len(group) > 1 else None
-            gradient = tape.allocate(size, Factor.GRADIENTS, "zero::single_grad_partition")
-            if flat is not None:
-                tape.free(flat)
+            numel, gradient = self._numel(group), None
+            if len(group) > 1:
+                gradient = tape.allocate(self.itemsize * numel, Factor.GRADIENTS, "zero::flatten")
+            if self.itemsize < FP32:
+                flat = gradient
+                gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
+                if flat is not None:
+                    tape.free(flat)
             said = len(tape.rows)
             steps.step(tape, [optimizer.partition(self._numel(group), FP32)], decay=self.setup.decays(group))
             if not first:
                 tape.drop_once(said)
-            tape.free(gradient)
+            if gradient is not None:
+                tape.free(gradient)
         for norm in norms:  # reset_cpu_buffers
             tape.free(norm)
         gathers.gather_persistent()
+
+    def _overflow_check(self, tape: Tape, waits: Waits) -> None:
+        """``has_overflow``: flags of all gradients, for infinite ones of their magnitudes."""
+        numel = self._numel([parameter for group in self.sub_groups for parameter in group])
+        stream = REDUCTION_STREAM if self.zero.overlap_comm else MAIN_STREAM
+
+        def allocate(size: int) -> int:
+            return tape.allocate(size, Factor.TEMPORARIES, "zero::has_overflow", stream=stream)
+
+        magnitudes, infinite = allocate(self.itemsize * numel), allocate(numel)
+        tape.free(magnitudes)
+        tape.free(infinite)
+        tape.free(allocate(numel))
+        waits.synchronize()
 
 
 def _refuse(setup: Setup) -> None:
@@ -232,15 +254,15 @@ def _refuse(setup: Setup) -> None:
     if zero.version < FIRST_RELEASE:
         raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
                          f"and later, not {'.'.join(map(str, zero.version))}")
-    if zero.grad_accum_dtype != "bf16":
-        raise InputError("deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet in ZeRO stage 3: "
-                         "leave it out or set bf16")
-    if zero.communication_data_type != "bf16":
-        raise InputError("deepspeed: communication_data_type other than bf16 is not modelled yet in ZeRO stage 3: "
-                         "leave it out")
+    if zero.grad_accum_dtype != zero.dtype:
+        raise InputError(f"deepspeed: data_types.grad_accum_dtype {zero.grad_accum_dtype} is not modelled yet in ZeRO "
+                         f"stage 3: leave it out or set {zero.dtype}")
+    if zero.communication_data_type != zero.dtype:
+        raise InputError(f"deepspeed: communication_data_type other than {zero.dtype} is not modelled yet in ZeRO "
+                         "stage 3: leave it out")
     if not zero.reduce_scatter and any(tensor.trainable and tensor.numel % setup.data_parallel_size
                                        for tensor in setup.facts.parameters):
         raise InputError("deepspeed: zero_optimization.reduce_scatter false is not modelled yet in ZeRO stage 3 where "
                          "a parameter does not divide evenly among the ranks: leave it out")
-    if any(not tensor.buffer and tensor.itemsize != BF16 for tensor in setup.facts.parameters):
-        raise InputError("ZeRO stage 3 is predicted for models whose parameters are all bf16")
+    if any(not tensor.buffer and tensor.itemsize != setup.facts.itemsize for tensor in setup.facts.parameters):
+        raise InputError("ZeRO stage 3 is predicted for models whose parameters are all of one dtype")

@@ -16,7 +16,6 @@ from itertools import accumulate
 
 from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
-from predictor.engine.setup import BF16
 from predictor.engine.zero3_waits import Waits
 from predictor.events import Factor
 from predictor.facts import Parameter
@@ -239,8 +238,8 @@ class Gathers:
 
     def _buffer(self, parameter: int, stream: int) -> int:
         tensor = self.tensors[parameter]
-        return self.tape.allocate(BF16 * self.degree * partition_numel(tensor, self.degree), Factor.PARAMETERS,
-                                  "zero::all_gather", module=tensor.module, stream=stream)
+        return self.tape.allocate(tensor.itemsize * self.degree * partition_numel(tensor, self.degree),
+                                  Factor.PARAMETERS, "zero::all_gather", module=tensor.module, stream=stream)
 
     def _whole(self, parameters: Sequence[int], stream: int) -> dict[int, int]:
         """On one rank a partition is the parameter: all there is to gather is a copy, if it lies on the host."""
@@ -250,9 +249,9 @@ class Gathers:
         """Partitions on their way from the host, if they lie there."""
         if not self.zero.offload_param:
             return []
-        return [self.tape.allocate(BF16 * partition_numel(self.tensors[parameter], self.degree), Factor.COMMUNICATION,
+        return [self.tape.allocate(tensor.itemsize * partition_numel(tensor, self.degree), Factor.COMMUNICATION,
                                    "zero::partition_from_host", stream=stream)
-                for parameter in parameters]
+                for tensor in map(self.tensors.__getitem__, parameters)]
 
     def _drop(self, copies: Sequence[int]) -> None:
         for buffer in reversed(copies):
@@ -271,9 +270,10 @@ class Gathers:
                 gathers.append(Gather([p], self._buffer(p, self.stream), 1))
                 self._drop(self._copies([p], self.stream))
         else:
-            numel = sum(partition_numel(self.tensors[p], self.degree) for p in parameters)
-            flat = self.tape.allocate(BF16 * self.degree * numel, Factor.COMMUNICATION, "zero::all_gather_coalesced",
-                                      stream=self.stream)
+            partition_bytes = sum(self.tensors[p].itemsize * partition_numel(self.tensors[p], self.degree)
+                                  for p in parameters)
+            flat = self.tape.allocate(self.degree * partition_bytes, Factor.COMMUNICATION,
+                                      "zero::all_gather_coalesced", stream=self.stream)
             self._drop(self._copies(parameters, self.stream))
             gathers = [Gather(parameters, flat, len(parameters))]
         for gather in gathers:

@@ -80,7 +80,8 @@ class Reduction:
         self._tape.free(gradient)
 
     def _allocate(self, numel: int) -> int:
-        return self._tape.allocate(BF16 * numel, Factor.COMMUNICATION, "zero::reduce", stream=self._stream)
+        return self._tape.allocate(self._tensors[0].itemsize * numel, Factor.COMMUNICATION, "zero::reduce",
+                                   stream=self._stream)
 
     def _to_host(self, numel: int) -> int:
         """``partition_grads``, ``_offload_grad_partition_at_boundary``; what is returned goes when the next comes."""

@@ -22,7 +22,8 @@ def title(prediction: Prediction) -> str:
         f"batch {w.get('per_device_train_batch_size'):,} x {w.get('sequence_length'):,} tokens",
         f"{accumulation} accumulation steps" if accumulation > 1 else "",
         f"evaluation of batch {w['per_device_eval_batch_size']:,}" if w.get("per_device_eval_batch_size") else "",
-        str(w.get("dtype")), str(w.get("optim")),
+        str(w.get("dtype")) if w.get("mixed_precision", "none") == "none" else
+        f"{w['mixed_precision']} over {w.get('dtype')}", str(w.get("optim")),
         "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
         f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
         f"offload {w['offload']}" if w.get("offload") else "",

@@ -45,7 +45,7 @@ def test_the_short_form_is_hugging_faces_auto():
     short = read(Workload(model="m", sequence_length=9, zero_stage=2, max_grad_norm=0.3), HIDDEN)
     assert (short.stage, short.contiguous_gradients, short.overlap_comm) == (2, True, False)
     assert (short.reduce_bucket_size, short.gradient_clipping) == (HIDDEN**2, 0.3)
-    assert (short.check_grad_overflow, short.compute_grad_norm, short.bf16) == (True, True, True)
+    assert (short.check_grad_overflow, short.compute_grad_norm, short.dtype) == (True, True, "bf16")
     assert (short.version, short.notes) == ((0, 19, 8), ())
 
 
@@ -54,6 +54,19 @@ def test_llavas_zero2_json():
     assert (settings.overlap_comm, settings.reduce_bucket_size, settings.allgather_bucket_size) == (
         True, HIDDEN**2, 500_000_000)
     assert (settings.train_micro_batch_size_per_gpu, settings.gradient_accumulation_steps) == (16, 2)
+
+
+@pytest.mark.parametrize("sections, keys, dtype", [
+    ({"fp16": {"enabled": True, "loss_scale": 0}}, {}, "fp16"),
+    ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, {}, "fp32"),
+    ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, {}, "bf16"),
+    ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, {"dtype": "fp16"}, "fp16"),
+    ({}, {"dtype": "fp32"}, "fp32"),
+])
+def test_the_sections_settle_the_dtype_or_ours_does(sections, keys, dtype):
+    settings = zero({"zero_optimization": {"stage": 2}} | sections, **keys)
+    assert (settings.dtype, settings.grad_accum_dtype, settings.communication_data_type) == (dtype, dtype, dtype)
+    assert settings.check_grad_overflow == (dtype != "fp32")
 
 
 def test_a_bucket_that_is_absent_has_deepspeeds_default_and_not_hugging_faces():
@@ -130,6 +143,13 @@ def test_the_batch_is_worked_out_as_deepspeed_does(rest, keys, expected):
     (config(gradient_clipping=1.0), {"max_grad_norm": 0.5}, "max_grad_norm is 0.5, but deepspeed has gradient_clipping 1.0"),
     (config(optimizer={"type": "AdamW"}), {"optim": "adamw_torch"}, "optim is adamw_torch, but deepspeed has optimizer"),
     (config() | {"fp16": {"enabled": True}}, {}, "deepspeed: bf16.enabled and fp16.enabled are both true: keep one"),
+    (config(), {"dtype": "fp16"}, "dtype is fp16, but deepspeed has dtype bf16: leave one of them out"),
+    ({"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}}, {"dtype": "bf16"},
+     "dtype is bf16, but deepspeed has bf16.enabled false: leave one of them out"),
+    (config(data_types={"param_dtype": "fp32"}), {}, "deepspeed: data_types.param_dtype is fp32, but dtype is bf16"),
+    (config(torch_autocast={"enabled": True}), {}, "deepspeed: torch_autocast is not supported"),
+    (config() | {"fp16": {"fp16_master_weights_and_grads": True}}, {},
+     "deepspeed: fp16.fp16_master_weights_and_grads is not supported"),
     ({"zero_optimization": {"stage": 2}}, {}, 'deepspeed: bf16.enabled is not true: add "bf16": {"enabled": true}'),
     (BF16, {}, "deepspeed: zero_optimization.stage is not given"),
     (config({"stage": 4}), {}, "deepspeed: zero_optimization.stage must be one of 0, 1, 2, 3, not 4"),

@@ -146,7 +146,6 @@ def test_arguments_of_an_optimizer_are_given_as_hugging_face_takes_them():
 
 
 @pytest.mark.parametrize("keys, named", [
-    ({"dtype": "fp16"}, "fp16"), ({"dtype": "float32"}, "fp32"),
     ({"mixed_precision": "autocast"}, "autocast"), ({"attn_implementation": "flash_attention_3"}, "flash_attention_3"),
     ({"torch_compile": True}, "torch_compile"), ({"engine": "fsdp"}, "fsdp"),
     ({"optim": "ademamix"}, "ademamix"), ({"optim": "galore_adamw"}, "galore_adamw"),
@@ -178,11 +177,27 @@ def test_switching_off_what_is_not_supported_is_fine(keys):
      "engine is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2"),
     ({"attn_implementation": "eager", "sdpa_backend": "flash"},
      "sdpa_backend is flash, which attn_implementation eager does not use"),
+    ({"mixed_precision": "fp16", "dtype": "fp16"},
+     "dtype is fp16, but mixed_precision fp16 goes over fp32 weights: leave one of them out"),
+    ({"mixed_precision": "fp16", "zero_stage": 2},
+     "mixed_precision is fp16, but DeepSpeed trains without autocast: leave it out and give dtype fp16"),
+    ({"dtype": "fp32", "sdpa_backend": "flash"}, "sdpa_backend is flash, whose kernels take no fp32: leave it out"),
+    ({"optim": "rmsprop_bnb"}, "optim is rmsprop_bnb: bitsandbytes has no 32-bit RMSprop for bf16 gradients"),
     ({"per_device_train_batch_size": 65_536, "sequence_length": 65_536}, "sequence_length x per_device_train_batch_size is"),
     ({"zero_stage": 2, "versions": {"deepspeed": "0.12.6"}}, "versions names DeepSpeed 0.12.6: 0.13.2 or later is predicted"),
 ])
 def test_keys_that_contradict_each_other(keys, message):
     assert error_of(**keys).startswith(message)
+
+
+@pytest.mark.parametrize("keys, weights, products", [
+    ({}, "bf16", "bf16"), ({"dtype": "float16"}, "fp16", "fp16"), ({"mixed_precision": "bf16"}, "fp32", "bf16"),
+    ({"mixed_precision": "bf16", "dtype": "bf16"}, "bf16", "bf16"),
+    ({"mixed_precision": "float16", "dtype": "fp32"}, "fp32", "fp16"), ({"dtype": "fp32"}, "fp32", "fp32"),
+])
+def test_mixed_precision_goes_over_fp32_weights_unless_they_are_said_to_be_bf16(keys, weights, products):
+    workload = make(**keys)
+    assert (workload.dtype, workload.computes_in) == (weights, products)
 
 
 @pytest.mark.parametrize("wrong, right", [

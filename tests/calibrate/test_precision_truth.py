@@ -1,0 +1,70 @@
+"""Precisions against the libraries themselves: measured jobs and Hugging Face's Trainer on the emulated GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from calibrate.dryrun import dryrun
+from calibrate.measure import measure
+from predictor import pipeline, survival
+from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator, workload
+from tests.predictor.small import small_config
+
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+
+SCALARS_BYTES = 64
+"""DeepSpeed's norm and overflow flags, and what the Trainer logs, are not predicted."""
+RANK = {"data_parallel_size": 4, "rank": 3}
+
+
+@pytest.mark.parametrize("changes", [
+    {"dtype": "fp32", "padding": "right", "gradient_checkpointing": False},
+    {"dtype": "fp16", "attn_implementation": "eager", "gpu": "l40s", "optim": "rmsprop_bnb"},
+    {"mixed_precision": "bf16", "engine": "ddp", "data_parallel_size": 2, "gradient_accumulation_steps": 2},
+    {"mixed_precision": "fp16", "recipe": "lora", "gradient_checkpointing": False, "max_grad_norm": 0.0},
+    {"deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_comm": True}}, **RANK},
+    {"dtype": "fp32", "zero_stage": 1, "param_groups": "single", **RANK},
+    {"dtype": "fp16", "zero_stage": 3, **RANK},
+    {"dtype": "fp32", "zero_stage": 3, "padding": "right", **RANK},
+], ids=["fp32-padded", "fp16-eager", "bf16-mixed-ddp", "fp16-mixed-lora", "fp16-zero2", "fp32-zero1",
+        "fp16-zero3", "fp32-zero3"])
+def test_a_measured_job_is_predicted(tmp_path, changes):
+    asked = workload(tmp_path, **{"gpu": "h100-80gb", "profile": "none"} | changes)
+    record, job = measure(asked), pipeline.prepare(asked)
+    run = job.run(asked.capacity, record.rank)
+    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    assert 0 <= record.peak("requested_bytes").bytes - run.peak < SCALARS_BYTES
+    assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= survival.PAGE_BYTES
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_trainer_in_mixed_precision_is_predicted(tmp_path, dtype):
+    asked = workload(tmp_path, mixed_precision=dtype, gpu="h100-80gb", profile="none")
+    (tmp_path / "model.json").write_text(json.dumps(small_config()))
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(f"""
+        import json, torch
+        from transformers import AutoConfig, LlavaForConditionalGeneration, Trainer, TrainingArguments
+        document = json.load(open({str(tmp_path / "model.json")!r}))
+        config = AutoConfig.for_model(document.pop("model_type"), **document)
+        model = LlavaForConditionalGeneration._from_config(config, dtype=torch.float32)
+        model.model.vision_tower.requires_grad_(False)
+        ids = torch.full(({SEQUENCE},), 1)
+        ids[1:5] = config.image_token_id
+        labels = torch.where(ids == config.image_token_id, -100, ids)
+        sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28)}}
+        arguments = TrainingArguments(
+            output_dir={str(tmp_path)!r}, per_device_train_batch_size={BATCH}, max_steps=3, report_to=[],
+            save_strategy="no", gradient_checkpointing=True, optim="adamw_torch_fused", logging_steps=1,
+            gradient_checkpointing_kwargs={{"use_reentrant": False}}, remove_unused_columns=False, {dtype}=True)
+        Trainer(model=model, args=arguments, train_dataset=[sample] * 64).train()
+    """))
+    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL)
+    assert (found.exit_code, found.optimizer_steps) == (0, 3)
+    predicted = pipeline.prepare(asked).run(asked.capacity, 0).peak
+    assert 0 <= found.peak_requested_bytes - predicted < SCALARS_BYTES
