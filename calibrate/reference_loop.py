@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from calibrate import alone
+from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import lora, models, parser
+from predictor import lora, models, parser, quantization
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -44,7 +44,12 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    to_device(model)
+    if workload.quantization:
+        model = checkpointed(quantized.load(workload), workload)
+        if built:
+            built(model)
+    else:
+        to_device(model)
     forward, backward, step = ENGINES[workload.engine](Job(workload, rank, model, facts))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
@@ -65,7 +70,12 @@ def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-                         lora=lora.adapters(workload))
+                         lora=lora.adapters(workload), quantization=quantization.quantized(workload))
+    return checkpointed(model, workload)
+
+
+def checkpointed(model, workload: Workload):
+    """The same model; its layers are recomputed in backward, if the workload says so."""
     if workload.gradient_checkpointing:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs=dict(workload.gradient_checkpointing_kwargs))

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from predictor import calibrated, deepspeed_config, gpus, learned, lora, models, profile, regimes, store, survival
+from predictor import (
+    calibrated,
+    deepspeed_config,
+    gpus,
+    learned,
+    lora,
+    models,
+    profile,
+    quantization,
+    regimes,
+    store,
+    survival,
+)
 from predictor.answer import answer
 from predictor.calibrated import Margin
 from predictor.engine import ddp
@@ -186,7 +198,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         padding=workload.padding, checkpointing=_checkpointing(workload),
         attn_implementation=workload.attn_implementation, sdpa_backend=_backend(workload, gpu),
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload))
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
+        quantization=quantization.quantized(workload))
 
 
 def _checkpointing(workload: Workload) -> str:
@@ -201,6 +214,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
         return ""
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
+    if workload.quantization and workload.quantization["prepare"] == "peft":  # in fp32
+        return "efficient"
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 
 
@@ -218,6 +233,18 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+    _check_rows(workload, formula)
+
+
+def _check_rows(workload: Workload, formula: Formula) -> None:
+    """Layers of 4 bits multiply as they were traced, not as for few rows."""
+    rows = {True: workload.per_device_train_batch_size * workload.sequence_length,
+            False: workload.per_device_train_batch_size * workload.images_per_sample * formula.facts.tokens_per_image}
+    least = min((rows[modality(tensor.name) in ("language_model", "head")]
+                 for tensor in formula.facts.parameters if tensor.packed), default=None)
+    if least is not None and least <= quantization.FEW_ROWS:
+        raise InputError(f"quantization: layers of 4 bits would see {least} tokens: up to {quantization.FEW_ROWS} "
+                         "bitsandbytes may take another kernel, which is not predicted: use peakcast learn")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:
@@ -228,7 +255,9 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         optim_args=workload.optim_args, weight_decay=workload.weight_decay,
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
-        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp)
+        data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
+        quantization=workload.quantization,
+        autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.lora import Adapters
+from predictor.quantization import Quantized
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -33,6 +34,7 @@ class Key:
         sdpa_backend: what attention resolves to; empty for eager attention.
         sharded: traced as under ZeRO-3; left out of the document where not.
         lora: adapters, if there are; left out of the document otherwise.
+        quantization: layers of 4 bits, likewise.
     """
 
     fingerprint: str
@@ -49,11 +51,12 @@ class Key:
     tracer: int = TRACER_VERSION
     sharded: bool = False
     lora: Adapters | None = None
+    quantization: Quantized | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
         document = asdict(self)
-        for name in ("sharded", "lora"):
+        for name in ("sharded", "lora", "quantization"):
             if not document[name]:
                 del document[name]
         return json.loads(json.dumps(document))

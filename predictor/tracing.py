@@ -44,7 +44,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor.trace import trace
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
-                         trainable=key.trainable, frozen=key.frozen, lora=key.lora)
+                         trainable=key.trainable, frozen=key.frozen, lora=key.lora, quantization=key.quantization)
     if key.checkpointing != "off":
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": key.checkpointing == "reentrant"})
@@ -58,7 +58,9 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 
 
 def _require(config: ModelConfig, key: Key) -> None:
-    packages = {"torch": key.torch, "transformers": key.transformers} | ({"peft": key.lora.peft} if key.lora else {})
+    packages = {"torch": key.torch, "transformers": key.transformers}
+    packages |= {"peft": key.lora.peft} if key.lora else {}
+    packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}
     for package, wanted in packages.items():
         try:
             found = importlib.metadata.version(package)

@@ -118,6 +118,12 @@ def efficient_backward(gpu, batch, heads, sequence, width):
     return batch * heads * blocks * (FP32 * block * _round_up(width, block) + 16)
 
 
+def efficient_backward_fp32(gpu, batch, heads, sequence, width):
+    """The same for fp32: of columns by 64 (the same file; read off for widths of 32 to 256 on emulated GPUs)."""
+    block = 64 if width <= 64 else 128
+    return batch * heads * _ceil_div(sequence, block) * _ceil_div(width, 64) * (FP32 * block * 64 + 16)
+
+
 # Reductions -------------------------------------------------------------------------------------------
 
 
@@ -234,7 +240,7 @@ FUNCTIONS = {
     for function in (
         cublas_workspace, cublaslt_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
-        efficient_rows, padded_mask, efficient_delta, efficient_backward,
+        efficient_rows, padded_mask, efficient_delta, efficient_backward, efficient_backward_fp32,
         reduction_buffer, reduction_semaphores,
         cub_scan, cub_select, cub_count,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,

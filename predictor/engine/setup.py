@@ -41,6 +41,8 @@ class Setup:
     capacity_bytes: int | None
     allocator: AllocatorSettings = AllocatorSettings()
     ddp: FrozenMap | None = None
+    quantization: FrozenMap | None = None
+    autocast_adapter_dtype: bool = False
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
     gpu: Gpu = gpus.find(gpus.DEFAULT)

@@ -97,8 +97,7 @@ class Zero3(AlikeRanks):
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _start_up(self, tape: Tape) -> None:
-        facts = self.setup.facts
-        buffers = to_device(tape, facts)
+        buffers = to_device(tape, self.setup)
         parts = {}
         for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
             parts[index] = tape.allocate(BF16 * self._partition_numel(index), Factor.PARAMETERS, "zero::partition",
