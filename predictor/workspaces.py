@@ -119,8 +119,9 @@ def efficient_backward(gpu, batch, heads, sequence, width):
 
 
 def efficient_backward_fp32(gpu, batch, heads, sequence, width):
-    """The same for fp32: of columns by 64 (the same file; read off for widths of 32 to 256 on emulated GPUs)."""
-    block = 64 if width <= 64 else 128
+    """The same for fp32: of columns by 64, wider rows by 128 where shared memory has room (the same file; read off for
+    widths of 32 to 256 on three emulated GPUs)."""
+    block = 128 if width > 64 and gpu.shared_memory_block_bytes > 100 * KIB else 64
     return batch * heads * _ceil_div(sequence, block) * _ceil_div(width, 64) * (FP32 * block * 64 + 16)
 
 
