@@ -187,6 +187,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     Raises:
         InputError: an unknown model, or an image size or GPU that is not supported.
     """
+    quantization.check(workload)
     config = models.find(workload.model)
     if workload.image_size not in (None, config.image_size):
         raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
@@ -233,18 +234,7 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
-    _check_rows(workload, formula)
-
-
-def _check_rows(workload: Workload, formula: Formula) -> None:
-    """Layers of 4 bits multiply as they were traced, not as for few rows."""
-    rows = {True: workload.per_device_train_batch_size * workload.sequence_length,
-            False: workload.per_device_train_batch_size * workload.images_per_sample * formula.facts.tokens_per_image}
-    least = min((rows[modality(tensor.name) in ("language_model", "head")]
-                 for tensor in formula.facts.parameters if tensor.packed), default=None)
-    if least is not None and least <= quantization.FEW_ROWS:
-        raise InputError(f"quantization: layers of 4 bits would see {least} tokens: up to {quantization.FEW_ROWS} "
-                         "bitsandbytes may take another kernel, which is not predicted: use peakcast learn")
+    quantization.check_rows(workload, formula.facts)
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
+from predictor.facts import ModelFacts, modality
 from predictor.lora import Names, quiet
 from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Table
 
@@ -80,6 +81,33 @@ def quantized(workload: Workload) -> Quantized | None:
     return Quantized(wanted["bnb_4bit_use_double_quant"], wanted["bnb_4bit_compute_dtype"],
                      tuple(wanted["llm_int8_skip_modules"]), wanted["prepare"],
                      workload.versions.get("bitsandbytes", PINNED_BITSANDBYTES))
+
+
+def check(workload: Workload) -> None:
+    """Refuses a prediction of what was not compared with a run."""
+    if workload.quantization is None:
+        return
+    checkpointing = workload.gradient_checkpointing and workload.gradient_checkpointing_kwargs
+    for name, asked, instead in (
+            ("engine deepspeed", workload.engine == "deepspeed", "use engine ddp, or torch"),
+            ("lora use_dora", workload.lora["use_dora"], "leave it out"),
+            ("gradient_checkpointing_kwargs use_reentrant", checkpointing and checkpointing["use_reentrant"],
+             "set it to false"),
+            ("mixed_precision", workload.mixed_precision != "none", "leave it out")):
+        if asked:
+            raise InputError(f"{name}: not predicted with quantization yet: {instead}, or use peakcast learn")
+
+
+def check_rows(workload: Workload, facts: ModelFacts) -> None:
+    """The same for shapes at which products do not go as they were traced."""
+    samples = workload.per_device_train_batch_size
+    rows = {True: samples * workload.sequence_length,
+            False: samples * workload.images_per_sample * facts.tokens_per_image}
+    least = min((rows[modality(tensor.name) in ("language_model", "head")] for tensor in facts.parameters
+                 if tensor.packed), default=FEW_ROWS + 1)
+    if least <= FEW_ROWS:
+        raise InputError(f"quantization: layers of 4 bits would see {least} tokens: up to {FEW_ROWS} bitsandbytes may "
+                         "take another kernel, which is not predicted: use peakcast learn")
 
 
 def replace(model, wanted: Quantized) -> None:

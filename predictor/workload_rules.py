@@ -73,22 +73,15 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _resolve_quantization(values: dict[str, Any]) -> None:
-    """Layers of 4 bits belong under adapters, and to what was compared with a run of them."""
+    """Layers of 4 bits belong under adapters."""
     wanted = values["quantization"]
     if wanted is None:
         return
     if values["recipe"] != "lora":
         raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "
                                          "add recipe lora")
-    for name, value, instead in (
-            ("engine", values["engine"] == "deepspeed" and "deepspeed", "use engine ddp, or torch"),
-            ("lora", values["lora"]["use_dora"] and "use_dora", "leave it out, or use peakcast learn"),
-            ("gradient_checkpointing_kwargs", values["gradient_checkpointing"] and
-             values["gradient_checkpointing_kwargs"]["use_reentrant"] and "use_reentrant", "set it to false"),
-            ("dtype", values["dtype"] != "bf16" and values["dtype"], "use bf16"),
-            ("mixed_precision", values["mixed_precision"] != "none" and values["mixed_precision"], "leave it out")):
-        if value:
-            raise KeyProblem(name, f"asks for {value}, which is not predicted with quantization yet: {instead}")
+    if values["dtype"] != "bf16":
+        raise KeyProblem("dtype", f"is {values['dtype']}: with quantization the other weights are loaded in bf16")
     if wanted["prepare"] == "peft" and values["sdpa_backend"] in ("flash", "cudnn"):
         raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, but quantization's prepare peft makes "
                                          "attention run in fp32, which that kernel does not take: leave it out")
