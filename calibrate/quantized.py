@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from predictor import lora, models, parser, quantization
@@ -33,5 +35,7 @@ def load(workload: Workload):
         None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.state_dict().items()},
         dtype=bare.dtype, attn_implementation=workload.attn_implementation,
         quantization_config=BitsAndBytesConfig(**settings))
+    dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way
     return parser.ready(model, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-                        lora=lora.adapters(workload), quantization=quantization.quantized(workload), device="cpu")
+                        lora=replace(lora.adapters(workload), dtype=dtype),
+                        quantization=quantization.quantized(workload), device="cpu")

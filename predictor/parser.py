@@ -34,7 +34,7 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str,
         four_bit.replace(model, quantization)
     model = ready(model, recipe=recipe, trainable=trainable, frozen=frozen, lora=lora, quantization=quantization)
     if quantization is not None:
-        four_bit.settle(model)
+        four_bit.settle(model, quantization)
     return model
 
 

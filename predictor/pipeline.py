@@ -215,7 +215,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
         return ""
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
-    if workload.quantization and workload.quantization["prepare"] == "peft":  # in fp32
+    packed = quantization.quantized(workload)
+    if packed and packed.in_fp32:
         return "efficient"
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 

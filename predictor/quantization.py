@@ -63,6 +63,8 @@ class Quantized:
         compute_dtype: ``bf16`` or ``fp32``.
         skip_modules: beginnings or ends of paths of layers that keep their weights.
         prepare: ``peft`` or ``trl``.
+        narrowed: whether all other weights are bf16 in the end: DeepSpeed makes them so (0.19.8, runtime/engine.py,
+            ``_cast_module_mixed_precision``).
         bitsandbytes: release.
     """
 
@@ -70,7 +72,13 @@ class Quantized:
     compute_dtype: str
     skip_modules: tuple[str, ...]
     prepare: str
+    narrowed: bool
     bitsandbytes: str
+
+    @property
+    def in_fp32(self) -> bool:
+        """Whether all but products of 4-bit weights runs in fp32."""
+        return self.prepare == "peft" and not self.narrowed
 
 
 def quantized(workload: Workload) -> Quantized | None:
@@ -79,7 +87,7 @@ def quantized(workload: Workload) -> Quantized | None:
     if wanted is None:
         return None
     return Quantized(wanted["bnb_4bit_use_double_quant"], wanted["bnb_4bit_compute_dtype"],
-                     tuple(wanted["llm_int8_skip_modules"]), wanted["prepare"],
+                     tuple(wanted["llm_int8_skip_modules"]), wanted["prepare"], workload.engine == "deepspeed",
                      workload.versions.get("bitsandbytes", PINNED_BITSANDBYTES))
 
 
@@ -89,7 +97,7 @@ def check(workload: Workload) -> None:
         return
     checkpointing = workload.gradient_checkpointing and workload.gradient_checkpointing_kwargs
     for name, asked, instead in (
-            ("engine deepspeed", workload.engine == "deepspeed", "use engine ddp, or torch"),
+            ("zero_stage 3", workload.zero_stage == 3, "use zero_stage 2"),
             ("lora use_dora", workload.lora["use_dora"], "leave it out"),
             ("gradient_checkpointing_kwargs use_reentrant", checkpointing and checkpointing["use_reentrant"],
              "set it to false"),
@@ -182,10 +190,15 @@ def narrow(model, wanted: Quantized) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-def settle(model) -> None:
-    """Biases of 4-bit layers as they are once each has run (bitsandbytes/nn/modules.py, ``Linear4bit.forward``)."""
+def settle(model, wanted: Quantized) -> None:
+    """What engine and layers do to weights in the end: biases of 4-bit layers take their compute dtype when each first
+    runs (bitsandbytes/nn/modules.py, ``Linear4bit.forward``)."""
+    import torch
     from bitsandbytes.nn import Linear4bit
 
+    for parameter in model.parameters() if wanted.narrowed else ():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
     for layer in model.modules():
         if isinstance(layer, Linear4bit) and layer.bias is not None:
             layer.bias.data = layer.bias.data.to(layer.compute_dtype)

@@ -82,7 +82,7 @@ def _resolve_quantization(values: dict[str, Any]) -> None:
                                          "add recipe lora")
     if values["dtype"] != "bf16":
         raise KeyProblem("dtype", f"is {values['dtype']}: with quantization the other weights are loaded in bf16")
-    if wanted["prepare"] == "peft" and values["sdpa_backend"] in ("flash", "cudnn"):
+    if wanted["prepare"] == "peft" and values["engine"] != "deepspeed" and values["sdpa_backend"] in ("flash", "cudnn"):
         raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, but quantization's prepare peft makes "
                                          "attention run in fp32, which that kernel does not take: leave it out")
 

@@ -112,7 +112,8 @@ class _Loading:
             self._cast(index, FP32)
 
     def settle(self) -> None:
-        """TRL makes adapters bf16; biases of 4-bit layers take the compute dtype, in truth when each first runs."""
+        """TRL makes adapters bf16, DeepSpeed all but the 4-bit weights; biases of 4-bit layers take the compute dtype,
+        in truth when each first runs."""
         for index, tensor in enumerate(self.tensors):
             if index in self.sizes:
                 self._cast(index, tensor.itemsize)

@@ -73,7 +73,7 @@ def test_a_wrong_key_is_one_clear_line(keys, message):
 
 
 @pytest.mark.parametrize(("keys", "name"), [
-    ({"zero_stage": 3}, "engine deepspeed"), ({"lora": {"use_dora": True}}, "lora use_dora"),
+    ({"zero_stage": 3}, "zero_stage 3"), ({"lora": {"use_dora": True}}, "lora use_dora"),
     ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "gradient_checkpointing_kwargs use_reentrant"),
 ])
 def test_what_was_not_compared_with_a_run_is_not_predicted(keys, name):
