@@ -273,18 +273,17 @@ def padded_mask(call: Call) -> None:
 
 
 def efficient_backward(call: Call) -> None:
-    """Row sums and the gradient accumulator (attention_backward.cu); in fp32 a product is summed, the sums copied."""
-    query = call.args[1]
-    dimensions = attention_dimensions(query)
-    delta = ("efficient_delta", dimensions)
-    if query.dtype != torch.float32:
-        return call.around(delta, ("efficient_backward", dimensions))
+    """Row sums, which are an expression of their own in fp32, and the gradient accumulators (attention_backward.cu)."""
+    query, dimensions = call.args[1], attention_dimensions(call.args[1])
     call.results()
-    product, sums, copy = (call.allocate(size) for size in (query.numel() * query.element_size(), delta, delta))
-    for buffer in (sums, product):
+    wide = query.element_size() == 4
+    terms = [call.allocate(4 * query.numel()), call.allocate(("efficient_delta", dimensions))] if wide else []
+    delta = call.allocate(("efficient_delta", dimensions))
+    for buffer in reversed(terms):
         call.free(buffer)
-    for buffer in (copy, call.allocate(("efficient_backward_fp32", dimensions))):
-        call.free(buffer)
+    accumulators = call.allocate(("efficient_backward", (*dimensions, 4) if wide else dimensions))
+    call.free(delta)
+    call.free(accumulators)
 
 
 TABLE: dict[str, Callable[[Call], None]] = {

@@ -111,18 +111,30 @@ def efficient_delta(gpu, batch, heads, sequence, width):
     return FP32 * batch * heads * sequence
 
 
-def efficient_backward(gpu, batch, heads, sequence, width):
-    """fp32 gradient accumulator by query block (mem_eff_attention/kernel_backward.h, workspace_size)."""
-    block = 64 if width <= 64 else 128
-    blocks = _ceil_div(sequence, block)
-    return batch * heads * blocks * (FP32 * block * _round_up(width, block) + 16)
+def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2):
+    """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
+    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu)."""
+    queries, keys = _efficient_block(gpu, width, itemsize)
+    each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
+    if itemsize < FP32 and width > queries:
+        splits = np.maximum(np.minimum(_ceil_div(sequence, keys), 200 // (batch * heads)), 1)
+        each = each + 2 * FP32 * splits * keys * _round_up(width, queries)
+    return batch * heads * each
 
 
-def efficient_backward_fp32(gpu, batch, heads, sequence, width):
-    """The same for fp32: of columns by 64, wider rows by 128 where shared memory has room (the same file; read off for
-    widths of 32 to 256 on three emulated GPUs)."""
-    block = 128 if width > 64 and gpu.shared_memory_block_bytes > 100 * KIB else 64
-    return batch * heads * _ceil_div(sequence, block) * _ceil_div(width, 64) * (FP32 * block * 64 + 16)
+def _efficient_block(gpu, width, itemsize):
+    """Queries and keys of a block: the first kernel whose shared memory there is (mem_eff_attention/kernels/cutlassB.h,
+    read off on four emulated GPUs)."""
+    roomy = gpu.shared_memory_block_bytes > 100 * KIB
+    if width <= 64:
+        return 64, 64
+    if itemsize == FP32:
+        return (128 if roomy else 64), 64
+    if width <= 96 and gpu.compute_capability in ((8, 6), (8, 9)):
+        return 128, 64
+    if width <= 128:
+        return (128, 128) if roomy else (64, 64)
+    return 128, 64
 
 
 # Reductions -------------------------------------------------------------------------------------------
@@ -241,7 +253,7 @@ FUNCTIONS = {
     for function in (
         cublas_workspace, cublaslt_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
-        efficient_rows, padded_mask, efficient_delta, efficient_backward, efficient_backward_fp32,
+        efficient_rows, padded_mask, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
         cub_scan, cub_select, cub_count,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,

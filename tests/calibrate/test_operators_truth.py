@@ -86,6 +86,7 @@ def calls():
         "flash attention, keys split": attention("flash", True, batch=1, length=577),
         "flash attention": attention("flash", True, batch=32, length=577),
         **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
+        "efficient attention backward": efficient_backward(128, torch.bfloat16),
         "product of 4-bit weights": product_of_4_bits(),
         "product of 4-bit weights, bias": product_of_4_bits(bias=True),
         "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
