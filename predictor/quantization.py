@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, modality
 from predictor.lora import Names, quiet
-from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Table
+from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Table, thaw
 
 if TYPE_CHECKING:
     from predictor.workload import Workload
@@ -41,6 +41,11 @@ class _Given(Flag):
         return True
 
 
+CHECKPOINTING = "gradient_checkpointing_kwargs"
+COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
+            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right"),
+            CHECKPOINTING: (FrozenMap({"use_reentrant": False}),)}
+"""Values of keys that were compared with runs of 4-bit layers; others are not predicted."""
 DEFAULTS = FrozenMap({
     "load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
     "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": SKIPPED, "prepare": "peft"})
@@ -95,15 +100,13 @@ def check(workload: Workload) -> None:
     """Refuses a prediction of what was not compared with a run."""
     if workload.quantization is None:
         return
-    checkpointing = workload.gradient_checkpointing and workload.gradient_checkpointing_kwargs
-    for name, asked, instead in (
-            ("zero_stage 3", workload.zero_stage == 3, "use zero_stage 2"),
-            ("lora use_dora", workload.lora["use_dora"], "leave it out"),
-            ("gradient_checkpointing_kwargs use_reentrant", checkpointing and checkpointing["use_reentrant"],
-             "set it to false"),
-            ("mixed_precision", workload.mixed_precision != "none", "leave it out")):
-        if asked:
-            raise InputError(f"{name}: not predicted with quantization yet: {instead}, or use peakcast learn")
+    for name, seen in COMPARED.items():
+        value = getattr(workload, name)
+        if value not in seen and not (name == CHECKPOINTING and not workload.gradient_checkpointing):
+            raise InputError(f"{name} {thaw(value)}: not predicted with quantization yet: leave it out, or use "
+                             "peakcast learn")
+    if workload.lora["use_dora"]:
+        raise InputError("lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn")
 
 
 def check_rows(workload: Workload, facts: ModelFacts) -> None:
