@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from calibrate import alone
+from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, liger, lora, models, parser
+from predictor import autocast, liger, lora, models, parser, quantization
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -45,7 +45,11 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    if workload.engine != "fsdp2":  # which brings each unit there and shards it
+    if workload.quantization:
+        model = checkpointed(quantized.load(workload), workload)
+        if built:
+            built(model)
+    elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)
     forward, backward, step = ENGINES[workload.engine](
         Job(workload, rank, model, facts, partial(to_device, model)))
@@ -81,11 +85,17 @@ def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-                         lora=lora.adapters(workload), dtype=workload.dtype)
+                         lora=lora.adapters(workload), dtype=workload.dtype,
+                         quantization=quantization.quantized(workload))
     if workload.use_liger_kernel:
         liger.apply(model)
     if workload.mixed_precision != "none":
         autocast.prepare(model, workload.mixed_precision, "cuda")
+    return checkpointed(model, workload)
+
+
+def checkpointed(model, workload: Workload):
+    """The same model; its layers are recomputed in backward, if the workload says so."""
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)

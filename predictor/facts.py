@@ -39,6 +39,11 @@ class Parameter:
         return self.name.rpartition(".")[0]
 
     @property
+    def packed(self) -> bool:
+        """Whether it holds two weights of 4 bits a byte."""
+        return self.itemsize == 1 and not self.buffer
+
+    @property
     def is_embedding(self) -> bool:
         """Whether an ``nn.Embedding`` has it; by its name where nobody looked."""
         return self.module.rpartition(".")[2] in EMBEDDINGS if self.embedding is None else self.embedding

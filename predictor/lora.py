@@ -23,6 +23,8 @@ PINNED_PEFT = "0.21.2"
 ALL_LINEAR = "all-linear"
 PATTERN = "*multi_modal_projector*"
 """What trains beside the adapters."""
+ADAPTERS, COPIED = ".lora_", ".modules_to_save."
+"""Parts of the names of what peft adds: adapters, and trained copies of modules."""
 UNTRAINED = (".base_layer.", ".original_module.")
 """What peft keeps frozen of a layer that it wraps: the layer under adapters, the original of a trained copy."""
 
@@ -88,7 +90,7 @@ class Adapters:
 
     Attributes:
         dropout: whether there is any.
-        dtype: of the adapters when they run: ``fp32``, or the weights'.
+        dtype: of the adapters when they run: ``fp32``, or ``bf16`` as the weights (of 4 bits: as their compute dtype).
         peft: release of peft.
     """
 
@@ -121,8 +123,10 @@ def adapters(workload: Workload) -> Adapters | None:
         dtype="fp32" if wide else workload.dtype, peft=workload.versions.get("peft", PINNED_PEFT))
 
 
-def inject(model, wanted: Adapters):
+def inject(model, wanted: Adapters, device: str = "meta"):
     """Put peft's adapters into a model on meta, in place; ``requires_grad`` is as peft leaves it.
+
+    ``device``: where they are made; peft then moves them to the layers', unless that is meta.
 
     The model that ``get_peft_model`` wraps is what it calls and what holds the adapters, so paths stay the model's own.
 
@@ -130,9 +134,10 @@ def inject(model, wanted: Adapters):
         InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer.
     """
     import torch
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it misses CPU kernels aloud
+
+    quiet()
     from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import Linear, LoraLayer
+    from peft.tuners.lora import LoraLayer
 
     language_model = "model.language_model"
     targets = wanted.target_modules or linear_layers(model.get_submodule(language_model), f"{language_model}.")
@@ -141,22 +146,28 @@ def inject(model, wanted: Adapters):
         lora_dropout=0.1 if wanted.dropout else 0.0, bias=wanted.bias, use_dora=wanted.use_dora,
         modules_to_save=list(wanted.modules_to_save) if wanted.modules_to_save else None)
     try:
-        with torch.device("meta"):
-            get_peft_model(model, config)
+        with torch.device(device):
+            get_peft_model(model, config, autocast_adapter_dtype=wanted.dtype == "fp32")
     except (ValueError, TypeError, NotImplementedError) as error:
         raise InputError(f"lora: peft cannot adapt the model: {' '.join(str(error).split())[:300]}") from None
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     for name, layer in layers:
-        if not isinstance(layer, Linear):
+        if not isinstance(layer.get_base_layer(), torch.nn.Linear):
             raise InputError(f"lora: target_modules names {name}, a {type(layer.get_base_layer()).__name__}: "
                              "only adapters of linear layers are supported yet")
         if wanted.dtype != "fp32":  # on meta peft leaves them in fp32 either way
+            base = layer.get_base_layer()
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
-                part.to(layer.get_base_layer().weight.dtype)
+                part.to(getattr(base, "compute_dtype", base.weight.dtype))
     for name in wanted.modules_to_save or ():
         if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):
             raise InputError(f"lora: modules_to_save names {name!r}, which no module of the model is called")
     return model
+
+
+def quiet() -> None:
+    """bitsandbytes, which peft imports too, misses kernels for CPUs aloud."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def linear_layers(module, prefix: str = "") -> list[str]:

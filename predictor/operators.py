@@ -64,6 +64,19 @@ def fused_bias(call: Call) -> None:
         call.once("cublaslt_workspace")
 
 
+def gemm_4bit(call: Call) -> None:
+    """The weights in full, before them their maxima where those have 8 bits, then a linear layer (bitsandbytes 0.50,
+    backends/cuda/ops.py, _dequant_linear_fallback)."""
+    source, _, shape, _, _, _, bias, maxima = [*call.args, None, None][:8]
+    whole = [call.allocate(4 * maxima.numel()) for _ in range(2)] if maxima is not None else []
+    whole.append(call.allocate(math.prod(shape) * source.element_size()))
+    matrix_product(call)
+    if bias is not None and source.is_contiguous():
+        call.once("cublaslt_workspace")
+    for buffer in whole:
+        call.free(buffer)
+
+
 def layer_norm(call: Call) -> None:
     """A copy of an input that is not contiguous (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
     source = call.args[0]
@@ -350,6 +363,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::bmm": matrix_product,
     "aten::baddbmm": matrix_product,
     "aten::addmm": fused_bias,
+    "bitsandbytes::gemm_4bit": gemm_4bit,
     "aten::native_layer_norm": layer_norm,
     "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::index": index,

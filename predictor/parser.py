@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from predictor import lora as adapters
+from predictor import quantization as four_bit
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, Parameter
 from predictor.models import ModelConfig
@@ -22,13 +23,25 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainable: tuple[str, ...] = (),
-          frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None, dtype: str = "bf16"):
+          frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None, dtype: str = "bf16",
+          quantization: four_bit.Quantized | None = None):
     """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
         InputError: not a LLaVA, a configuration that transformers refuses, a pattern that
             matches nothing, or nothing left to train.
     """
+    model = bare(config, attn_implementation, dtype)
+    if quantization is not None:
+        four_bit.replace(model, quantization)
+    model = ready(model, recipe=recipe, trainable=trainable, frozen=frozen, lora=lora, quantization=quantization)
+    if quantization is not None:
+        four_bit.settle(model, quantization)
+    return model
+
+
+def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
+    """The model on meta, as transformers builds it."""
     import torch
     from transformers import AutoConfig, LlavaForConditionalGeneration
 
@@ -41,8 +54,18 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "
                          f"{type(error).__name__}: {reason}") from None
+    return model
+
+
+def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,
+          quantization: four_bit.Quantized | None, device: str = "meta"):
+    """The same model with adapters, in training mode; ``device`` is where adapters are made."""
+    if quantization is not None:
+        four_bit.prepare(model, quantization)
     if lora is not None:
-        adapters.inject(model, lora)
+        adapters.inject(model, lora, device)
+    if quantization is not None:
+        four_bit.narrow(model, quantization)
     model.train()
     select(model, recipe=recipe, trainable=trainable, frozen=frozen)
     return model
@@ -97,6 +120,9 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     if not chosen:
         raise InputError("nothing is left to train: recipe, trainable and frozen together freeze every parameter")
     for name, parameter in model.named_parameters():
+        if name in chosen and not parameter.is_floating_point():
+            raise InputError(f"quantization: {name} has 4 bits and cannot train: add its module to "
+                             "llm_int8_skip_modules, or to frozen")
         parameter.requires_grad_(name in chosen)
 
 

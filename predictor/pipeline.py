@@ -7,7 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from predictor import calibrated, deepspeed_config, fsdp, gpus, learned, lora, models, profile, regimes, store, survival
+from predictor import (
+    calibrated,
+    compared,
+    deepspeed_config,
+    fsdp,
+    gpus,
+    learned,
+    lora,
+    models,
+    profile,
+    quantization,
+    regimes,
+    store,
+    survival,
+)
 from predictor.answer import answer
 from predictor.calibrated import Margin
 from predictor.engine import ddp, fsdp2
@@ -217,6 +231,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     Raises:
         InputError: an unknown model, or an image size or GPU that is not supported.
     """
+    compared.check(workload)
+    quantization.check(workload)
     config = models.find(workload.model)
     if workload.image_size not in (None, config.image_size):
         raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
@@ -232,7 +248,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
-        dtype=workload.dtype, mixed_precision=workload.mixed_precision)
+        dtype=workload.dtype, mixed_precision=workload.mixed_precision,
+        quantization=quantization.quantized(workload))
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -261,7 +278,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
         return ""
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
-    if workload.computes_in == "fp32":
+    packed = quantization.quantized(workload)
+    if workload.computes_in == "fp32" or (packed and packed.in_fp32):
         return "efficient"
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 
@@ -285,6 +303,7 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+    quantization.check_rows(workload, formula.facts)
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:
@@ -296,7 +315,9 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         param_groups=workload.param_groups, max_grad_norm=workload.max_grad_norm,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
-        fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16")
+        fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16",
+        quantization=workload.quantization,
+        autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 
 @lru_cache(maxsize=8)

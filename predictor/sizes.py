@@ -59,7 +59,9 @@ class Polynomial:
     parts: tuple[tuple[tuple[int, int, int], int], ...]
 
     def __call__(self, shape) -> np.ndarray | int:
-        return sum((Monomial(exponents)(shape) * factor for exponents, factor in self.parts), 0)
+        """At a shape, or at many; a plain number where the shape does not matter."""
+        return sum((factor if exponents == CONSTANT else Monomial(exponents)(shape) * factor
+                    for exponents, factor in self.parts), 0)
 
     def __str__(self) -> str:
         return "+".join(str(factor) if exponents == CONSTANT else

@@ -18,6 +18,7 @@ from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.lora import Adapters
+from predictor.quantization import Quantized
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -39,6 +40,7 @@ class Key:
         lora: adapters, if there are; left out of the document otherwise.
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
+        quantization: layers of 4 bits, likewise.
     """
 
     fingerprint: str
@@ -61,6 +63,7 @@ class Key:
     wrapped: tuple[str, ...] = ()
     dtype: str = "bf16"
     mixed_precision: str = "none"
+    quantization: Quantized | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

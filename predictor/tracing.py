@@ -49,7 +49,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
-                         dtype=key.dtype)
+                         dtype=key.dtype, quantization=key.quantization)
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
@@ -66,7 +66,9 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 
 
 def _require(config: ModelConfig, key: Key) -> None:
-    packages = {"torch": key.torch, "transformers": key.transformers} | ({"peft": key.lora.peft} if key.lora else {})
+    packages = {"torch": key.torch, "transformers": key.transformers}
+    packages |= {"peft": key.lora.peft} if key.lora else {}
+    packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}
     _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
     if key.liger:
         _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")

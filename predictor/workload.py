@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from predictor import deepspeed_config, fsdp, gpus, lora
+from predictor import deepspeed_config, fsdp, gpus, lora, quantization
 from predictor.deepspeed_keys import STAGE
 from predictor.engine import optimizer
 from predictor.errors import InputError
@@ -166,6 +166,8 @@ class Workload:
     lora: FrozenMap | None = key(lora.KIND, None, "model", "peft's LoraConfig: r=16, target_modules=q_proj,v_proj (all "
                                  "linear layers of the language model), lora_dropout=0.05, use_dora=true, …")
 
+    quantization: FrozenMap | None = key(quantization.KIND, None, "model", quantization.HELP)
+
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
     images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
@@ -228,8 +230,8 @@ class Workload:
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
                               "a calibration; none: no one; default: the shipped one of the GPU, if there is")
-    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft"], _Version()), PINNED), FrozenMap(PINNED), "gpu",
-                              "of torch, transformers, deepspeed, peft")
+    versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft", "bitsandbytes"], _Version()), PINNED),
+                              FrozenMap(PINNED), "gpu", "of torch, transformers, deepspeed, peft, bitsandbytes")
 
     filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
     deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)

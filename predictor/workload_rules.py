@@ -59,6 +59,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     if values["per_device_eval_batch_size"] and (values["zero_stage"] == 3 or values["engine"] not in EVALUATED):
         raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
                                                        "modelled: leave it out")
+    _resolve_quantization(values)
     ranks, rank = values["data_parallel_size"], values["rank"]
     if rank != "worst" and rank >= ranks:
         raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
@@ -84,6 +85,21 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
         if "lora" in given:
             raise KeyProblem("lora", "is switched off, but recipe is lora: leave one of them out")
         values["lora"] = lora.DEFAULTS
+
+
+def _resolve_quantization(values: dict[str, Any]) -> None:
+    """Layers of 4 bits belong under adapters."""
+    wanted = values["quantization"]
+    if wanted is None:
+        return
+    if values["recipe"] != "lora":
+        raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "
+                                         "add recipe lora")
+    if values["dtype"] != "bf16":
+        raise KeyProblem("dtype", f"is {values['dtype']}: with quantization the other weights are loaded in bf16")
+    if wanted["prepare"] == "peft" and values["engine"] != "deepspeed" and values["sdpa_backend"] in ("flash", "cudnn"):
+        raise KeyProblem("sdpa_backend", f"is {values['sdpa_backend']}, but quantization's prepare peft makes "
+                                         "attention run in fp32, which that kernel does not take: leave it out")
 
 
 def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:

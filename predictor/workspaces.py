@@ -1,8 +1,9 @@
 """Bytes that only CUDA allocates, by kernel: the one table of such formulas.
 
 Every function takes the GPU and dimensions that ``predictor.operators`` extracts from a call, as
-integers or as arrays of integers, and gives bytes. Each names the file and function that allocates, in
-PyTorch 2.11; each was compared with PyTorch's own host code on the emulated H100.
+integers or, but for widths and sizes of elements, as arrays of integers, and gives bytes. Each names
+the file and function that allocates, in PyTorch 2.11; each was compared with PyTorch's own host code
+on the emulated H100.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def flash_split_outputs(gpu, batch, heads, sequence, width):
 
 def _flash_splits(gpu, batch, heads, sequence, width):
     """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
-    block = np.where(width <= 64, 256, np.where(width <= 128, 128, 64))
+    block = 256 if width <= 64 else 128 if width <= 128 else 64
     blocks = batch * heads * _ceil_div(sequence, 64)
     key_blocks = _ceil_div(sequence, block)
     slots = 2 * gpu.multiprocessors

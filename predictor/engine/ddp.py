@@ -50,7 +50,7 @@ class Ddp(AlikeRanks):
         self._trainable = [tensor for tensor in tensors if tensor.trainable]
         self._model_buffers = [tensor for tensor in tensors if tensor.buffer]
         vocabulary, start = Vocabulary(micro), Tape()
-        to_device(start, setup.facts)
+        to_device(start, setup)
         _verify(start, self._trainable, setup.data_parallel_size)
         _broadcast(start, tensors)
         # with the whole gradient in one bucket at first; the limits hold once the order of arrival is known

@@ -42,6 +42,8 @@ class Setup:
     allocator: AllocatorSettings = AllocatorSettings()
     ddp: FrozenMap | None = None
     fsdp: FrozenMap | None = None
+    quantization: FrozenMap | None = None
+    autocast_adapter_dtype: bool = False
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
     loss_scaling: bool = False

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from predictor.engine import quantized
 from predictor.engine.compose import Tape
-from predictor.engine.setup import FP64
+from predictor.engine.setup import FP64, Setup
 from predictor.events import EventList, Factor
-from predictor.facts import ModelFacts
 
 
 class AlikeRanks:
@@ -26,8 +26,11 @@ class AlikeRanks:
         return [(0, 0)] * len(ranks)
 
 
-def to_device(tape: Tape, facts: ModelFacts) -> dict[int, int]:
+def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
     """The model moves to the device, tensor by tensor (``Module._apply``); the buffer of each, by its index."""
+    if setup.quantization:
+        return quantized.load(tape, setup)
+    facts = setup.facts
     return {index: tape.allocate(facts.parameters[index].bytes, Factor.PARAMETERS, "to",
                                  module=facts.parameters[index].module) for index in facts.moved}
 

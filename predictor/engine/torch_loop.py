@@ -24,7 +24,7 @@ class TorchLoop(AlikeRanks):
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         vocabulary, start = Vocabulary(micro), Tape()
-        to_device(start, setup.facts)
+        to_device(start, setup)
         setup.optimizer().construct(start, [setup.facts.parameters[i] for group in setup.groups() for i in group])
         self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
                                           step(micro, setup, vocabulary))

@@ -39,7 +39,7 @@ class Unpartitioned(AlikeRanks):
             Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), self._step(vocabulary))
 
     def _start_up(self, tape: Tape) -> None:
-        to_device(tape, self._setup.facts)
+        to_device(tape, self._setup)
         for group in self._groups:
             for index in group:
                 tensor = self._tensors[index]

@@ -27,7 +27,7 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
         flatten_on_gpu: whether this release of DeepSpeed does so where memory suffices.
     """
     tape = Tape()
-    buffers = to_device(tape, setup.facts)
+    buffers = to_device(tape, setup)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
     if setup.zero.offload_optimizer:

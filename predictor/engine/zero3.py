@@ -116,8 +116,7 @@ class Zero3(AlikeRanks):
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _start_up(self, tape: Tape) -> None:
-        facts = self.setup.facts
-        buffers = to_device(tape, facts)
+        buffers = to_device(tape, self.setup)
         parts, stays = {}, not self.zero.offload_optimizer
         for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
             if not self.zero.offload_param:

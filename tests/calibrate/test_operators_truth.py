@@ -50,6 +50,24 @@ def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=6
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=groups > 1))
 
 
+def efficient_backward(width, dtype=torch.float32):
+    gradient, query, key, value, out = (empty(2, 300, 4, width, dtype=dtype).transpose(1, 2) for _ in range(5))
+    sums, seed = empty(2, 4, 320, dtype=torch.float32), zeros(1)
+    return lambda: aten._scaled_dot_product_efficient_attention_backward(
+        gradient, query, key, value, None, out, sums, seed, seed, 0.0, [True, True, True, False], True)
+
+
+def product_of_4_bits(bias=False, nested=False, contiguous=True):
+    import bitsandbytes
+    source, weight = empty(2, 1000, 128), empty(256 * 64, 1, dtype=torch.uint8)
+    source = source if contiguous else empty(2, 1001, 128)[:, 1:]
+    maxima, code, mean = empty(512, dtype=torch.uint8), empty(256, dtype=torch.float32), empty((), dtype=torch.float32)
+    largest = empty(2 if nested else 512, dtype=torch.float32)
+    return lambda: torch.ops.bitsandbytes.gemm_4bit.default(
+        source, weight, [256, 128], largest, 64, "nf4", empty(256) if bias else None,
+        *((maxima, code, mean) if nested else ()))
+
+
 def calls():
     rows, flags, wide = empty(5000, 64), empty(5000, 64, dtype=torch.bool), empty(4, 1152, 729).transpose(1, 2)
     yield from {
@@ -67,6 +85,12 @@ def calls():
         "sum, channels last": lambda: wide.sum((0, 1)),
         "flash attention, keys split": attention("flash", True, batch=1, length=577),
         "flash attention": attention("flash", True, batch=32, length=577),
+        **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
+        "efficient attention backward": efficient_backward(128, torch.bfloat16),
+        "product of 4-bit weights": product_of_4_bits(),
+        "product of 4-bit weights, bias": product_of_4_bits(bias=True),
+        "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
+        "product of 4-bit weights, strided": product_of_4_bits(bias=True, contiguous=False),
         "math attention, causal": attention("math", True, groups=4),
         "math attention, masked": attention("math", False, torch.bfloat16, groups=4),
         "math attention, boolean mask": attention("math", False, torch.bool, groups=4),

@@ -91,7 +91,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict", *ENOUGH, "--rank", "last"],
      '--rank must be "worst" or the number of a rank: must be a whole number, not "last"'),
     (["predict", *ENOUGH, "--versions", "torch"],
-     '--versions must be KEY=VALUE with a key of torch, transformers, deepspeed, peft, not "torch"'),
+     '--versions must be KEY=VALUE with a key of torch, transformers, deepspeed, peft, bitsandbytes, not "torch"'),
     (["predict", *ENOUGH, "--deepspeed", "{"],
      "deepspeed: not valid JSON at line 1, column 2: Expecting property name enclosed in double quotes"),
     (["predict", *ENOUGH, "--deepspeed", "nowhere.json"],

@@ -128,11 +128,13 @@ def test_a_workspace_of_many_shapes_is_that_of_each(name):
     function = workspaces.FUNCTIONS[name]
     rng = np.random.default_rng(0)
     most = {"along_rows": 2, "all_of_it": 2, "accumulator_bytes": 9}
-    columns = [rng.integers(0 if parameter in most else 1, most.get(parameter, 300), 40)
+    columns = [int(rng.integers(1, 300)) if parameter in ("width", "itemsize") else
+               rng.integers(0 if parameter in most else 1, most.get(parameter, 300), 40)
                for parameter in list(inspect.signature(function).parameters)[1:]]
-    for gpu in ("h100-80gb", "a100-80gb"):
-        together = np.broadcast_to(function(gpus.find(gpu), *columns), 40)
-        assert together.tolist() == [int(function(gpus.find(gpu), *map(int, row))) for row in zip(*columns)] or not columns
+    rows = list(zip(*(np.broadcast_to(column, 40).tolist() for column in columns)))
+    for gpu in map(gpus.find, ("h100-80gb", "a100-80gb")):
+        together = np.broadcast_to(function(gpu, *columns), 40)
+        assert not columns or together.tolist() == [int(function(gpu, *row)) for row in rows]
 
 
 # --- files ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def error_of(**keys) -> str:
 def test_the_documented_defaults():
     workload = make()
     assert workload.resolved() == ENOUGH | {
-        "recipe": "finetune", "trainable": [], "frozen": [], "lora": None,
+        "recipe": "finetune", "trainable": [], "frozen": [], "lora": None, "quantization": None,
         "per_device_train_batch_size": 1, "images_per_sample": None, "image_size": None, "padding": "none", "per_device_eval_batch_size": None,
         "gradient_accumulation_steps": 1,
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",

@@ -1,0 +1,41 @@
+"""Layers of 4 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from predictor import lora, models, parser, quantization
+from predictor.workload import Workload
+
+WEIGHT = 0.02
+"""Of every tensor: any finite values do, as only sizes are measured."""
+
+
+class _Stored:
+    """A tensor of the checkpoint, made when it is read, as a slice of a safetensors file is."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._shape, self._dtype = tensor.shape, tensor.dtype
+
+    def __getitem__(self, _index) -> torch.Tensor:
+        return torch.full(self._shape, WEIGHT, dtype=self._dtype, device="cpu")
+
+
+def load(workload: Workload):
+    """The workload's model on the device, quantised tensor by tensor on the way, with its adapters."""
+    from transformers import BitsAndBytesConfig
+
+    bare = parser.bare(models.find(workload.model), workload.attn_implementation)
+    settings = {name: value for name, value in workload.quantization.items() if name != "prepare"}
+    settings["bnb_4bit_compute_dtype"] = {"bf16": "bfloat16", "fp32": "float32"}[settings["bnb_4bit_compute_dtype"]]
+    settings["llm_int8_skip_modules"] = list(settings["llm_int8_skip_modules"])
+    model = type(bare).from_pretrained(
+        None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.state_dict().items()},
+        dtype=bare.dtype, attn_implementation=workload.attn_implementation,
+        quantization_config=BitsAndBytesConfig(**settings))
+    dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way
+    return parser.ready(model, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+                        lora=replace(lora.adapters(workload), dtype=dtype),
+                        quantization=quantization.quantized(workload), device="cpu")

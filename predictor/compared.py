@@ -1,0 +1,39 @@
+"""Which values of other keys a feature was compared with on a GPU, real or emulated: no others are predicted with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from predictor import quantization
+from predictor.errors import InputError
+from predictor.suggest import show
+from predictor.values import thaw
+
+if TYPE_CHECKING:
+    from predictor.workload import Workload
+
+BF16 = {"dtype": ("bf16",), "mixed_precision": ("none",)}
+OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
+FEATURES: Mapping[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
+    "quantization": (lambda w: w.quantization is not None, quantization.COMPARED),
+    "offload": (lambda w: w.offload, BF16),
+    "zero_stage 0": (lambda w: w.zero_stage == 0, BF16),
+    "per_device_eval_batch_size": (lambda w: w.per_device_eval_batch_size,
+                                   BF16 | OWN_KERNELS | {"quantization": (None,)}),
+}
+"""Name -> whether a workload has it, and the values that other keys may have then, by key."""
+
+
+def check(workload: Workload) -> None:
+    """Refuses a prediction of what was not compared.
+
+    Raises:
+        InputError: two keys that do not go together yet.
+    """
+    recomputes = workload.gradient_checkpointing
+    for feature, (has, compared) in FEATURES.items():
+        for name, seen in compared.items() if has(workload) else ():
+            if getattr(workload, name) not in seen and (recomputes or not name.startswith("gradient_checkpointing")):
+                raise InputError(f"{name} {show(thaw(getattr(workload, name)), 80)}: not predicted with {feature} yet: "
+                                 "leave one of them out, or use peakcast learn")

@@ -1,0 +1,167 @@
+"""QLoRA: the key ``quantization``, the model that it makes, and its way to the device."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+
+import pytest
+
+from predictor import parser, pipeline, quantization
+from predictor.engine.compose import Tape
+from predictor.engine.shared import to_device
+from predictor.errors import InputError
+from predictor.events import Kind
+from predictor.lora import adapters
+from predictor.models import ModelConfig
+from predictor.workload import Workload
+from tests.predictor.small import TEXT, small_config
+
+HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY = (TEXT[name] for name in (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"))
+LINEAR = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE
+"""Weights of a layer's linear layers."""
+LANGUAGE_ONLY = {"load_in_4bit": True, "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector",
+                                                                 "lm_head"]}
+ADAPTED = {"target_modules": ["q_proj"]}
+
+
+def ask(wanted=LANGUAGE_ONLY, **keys) -> Workload:
+    return Workload(**{"model": "llava-1.5-7b", "sequence_length": 1024, "lora": ADAPTED, "quantization": wanted} | keys)
+
+
+def model_of(asked: Workload, **text):
+    return parser.build(ModelConfig("small", small_config(**text)), attn_implementation="sdpa", recipe="lora",
+                        trainable=asked.trainable, frozen=asked.frozen, lora=adapters(asked),
+                        quantization=quantization.quantized(asked))
+
+
+def facts(asked: Workload):
+    """Tensors of a small model, by name."""
+    return {tensor.name: tensor for tensor in parser.describe(model_of(asked)).parameters}
+
+
+# --- the key --------------------------------------------------------------------------------------------
+
+
+def test_absent_values_are_those_of_transformers():
+    from transformers import BitsAndBytesConfig
+
+    theirs = BitsAndBytesConfig(load_in_4bit=True).to_dict()
+    ours = ask({"load_in_4bit": True}).quantization
+    assert ours["bnb_4bit_compute_dtype"] == "fp32" and theirs["bnb_4bit_compute_dtype"] == "float32"
+    assert {name: theirs[name] for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")} == {
+        name: ours[name] for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")}
+
+
+def test_it_can_be_written_out_and_read_again():
+    asked = ask({"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"})
+    assert Workload.from_mapping(asked.resolved()) == asked
+
+
+@pytest.mark.parametrize("keys, message", [
+    ({"wanted": {"load_in_4bit": False}}, "quantization load_in_4bit must be true"),
+    ({"wanted": {"load_in_8bit": True}}, "quantization load_in_8bit is not supported yet: use load_in_4bit"),
+    ({"wanted": {"bnb_4bit_quant_type": "int4"}}, "quantization bnb_4bit_quant_type must be one of fp4, nf4"),
+    ({"wanted": {"bnb_4bit_compute_dtype": "float16"}}, "quantization bnb_4bit_compute_dtype \"float16\" is not supported"),
+    ({"lora": None, "recipe": "finetune"}, "quantization is given, but recipe is finetune"),
+    ({"sdpa_backend": "flash"}, "sdpa_backend is flash, but quantization's prepare peft makes attention run in fp32"),
+])
+def test_a_wrong_key_is_one_clear_line(keys, message):
+    with pytest.raises(InputError) as caught:
+        ask(**keys)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("keys", "name"), [
+    ({"zero_stage": 3}, "zero_stage 3"), ({"lora": {"use_dora": True}}, "lora use_dora"),
+    ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "gradient_checkpointing_kwargs {'use_reentrant': True}"),
+])
+def test_what_was_not_compared_with_a_run_is_not_predicted(keys, name):
+    with pytest.raises(InputError, match=f"{name}: not predicted with quantization yet: .*, or use peakcast learn"):
+        pipeline.prepare(ask(**keys))
+
+
+def test_few_tokens_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small_config()))
+    with pytest.raises(InputError, match="layers of 4 bits would see 512 tokens"):
+        pipeline.prepare(ask(model=str(path), sequence_length=256, per_device_train_batch_size=2))
+
+
+def test_values_of_4_bits_share_a_formula_and_maxima_of_8_do_not():
+    def filename(**wanted):
+        asked = ask(LANGUAGE_ONLY | wanted, images_per_sample=1)
+        return pipeline.formula_key(asked, pipeline.shape_of(asked), pipeline.gpus.find("h100-80gb"))[1].filename()
+
+    assert filename(bnb_4bit_quant_type="nf4") == filename()
+    assert filename(bnb_4bit_use_double_quant=True) != filename()
+
+
+# --- the model ------------------------------------------------------------------------------------------
+
+
+def test_linear_layers_of_the_language_model_hold_half_a_byte_a_weight():
+    packed = [tensor for tensor in facts(ask()).values() if tensor.packed]
+    assert sum(tensor.bytes for tensor in packed) == LAYERS * LINEAR // 2
+    assert all(".language_model." in tensor.name and not tensor.trainable for tensor in packed)
+
+
+@pytest.mark.parametrize(("prepare", "other", "adapter"), [("peft", 4, 4), ("trl", 2, 2)])
+def test_what_is_not_quantised_is_as_peft_or_trl_leave_it(prepare, other, adapter):
+    found = facts(ask(LANGUAGE_ONLY | {"prepare": prepare}))
+    assert {tensor.itemsize for name, tensor in found.items()
+            if not tensor.packed and not tensor.buffer and "lora_" not in name} == {other}
+    assert {tensor.itemsize for name, tensor in found.items() if "lora_" in name} == {adapter}
+
+
+def test_biases_of_quantised_layers_take_the_compute_dtype():
+    asked = ask({"load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16"})
+    assert {tensor.itemsize for name, tensor in facts(asked).items() if name.endswith("fc1.bias")} == {2}
+
+
+@pytest.mark.parametrize(("skipped", "message"), [
+    (["mm_projector"], "llm_int8_skip_modules names 'mm_projector', with which no path of a linear layer"),
+    (["model", "lm_head"], "llm_int8_skip_modules leaves no layer to quantise"),
+    (["lm_head"], "multi_modal_projector.linear_1.weight has 4 bits and cannot train"),
+])
+def test_a_list_of_modules_to_skip_that_cannot_be(skipped, message):
+    with pytest.raises(InputError, match=message):
+        facts(ask({"load_in_4bit": True, "llm_int8_skip_modules": skipped}))
+
+
+# --- its way to the device ------------------------------------------------------------------------------
+
+
+def start_up(asked: Workload, model) -> Tape:
+    from predictor.formula import Formula
+
+    tape = Tape()
+    to_device(tape, pipeline.setup_of(asked, Formula(None, parser.describe(model), {})))
+    return tape
+
+
+def changes(tape: Tape) -> list[int]:
+    """Bytes that come and go."""
+    return [kind * tape.attributes[buffer][0] for kind, buffer, *_ in tape.rows if kind in (1, -1)]
+
+
+def test_each_weight_is_there_in_full_while_it_is_quantised():
+    """A layer far wider than all others: its weight in bf16, its 4 bits, its maxima and what came before it."""
+    wide = 1 << 16
+    asked = ask(LANGUAGE_ONLY | {"prepare": "trl"})
+    model = model_of(asked, intermediate_size=wide, num_hidden_layers=1)
+    weights = HIDDEN * wide
+    code = 4 * quantization.CODE_ELEMENTS
+    quantised = weights // 2 + 4 * weights // quantization.BLOCK_ELEMENTS + code
+    before = 2 * (2 * VOCABULARY * HIDDEN + HIDDEN) + 2 * quantised  # head, embeddings, a norm; down, gate
+    assert max(accumulate(changes(start_up(asked, model)))) == before + 2 * weights + quantised + code + 4  # up; code's sizes, the largest of them
+
+
+def test_widening_doubles_all_other_weights_and_empties_the_cache():
+    asked = ask()
+    narrow, wide = (start_up(one, model_of(one)) for one in (ask(LANGUAGE_ONLY | {"prepare": "trl"}), asked))
+    others = sum(tensor.bytes for tensor in facts(asked).values() if not tensor.packed and not tensor.buffer)
+    assert sum(changes(wide)) - sum(changes(narrow)) == others // 2
+    assert [[kind for kind, *_ in tape.rows].count(Kind.EMPTY_CACHE) for tape in (narrow, wide)] == [0, 1]
