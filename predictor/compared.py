@@ -1,4 +1,4 @@
-"""Which values of other keys a feature was compared with on a GPU, real or emulated: no others are predicted with it."""
+"""Which values of other keys a feature was compared with on a GPU, real or emulated: no other is predicted with it."""
 
 from __future__ import annotations
 
