@@ -1,20 +1,24 @@
 """The flash-attn package on meta tensors (``attn_implementation: flash_attention_2``), which nothing here needs.
 
 Its two functions as transformers calls them, with the results and the graph of flash-attn 2.8
-(flash_attn/flash_attn_interface.py); what its kernels allocate besides is in ``predictor.operators``, from
-csrc/flash_attn/flash_api.cpp. No measurement stands behind it: predictions are ``assumed``.
+(flash_attn/flash_attn_interface.py) and what csrc/flash_attn/flash_api.cpp allocates besides. No measurement stands
+behind it: predictions are ``assumed``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 
 from predictor.errors import InputError
+
+if TYPE_CHECKING:
+    from predictor.operators import Call
 
 _LIBRARY = torch.library.Library("flash_attn_2", "DEF")
 _LIBRARY.define("forward(Tensor query, Tensor key, Tensor value, float dropout) -> (Tensor, Tensor, Tensor)")
@@ -38,8 +42,8 @@ class _Attention(torch.autograd.Function):
     """FlashAttnFunc, and FlashAttnVarlenFunc where ``bounds`` of packed sequences are given."""
 
     @staticmethod
-    def forward(ctx, query, key, value, bounds, dropout, keeps):
-        width = query.shape[-1]
+    def forward(ctx, query, key, value, bounds, dropout, grad_enabled):
+        keeps, width = grad_enabled and any(tensor.requires_grad for tensor in (query, key, value)), query.shape[-1]
         if width % 8:
             query, key, value = (functional.pad(tensor, [0, 8 - width % 8]) for tensor in (query, key, value))
         out, sums, state = torch.ops.flash_attn_2.forward(query, key, value, dropout)
@@ -61,18 +65,13 @@ class _Attention(torch.autograd.Function):
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                     deterministic=False):
     """Attention of whole batches."""
-    return _Attention.apply(q, k, v, (), dropout_p, torch.is_grad_enabled() and _any_needs_grad(q, k, v))
+    return _Attention.apply(q, k, v, (), dropout_p, torch.is_grad_enabled())
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
                            softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, deterministic=False):
     """Attention of sequences that lie one after the other."""
-    keeps = torch.is_grad_enabled() and _any_needs_grad(q, k, v)
-    return _Attention.apply(q, k, v, (cu_seqlens_q, cu_seqlens_k), dropout_p, keeps)
-
-
-def _any_needs_grad(*tensors) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
+    return _Attention.apply(q, k, v, (cu_seqlens_q, cu_seqlens_k), dropout_p, torch.is_grad_enabled())
 
 
 class _PutFirstAxis(torch.autograd.Function):
@@ -105,3 +104,43 @@ def on_meta() -> Iterator[None]:
     with (patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: found),
           patch.dict(library.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True)):
         yield
+
+
+def _rounded(width: int) -> int:
+    step = 32 if width <= 128 else 64
+    return -(-width // step) * step
+
+
+def _dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
+    """``(batch, heads, sequence, width)`` with the width that kernels round up to."""
+    batch, sequence, heads, width = query.shape
+    return batch, heads, sequence, _rounded(width)
+
+
+def _play_forward(call: Call) -> None:
+    """flash_api.cpp: keys are split (mha_fwd) unless sequences are packed (mha_varlen_fwd) or there is dropout."""
+    query, *_, dropout = call.args
+    call.results(*call.out[:2])
+    partial = []
+    if query.dim() == 4 and not dropout:
+        partial = [call.allocate((name, _dimensions(query))) for name in ("flash_split_sums", "flash_split_outputs")]
+    call.results()
+    for buffer in reversed(partial):
+        call.free(buffer)
+
+
+def _play_backward(call: Call) -> None:
+    """mha_bwd and mha_varlen_bwd of the same: accumulators, and dK and dV for all heads where heads are grouped."""
+    query, key, sequences = call.args
+    expanded = () if query.shape[-2] == key.shape[-2] else (query.numel() * query.element_size(),) * 2
+    if query.dim() == 4:
+        accumulators = tuple((name, _dimensions(query)) for name in ("flash_softmax_sum", "flash_dq_accumulator"))
+    else:
+        tokens, heads, width = query.shape
+        rows = 4 * heads * (tokens + 128 * sequences)
+        accumulators = rows, rows * _rounded(width)
+    call.through(*accumulators, *expanded)
+
+
+OPERATORS = {"flash_attn_2::forward": _play_forward, "flash_attn_2::backward": _play_backward}
+"""For ``operators.TABLE``."""

@@ -10,18 +10,22 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
 
 from predictor.errors import InputError
 
+if TYPE_CHECKING:
+    from predictor.operators import Call
+
 _LIBRARY = torch.library.Library("liger", "DEF")
 _LIBRARY.define("partials(Tensor weight) -> Tensor")
 _LIBRARY.define("logits(Tensor states, Tensor weight) -> Tensor")
 _LIBRARY.impl("partials", lambda weight: weight.new_empty((1, *weight.shape), dtype=torch.float32), "Meta")
 _LIBRARY.impl("logits", lambda states, weight: states.new_empty((1, len(weight))), "Meta")
-"""Stand for allocations whose size the GPU or a threshold decides: ``predictor.operators`` says how much."""
+"""Stand for allocations whose size the GPU or a threshold decides."""
 
 
 def apply(model) -> None:
@@ -78,3 +82,18 @@ def _loss_and_gradients(*, _input, weight, target, ignore_index, **_others):
     logits = torch.ops.liger.logits(_input, weight)
     del logits
     return torch.sum(loss), None, None, None, of_input, of_weight, None
+
+
+def _partials(call: Call) -> None:
+    """Rows of :func:`_norm_backward`."""
+    call.results(call.out[0], size=("liger_partials", (call.args[0].numel(),)))
+
+
+def _logits(call: Call) -> None:
+    """The buffer of :func:`_loss_and_gradients`."""
+    states, weight = call.args
+    call.results(call.out[0], size=("liger_logits", (*states.shape, len(weight), states.element_size())))
+
+
+OPERATORS = {"liger::partials": _partials, "liger::logits": _logits}
+"""For ``operators.TABLE``."""

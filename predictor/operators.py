@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from predictor import flash_attention, liger
+
 
 @dataclass(frozen=True)
 class Call:
@@ -241,17 +243,6 @@ def convolution_backward(call: Call) -> None:
         _partial_sums(call, gradient, (0, *range(2, gradient.dim())), bias)
 
 
-def liger_partials(call: Call) -> None:
-    """Liger's RMSNorm (``predictor.liger``, _norm_backward)."""
-    call.results(call.out[0], size=("liger_partials", (call.args[0].numel(),)))
-
-
-def liger_logits(call: Call) -> None:
-    """Liger's loss (``predictor.liger``, _loss_and_gradients)."""
-    states, weight = call.args
-    call.results(call.out[0], size=("liger_logits", (*states.shape, len(weight), states.element_size())))
-
-
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
     """``(batch, heads, sequence, width)`` of a ``[batch, heads, sequence, width]`` query."""
     return tuple(query.shape)
@@ -287,45 +278,6 @@ def flash_backward(call: Call) -> None:
     dimensions = attention_dimensions(query)
     expanded = () if query.shape[1] == key.shape[1] else (query.numel() * query.element_size(),) * 2
     call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
-
-
-def _dimensions_of_package(query: torch.Tensor) -> tuple[int, int, int, int]:
-    """The same of a ``[batch, sequence, heads, width]`` query, with the width that flash-attn rounds up to."""
-    batch, sequence, heads, width = query.shape
-    return batch, heads, sequence, _rounded(width)
-
-
-def _rounded(width: int) -> int:
-    step = 32 if width <= 128 else 64
-    return -(-width // step) * step
-
-
-def package_forward(call: Call) -> None:
-    """flash-attn 2.8, csrc/flash_attn/flash_api.cpp: keys are split (mha_fwd) unless sequences are packed
-    (mha_varlen_fwd) or there is dropout."""
-    query, *_, dropout = call.args
-    call.results(*call.out[:2])
-    partial = []
-    if query.dim() == 4 and not dropout:
-        dimensions = _dimensions_of_package(query)
-        partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
-    call.results()
-    for buffer in reversed(partial):
-        call.free(buffer)
-
-
-def package_backward(call: Call) -> None:
-    """The same file, mha_bwd and mha_varlen_bwd: accumulators, and dK and dV for all heads where heads are grouped."""
-    query, key, sequences = call.args
-    expanded = () if query.shape[-2] == key.shape[-2] else (query.numel() * query.element_size(),) * 2
-    if query.dim() == 4:
-        dimensions = _dimensions_of_package(query)
-        accumulators = ("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions)
-    else:
-        tokens, heads, width = query.shape
-        rows = 4 * heads * (tokens + 128 * sequences)
-        accumulators = rows, rows * _rounded(width)
-    call.through(*accumulators, *expanded)
 
 
 def efficient_forward(call: Call) -> None:
@@ -378,16 +330,14 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::nonzero": nonzero,
     "aten::_index_put_impl_": index_put,
     "aten::embedding_dense_backward": embedding_backward,
-    "liger::partials": liger_partials,
-    "liger::logits": liger_logits,
     "aten::_scaled_dot_product_cudnn_attention": cudnn_forward,
     "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
     "aten::_scaled_dot_product_flash_attention": flash_forward,
     "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
-    "flash_attn_2::forward": package_forward,
-    "flash_attn_2::backward": package_backward,
     "aten::constant_pad_nd": padded_mask,
     "aten::_scaled_dot_product_efficient_attention": efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
+    **liger.OPERATORS,
+    **flash_attention.OPERATORS,
 }
 """Operator -> how a call plays out on CUDA."""
