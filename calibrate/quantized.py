@@ -32,7 +32,7 @@ def load(workload: Workload):
     settings["bnb_4bit_compute_dtype"] = {"bf16": "bfloat16", "fp32": "float32"}[settings["bnb_4bit_compute_dtype"]]
     settings["llm_int8_skip_modules"] = list(settings["llm_int8_skip_modules"])
     model = type(bare).from_pretrained(
-        None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.state_dict().items()},
+        None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.named_parameters()},
         dtype=bare.dtype, attn_implementation=workload.attn_implementation,
         quantization_config=BitsAndBytesConfig(**settings))
     dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way

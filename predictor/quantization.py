@@ -178,7 +178,7 @@ def prepare(model, wanted: Quantized) -> None:
 
 
 def narrow(model, wanted: Quantized) -> None:
-    """What comes after the adapters: TRL makes what trains bf16 (1.0, trl/trainer/sft_trainer.py, ``SFTTrainer``)."""
+    """What comes after the adapters: TRL makes what trains bf16 (trl/trainer/sft_trainer.py since November 2025)."""
     import torch
 
     for parameter in model.parameters() if wanted.prepare == "trl" else ():

@@ -50,7 +50,7 @@ class _Loading:
         tape, tensors = self.tape, self.tensors
         size = sum(tensors[i].bytes if tensors[i].packed else BF16 * tensors[i].numel for i in self.stored)
         if self.setup.capacity_bytes is not None:
-            size = min(size, int(self.setup.capacity_bytes - SPARED_BYTES))
+            size = max(min(size, int(self.setup.capacity_bytes - SPARED_BYTES)), 0)
         tape.free(tape.allocate(size // 2 * 2, Factor.TEMPORARIES, "transformers::caching_allocator_warmup"))
         for index in sorted(self.stored, key=lambda index: _natural(tensors[index].name)):
             if tensors[index].packed:
