@@ -13,6 +13,8 @@ from predictor.workload import Workload
 MODELS = Path(__file__).parent / "models"
 """Configurations under names of their own. ``grouped``: a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside.
 ``shallow``: LLaVA-1.5-7B with 4 of its 32 layers, 1.4 billion parameters."""
+SHALLOW = Path(__file__).parents[1] / "campaign" / "models"
+"""A campaign's models go by their names too."""
 GPU = "h100-80gb"
 PLENTY_BYTES = 400 << 30
 """Capacity of the emulated GPU of those rows, so that a peak above 80 GB can be measured too."""
@@ -51,6 +53,6 @@ def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> t
         raise InputError(f"job: must have a model, and events as text, not {show(job, 100)}")
     if keys.get("gpu", GPU) != GPU:
         raise InputError(f"job: gpu is {show(keys['gpu'])}, and these rows are of {GPU}")
-    path = MODELS / f"{model}.json"
-    keys["model"] = str(path) if path.is_file() else model
+    paths = (folder / f"{model}.json" for folder in (MODELS, SHALLOW))
+    keys["model"] = next((str(path) for path in paths if path.is_file()), model)
     return Workload.from_mapping(keys | {"gpu": GPU, "capacity_bytes": capacity_bytes, "profile": "none"}), events

@@ -5,6 +5,7 @@ torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -71,10 +72,11 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
                    vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
 
 
-def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None) -> tuple[np.ndarray, np.ndarray]:
+def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None,
+               end: Callable[[], None] = lambda: None) -> tuple[np.ndarray, np.ndarray]:
     """Its columns, and which of them only the first step has.
 
-    From the second on, a gradient is added into the first one's and dropped.
+    From the second on, a gradient is added into the first one's and dropped; ``end`` says what follows all of that.
     """
     if wrapper:
         tape.moment, tape.position = Moment.FORWARD, _inputs(micro)
@@ -83,6 +85,7 @@ def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None
     for position, _, buffer in micro.ready.tolist() if index or (wrapper and wrapper.takes_gradients) else ():
         tape.position = position
         tape.free(buffer)
+    end()
     columns, places = weave(micro, tape)
     kind, buffer, moment = columns
     traced = (buffer >= 0) & (buffer < len(micro.events.buffers))

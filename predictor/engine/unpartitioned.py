@@ -8,6 +8,7 @@ DeepSpeed 0.19.8: runtime/engine.py (``_do_optimizer_sanity_check``, ``_configur
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -69,10 +70,9 @@ class Unpartitioned(AlikeRanks):
         first = count * len(micro.events.buffers)
         gradients = {parameter: buffer for _, parameter, buffer in micro.ready.tolist()}
         for index in range(count):
-            tape = Tape(first=first + len(attributes), moment=Moment.BACKWARD, position=backward_end(micro))
-            if index == count - 1:
-                gradients |= self._reduce(tape, gradients)
-            part, seldom = torch_loop.micro_step(micro, index, tape, None)
+            tape = Tape(first=first + len(attributes))
+            end = partial(self._reduce, tape, gradients) if index == count - 1 else lambda: None
+            part, seldom = torch_loop.micro_step(micro, index, tape, None, end)
             columns.append(part)
             once.append(seldom)
             attributes += tape.attributes
@@ -81,11 +81,13 @@ class Unpartitioned(AlikeRanks):
         return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
                        vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
 
-    def _reduce(self, tape: Tape, gradients: dict[int, int]) -> dict[int, int]:
-        """All gradients are flattened and reduced, bucket by bucket; returns zeros for those that never came."""
+    def _reduce(self, tape: Tape, gradients: dict[int, int]) -> None:
+        """Gradients that never came become zeros; all are flattened and reduced, bucket by bucket."""
         trainable = sorted(index for group in self._groups for index in group)
-        zeros = {index: self._gradient(tape, index, BF16, "zero::zeros") for index in trainable
-                 if index not in gradients}
+        tape.position = backward_end(self._micro)
+        for index in trainable:
+            if index not in gradients:
+                gradients[index] = self._gradient(tape, index, BF16, "zero::zeros")
         bucket: list[int] = []
         for index in trainable:
             bucket.append(self._tensors[index].numel)
@@ -93,7 +95,6 @@ class Unpartitioned(AlikeRanks):
                 if len(bucket) > 1:  # one tensor is viewed
                     tape.free(tape.allocate(BF16 * sum(bucket), Factor.COMMUNICATION, "zero::allreduce_bucket"))
                 bucket = []
-        return zeros
 
     def _optimizer_step(self, tape: Tape, gradients: dict[int, int]) -> None:
         copies = []

@@ -296,6 +296,14 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             for row in flush.rows:
                 release(row)
 
+    def add_up() -> None:
+        """Gradients go into those of the first micro-step."""
+        for position, _, gradient in hooks if index else ():
+            tape.position = position
+            tape.free(gradient)
+
+    if not by_hooks:
+        add_up()
     buckets = [tape.declare(setup.facts.itemsize * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
                for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and hooks else []
     if index:
@@ -328,10 +336,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         release(row)
     for row in kept:
         move(row)
-    if index:  # added into the first micro-step's, which its hook still sees
-        for position, _, gradient in hooks:
-            tape.position = position
-            tape.free(gradient)
+    if by_hooks:  # which still see it
+        add_up()
     if zero.overlap_comm:
         for position in synchronizations(micro):
             tape.position = position

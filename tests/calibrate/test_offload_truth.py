@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from calibrate.measure import measure
 from predictor import pipeline, survival
 from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.predictor.small import small_config
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
@@ -43,3 +46,17 @@ def test_a_job_needs_what_is_predicted(tmp_path, changes, events):
         assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
     assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * 8
     assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
+
+
+REDUCTION_BYTES = 4096
+"""At most, of what a norm of millions of elements is summed up in, which is not predicted."""
+
+
+def test_gradients_that_are_larger_than_all_else_need_what_is_predicted(tmp_path):
+    (tmp_path / "large.json").write_text(json.dumps(small_config(vocab_size=32_000)))
+    asked = workload(tmp_path, model=str(tmp_path / "large.json"), gpu="h100-80gb", profile="none", sequence_length=16,
+                     deepspeed=config(1, "offload_optimizer", reduce_bucket_size=10_000), data_parallel_size=2, rank=0,
+                     per_device_train_batch_size=1, gradient_accumulation_steps=3)
+    record, prediction = measure(asked), pipeline.predict(asked)
+    assert 0 <= record.peak("requested_bytes").bytes - prediction.peak_requested.bytes <= REDUCTION_BYTES
+    assert prediction.peak_reserved.bytes == record.peak("reserved_bytes").bytes
