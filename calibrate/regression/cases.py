@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from calibrate.campaign.rows import Unexplained
 from predictor import gpus
 from predictor.errors import InputError
-from predictor.workload import PINNED, Workload
+from predictor.workload import KEYS, PINNED, Workload
 
 COUNTERS = ("requested", "allocated", "reserved", "device")
 """Peaks, in this order everywhere: ``requested_bytes.all.peak``, ``max_memory_allocated``, ``max_memory_reserved`` and
@@ -122,23 +123,31 @@ class Case:
     def name(self) -> str:
         """The job in one line: the usual keys, then what is not the default."""
         w = self.workload
-        images = w.images_per_sample or 1
         zero = dict((w.deepspeed or {}).get("zero_optimization", {}))
-        parts = [
-            self.model, w.recipe, f"{w.per_device_train_batch_size}x{w.sequence_length}",
-            f"{images} images" if images > 1 else "", f"{self.engine} rank {w.rank}/{w.data_parallel_size}",
-            *(f"{key} {value}" for key, value in zero.items() if key != "stage"),
-            "" if w.gradient_checkpointing else "no checkpointing",
-            "reentrant" if w.gradient_checkpointing and w.gradient_checkpointing_kwargs.get("use_reentrant") else "",
-            "" if w.padding == "none" else f"padding {w.padding}",
-            "" if w.attn_implementation == "sdpa" else w.attn_implementation,
-            "" if w.sdpa_backend == "auto" else w.sdpa_backend,
-            "liger" if w.use_liger_kernel else "",
-            "" if w.optim == "adamw_torch_fused" else w.optim,
-            f"accumulation {w.gradient_accumulation_steps}" if w.gradient_accumulation_steps > 1 else "",
-            w.allocator_conf or "", "" if self.completion == "immediate" else f"events {self.completion}",
-        ]
-        return " · ".join(part for part in parts if part)
+        parts = [self.model, w.recipe, f"{w.per_device_train_batch_size}x{w.sequence_length}",
+                 f"{self.engine} rank {w.rank}/{w.data_parallel_size}",
+                 *(f"{key} {value}" for key, value in zero.items() if key != "stage")]
+        parts += [text for key in KEYS if key not in NAMED and (text := _said(key, getattr(w, key)))]
+        return " · ".join(parts + ([] if self.completion == "immediate" else [f"events {self.completion}"]))
+
+
+NAMED = ("model", "recipe", "per_device_train_batch_size", "sequence_length", "engine", "deepspeed", "zero_stage",
+         "data_parallel_size", "rank", "gpu", "capacity_bytes", "profile", "versions")
+"""Keys that a name has in its first words, or not at all."""
+
+
+def _said(key: str, value: Any) -> str:
+    """A key whose value is not the usual one, as text; empty otherwise."""
+    kind, default = (KEYS[key].metadata[name] for name in ("kind", "default"))
+    if value in (default, None) or (key, value) == ("images_per_sample", 1):
+        return ""
+    if isinstance(value, bool):
+        return key if value else f"no {key}"
+    if isinstance(value, Mapping):
+        usual = getattr(kind, "defaults", {})
+        value = tuple(f"{name}={str(item).lower() if isinstance(item, bool) else item}"
+                      for name, item in value.items() if item != usual.get(name))
+    return " ".join((key, *map(str, value)) if value else ()) if isinstance(value, tuple) else f"{key} {value}"
 
 
 @dataclass(frozen=True)
