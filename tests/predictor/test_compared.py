@@ -1,0 +1,36 @@
+"""What was never compared with a run is not predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from predictor import pipeline
+from predictor.errors import InputError
+from predictor.workload import Workload
+
+EVALUATION = {"per_device_eval_batch_size": 8}
+QUANTIZED = {"recipe": "lora", "quantization": {"load_in_4bit": True}}
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"zero_stage": 2, "offload": "optimizer", "dtype": "fp16"}, 'dtype "fp16": not predicted with offload yet'),
+    ({"zero_stage": 0, "dtype": "fp32"}, 'dtype "fp32": not predicted with zero_stage 0 yet'),
+    (EVALUATION | {"padding": "packed"}, 'padding "packed": not predicted with per_device_eval_batch_size yet'),
+    (EVALUATION | {"use_liger_kernel": True}, "use_liger_kernel True: not predicted with per_device_eval_batch_size yet"),
+    (EVALUATION | {"mixed_precision": "bf16"}, 'dtype "fp32": not predicted with per_device_eval_batch_size yet'),
+    (QUANTIZED | {"use_liger_kernel": True}, "use_liger_kernel True: not predicted with quantization yet"),
+    (QUANTIZED | {"gradient_checkpointing_kwargs": {"offload": True}},
+     "gradient_checkpointing_kwargs {'use_reentrant': False, 'offload': True}: not predicted with quantization yet"),
+])
+def test_two_keys_that_were_not_run_together_are_refused(keys, message):
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, **keys)
+    with pytest.raises(InputError) as caught:
+        pipeline.prepare(asked)
+    assert str(caught.value) == f"{message}: leave one of them out, or use peakcast learn"
+
+
+def test_settings_of_checkpointing_do_not_matter_without_it():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, gradient_checkpointing=False,
+                     gradient_checkpointing_kwargs={"offload": True}, **QUANTIZED)
+    key = pipeline.formula_key(asked, pipeline.shape_of(asked.replace(images_per_sample=1)), pipeline.gpus.find("h100-80gb"))[1]
+    assert key.checkpointing == "off" and key.checkpointing_kwargs == ()
