@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor import batches, pipeline, timeline
 from predictor.errors import InputError
+from predictor.formula_key import regime_at
 from predictor.prediction import Chances
 from predictor.samples import Samples
 from predictor.sizes import Shape
@@ -120,7 +121,7 @@ class Dataset:
         peaks = np.empty((len(images), len(lengths)), dtype=np.int64)
         for few in np.unique(np.minimum(images, 2)).tolist():  # a regime has one image or more
             rows = np.minimum(images, 2) == few
-            regimes = [pipeline.regime_at(self.workload, Shape(self.size, tokens, few)) for tokens in lengths.tolist()]
+            regimes = [regime_at(self.workload, Shape(self.size, tokens, few)) for tokens in lengths.tolist()]
             for regime in set(regimes):
                 columns = np.array([one == regime for one in regimes])
                 job = plain.job(int(lengths[columns.argmax()]), few)

@@ -9,13 +9,9 @@ from typing import Any
 
 from predictor import (
     calibrated,
-    compared,
     deepspeed_config,
-    fsdp,
     gpus,
     learned,
-    lora,
-    models,
     profile,
     quantization,
     regimes,
@@ -33,6 +29,7 @@ from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import modality
 from predictor.formula import Formula, MicroStep
+from predictor.formula_key import formula_key
 from predictor.gpus import Gpu
 from predictor.prediction import Prediction
 from predictor.profile import Choice
@@ -42,8 +39,6 @@ from predictor.sizes import Shape
 from predictor.workload import Workload
 
 DEFAULT_GPU = gpus.DEFAULT
-PINNED_LIGER = "0.8.5"
-"""The release whose loss ``predictor.liger`` knows."""
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -223,77 +218,6 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
         return trace_formula(config, key, progress=progress)
 
     return store.get(key, trace)
-
-
-def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
-    """Which formula answers for a workload, and the model that it is of.
-
-    Raises:
-        InputError: an unknown model, or an image size or GPU that is not supported.
-    """
-    compared.check(workload)
-    quantization.check(workload)
-    config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size):
-        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
-                         f"{config.image_size} only; leave it out")
-    if gpu.compute_capability < (8, 0):
-        raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
-                         "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
-    return config, store.Key(
-        fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
-        padding=workload.padding, checkpointing=_checkpointing(workload),
-        checkpointing_kwargs=_checkpointing_kwargs(workload), attn_implementation=workload.attn_implementation,
-        sdpa_backend=_backend(workload, gpu),
-        regime=_regime(workload, config, shape, gpu), torch=workload.versions["torch"],
-        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
-        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
-        dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload))
-
-
-def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
-    """Shapes of one regime share a formula."""
-    return _regime(workload, models.find(workload.model), shape, gpus.find(workload.gpu or DEFAULT_GPU))
-
-
-def _checkpointing(workload: Workload) -> str:
-    if not workload.gradient_checkpointing:
-        return "off"
-    return "reentrant" if workload.gradient_checkpointing_kwargs["use_reentrant"] else "on"
-
-
-def _checkpointing_kwargs(workload: Workload) -> tuple[tuple[str, Any], ...]:
-    """What differs from transformers' own, in order."""
-    if not workload.gradient_checkpointing:
-        return ()
-    given = {**workload.gradient_checkpointing_kwargs, "modules": workload.gradient_checkpointing_modules}
-    plain = {"every_n_layers": 1, "offload": False, "modules": ()}
-    return tuple((name, given[name]) for name, value in plain.items() if given.get(name, value) != value)
-
-
-def _backend(workload: Workload, gpu: Gpu) -> str:
-    """What ``sdpa_backend: auto`` is on a GPU (ATen/native/transformers/cuda/sdp_utils.cpp, priority_order)."""
-    if workload.attn_implementation != "sdpa":
-        return ""
-    if workload.sdpa_backend != "auto":
-        return workload.sdpa_backend
-    packed = quantization.quantized(workload)
-    if workload.computes_in == "fp32" or (packed and packed.in_fp32):
-        return "efficient"
-    return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
-
-
-def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: Gpu) -> tuple[str, str, str]:
-    windows, row = config.windows, shape
-    if workload.padding == "packed":
-        row = replace(shape, sequence=shape.batch * shape.sequence)
-        if any(row.sequence >= window for window in windows):
-            raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
-                             "which is not predicted: use padding none, or peakcast learn")
-    masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
-                             windows=windows)
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:

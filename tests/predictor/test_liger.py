@@ -8,7 +8,8 @@ from transformers.models.llama import modeling_llama
 
 from predictor import gpus, liger, parser, workspaces
 from predictor.errors import InputError
-from predictor.pipeline import PINNED_LIGER, formula_key, shape_of
+from predictor.formula_key import PINNED_LIGER, formula_key
+from predictor.pipeline import shape_of
 from predictor.sizes import Shape
 from predictor.trace import trace
 from predictor.workload import Workload
