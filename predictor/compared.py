@@ -18,6 +18,11 @@ OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "ea
 FEATURES: Mapping[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "quantization": (lambda w: w.quantization is not None, quantization.COMPARED),
     "offload": (lambda w: w.offload, BF16),
+    "gradient_checkpointing_kwargs offload": (
+        lambda w: w.gradient_checkpointing and w.gradient_checkpointing_kwargs.get("offload"),
+        BF16 | {"engine": ("torch", "ddp", "deepspeed"), "use_liger_kernel": (False,)}),
+    "use_liger_kernel": (lambda w: w.use_liger_kernel, BF16 | {"offload": (None,)}),
+    "flash_attention_2": (lambda w: w.attn_implementation == "flash_attention_2", BF16 | {"offload": (None,)}),
     "zero_stage 0": (lambda w: w.zero_stage == 0, BF16),
     "per_device_eval_batch_size": (lambda w: w.per_device_eval_batch_size,
                                    BF16 | OWN_KERNELS | {"quantization": (None,)}),
