@@ -219,6 +219,12 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         release_rows[row] = len(tape.rows)
         tape.free(ready[row][2])
 
+    def add_up() -> None:
+        """Gradients are added into the first micro-step's; the hook of each, with what it reduces, still sees it."""
+        for position, _, gradient in hooks if index else ():
+            tape.position = position
+            tape.free(gradient)
+
     def use(number: int, flush: reduction.Flush, bucket: int) -> None:
         """Tell the allocator that the reduction stream reads what the main stream made (``record_stream``)."""
         if not zero.contiguous_gradients:
@@ -265,6 +271,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         tape.position = hooks[0][0] if buckets_at_first_hook and hooks else 0
         for bucket in buckets:
             tape.again(bucket)
+    if not by_hooks:
+        add_up()
     number = 0
     for row, (position, _, gradient) in enumerate(ready):
         tape.position = position
@@ -284,10 +292,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         tape.free(bucket)
     for row in sorted(late, key=lambda row: parameters[row]):  # _clear_param_grad_only
         release(row)
-    if index:  # added into the first micro-step's, which its hook still sees
-        for position, _, gradient in hooks:
-            tape.position = position
-            tape.free(gradient)
+    if by_hooks:
+        add_up()
     if zero.overlap_comm:
         for position in synchronizations(micro):
             tape.position = position
