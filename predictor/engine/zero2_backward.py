@@ -248,6 +248,12 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         move_rows[row] = len(tape.rows)
         tape.free(gradients[row])
 
+    def add_up() -> None:
+        """Gradients are added into the first micro-step's; the hook of each, with what it reduces, still sees it."""
+        for position, _, gradient in hooks if index else ():
+            tape.position = position
+            tape.free(gradient)
+
     def use(number: int, flush: reduction.Flush, bucket: int) -> None:
         """Tell the allocator that the reduction stream reads what the main stream made (``record_stream``)."""
         if not zero.contiguous_gradients:
@@ -296,14 +302,6 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
             for row in flush.rows:
                 release(row)
 
-    def add_up() -> None:
-        """Gradients go into those of the first micro-step."""
-        for position, _, gradient in hooks if index else ():
-            tape.position = position
-            tape.free(gradient)
-
-    if not by_hooks:
-        add_up()
     buckets = [tape.declare(setup.facts.itemsize * zero.reduce_bucket_size, Factor.COMMUNICATION, "zero::ipg_bucket")
                for _ in range(2 if zero.overlap_comm else 1)] if zero.contiguous_gradients and hooks else []
     if index:
@@ -312,6 +310,8 @@ def _template(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
         tape.position = hooks[0][0] if buckets_at_first_hook and hooks else 0
         for bucket in buckets:
             tape.again(bucket)
+    if not by_hooks:
+        add_up()
     number = 0
     for row, (position, _, gradient) in enumerate(ready):
         tape.position = position

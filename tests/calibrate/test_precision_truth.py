@@ -28,7 +28,7 @@ RANK = {"data_parallel_size": 4, "rank": 3}
     {"mixed_precision": "bf16", "engine": "ddp", "data_parallel_size": 2, "gradient_accumulation_steps": 2},
     {"mixed_precision": "fp16", "recipe": "lora", "gradient_checkpointing": False, "max_grad_norm": 0.0},
     {"deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_comm": True}}, **RANK},
-    {"dtype": "fp32", "zero_stage": 1, "param_groups": "single", **RANK},
+    {"dtype": "fp32", "zero_stage": 1, "param_groups": "single", "gradient_accumulation_steps": 2, **RANK},
     {"dtype": "fp16", "zero_stage": 3, **RANK},
     {"dtype": "fp32", "zero_stage": 3, "padding": "right", **RANK},
 ], ids=["fp32-padded", "fp16-eager", "bf16-mixed-ddp", "fp16-mixed-lora", "fp16-zero2", "fp32-zero1",
