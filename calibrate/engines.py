@@ -144,9 +144,8 @@ def deepspeed_document(job: Job) -> dict:
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
         | (_of_stage_3(zero) if zero.stage == 3 else {})
-        | ({"offload_optimizer": {"device": "cpu"} | section.get("offload_optimizer", {})} if zero.offload_optimizer
-           else {})
-        | ({"offload_param": {"device": "cpu"} | section.get("offload_param", {})} if zero.offload_param else {}),
+        | {name: (section.get(name) or {}) | {"device": "cpu"} for name, on in
+           (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param)) if on},
     }
 
 
