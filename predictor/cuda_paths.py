@@ -56,6 +56,8 @@ def _flash(query, key, value, mask, dropout, causal, scale):
 
 def _efficient(query, key, value, mask, dropout, causal, scale):
     """The same file, case efficient_attention: a mask's rows are padded to multiples of 8 (pad_bias)."""
+    if mask is not None and mask.dtype == torch.bool:  # here, so that nobody else keeps it
+        mask = _as_float(mask, query.dtype)
     if mask is not None and mask.shape[-1] % 8:
         length = mask.shape[-1]
         mask = functional.pad(mask, (0, -length % 8))[..., :length]
@@ -116,7 +118,7 @@ def scaled_dot_product_attention(backend: str, original):
                         query.shape[-1])
         if query.device.type != "meta":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
+        if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _as_float(attn_mask, query.dtype)
         if kernel == "math":
             return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

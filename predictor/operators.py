@@ -306,8 +306,9 @@ def efficient_backward(call: Call) -> None:
     delta = call.allocate(("efficient_delta", dimensions))
     for buffer in reversed(terms):
         call.free(buffer)
-    call.through(("efficient_backward", (*dimensions, 4) if wide else dimensions))
+    accumulators = call.allocate(("efficient_backward", (*dimensions, 4) if wide else dimensions))
     call.free(delta)
+    call.free(accumulators)
 
 
 TABLE: dict[str, Callable[[Call], None]] = {
