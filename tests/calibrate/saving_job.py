@@ -1,0 +1,43 @@
+"""What saving a checkpoint takes of the GPU after three steps, as JSON: ``python -m tests.calibrate.saving_job``.
+
+The workload comes on stdin; the engine's own calls save it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+
+import torch
+
+from calibrate import engines, reference_loop
+from predictor.workload import Workload
+
+
+def main() -> None:
+    workload, built = Workload.from_mapping(json.load(sys.stdin)), []
+    build = engines.ENGINES[workload.engine]
+
+    def keep(job: engines.Job) -> engines.Loop:
+        built.append(build(job))
+        return built[0]
+
+    engines.ENGINES[workload.engine] = keep
+    reference_loop.run(workload, workload.rank, lambda moment, step: None)
+    training, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    engine, found = built[0][0], {"held": held, "training": training}
+    calls = ("save_checkpoint", "save_16bit_model") if workload.engine == "deepspeed" else ("state_dict",)
+    for name in calls:
+        torch.cuda.reset_peak_memory_stats()
+        with tempfile.TemporaryDirectory() as directory:
+            if name == "state_dict":
+                torch.save(engine.state_dict(), f"{directory}/model.pt")
+            else:
+                getattr(engine, name)(directory)
+        found[name] = torch.cuda.max_memory_allocated() - held
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
