@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 
 from predictor import regimes
 from predictor.errors import InputError
@@ -62,7 +63,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
                             mixed_precision=key.mixed_precision)
                       for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
-    return Formula(micro, facts, {"source": "meta trace", "model": config.name, "key": key.document()})
+    return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
 
 
 def _require(config: ModelConfig, key: Key) -> None:
