@@ -15,6 +15,8 @@ from predictor.formula_key import regime_at
 from predictor.prediction import Chances
 from predictor.samples import Samples
 from predictor.sizes import Shape
+from predictor.suggest import show
+from predictor.values import thaw
 from predictor.workload import Workload
 
 MOST_IN_A_BATCH = 512
@@ -45,6 +47,10 @@ class Dataset:
             raise InputError("images_per_sample: the samples say how many images each has; leave it out")
         if workload.per_device_eval_batch_size:
             raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
+        for key, other in (("padding", workload.padding == "packed"), ("quantization", workload.quantization)):
+            if other:
+                raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
+                                 "leave one of them out")
         if size > len(samples):
             raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
         if size > MOST_IN_A_BATCH:

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from calibrate.emulator import build
+from calibrate.measure import measure
 from calibrate.peaks import MomentPeaks
 from calibrate.record import Device, MeasuredJob, MeasuredOn, RankChoice, Record
+from predictor import pipeline, survival
+from predictor.allocator.simulate import Simulation
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.run import Run
 from predictor.version import VERSION
 from predictor.workload import Workload
 from tests.predictor.small import small_config
@@ -44,6 +48,13 @@ def workload(directory: Path, **changes) -> Workload:
     """Two samples of 64 tokens."""
     return Workload(**{"model": model_file(directory), "sequence_length": SEQUENCE,
                        "per_device_train_batch_size": BATCH} | changes)
+
+
+def measured_and_predicted(asked: Workload) -> tuple[Record, Run, Simulation]:
+    """A job on the emulated GPU, its predicted run as the same rank, and that through the simulated allocator."""
+    record, job = measure(asked), pipeline.prepare(asked)
+    run = job.run(asked.capacity, record.rank)
+    return record, run, survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
 
 
 def words(directory: Path, *more: str) -> list[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.measure import measure
-from predictor import parser, pipeline, survival
+from predictor import parser
 from predictor.errors import InputError
 from predictor.models import ModelConfig
-from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator, workload
 from tests.predictor.small import small_config
 
 LANGUAGE_MODEL = {"gradient_checkpointing_modules": ["*language_model*"]}
@@ -27,9 +26,7 @@ SCALARS_BYTES = 64
 ], ids=["every-2", "offload-zero2", "offload-reentrant-padded", "language-model-zero2"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", **changes)
-    record, job = measure(asked), pipeline.prepare(asked)
-    run = job.run(asked.capacity, record.rank)
-    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    record, run, simulation = measured_and_predicted(asked)
     assert 0 <= record.peak("requested_bytes").bytes - run.peak < SCALARS_BYTES
     assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.measure import measure
-from predictor import pipeline, survival
+from predictor import pipeline
 from predictor.errors import InputError
 from predictor.events import Moment
-from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator, workload
+from tests.calibrate.small_jobs import BATCH, SEQUENCE, measured_and_predicted, needs_emulator, workload
 
 SCALARS_BYTES = 64
 """DeepSpeed's norm and overflow flags are not predicted."""
@@ -23,9 +22,7 @@ LARGE = 16 * BATCH
 ], ids=["torch", "ddp-lora-padded", "zero2-flash"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE, **changes)
-    record, job = measure(asked), pipeline.prepare(asked)
-    run = job.run(asked.capacity, record.rank)
-    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    record, run, simulation = measured_and_predicted(asked)
     assert record.peak("requested_bytes").moment is Moment.EVALUATION
     assert 0 <= record.peak("requested_bytes").bytes - run.peak < SCALARS_BYTES
     assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes

@@ -10,9 +10,8 @@ import textwrap
 import pytest
 
 from calibrate.dryrun import dryrun
-from calibrate.measure import measure
 from predictor import pipeline, survival
-from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator, workload
+from tests.calibrate.small_jobs import BATCH, SEQUENCE, measured_and_predicted, needs_emulator, workload
 from tests.predictor.small import small_config
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -35,9 +34,7 @@ RANK = {"data_parallel_size": 4, "rank": 3}
         "fp16-zero3", "fp32-zero3"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, **{"gpu": "h100-80gb", "profile": "none"} | changes)
-    record, job = measure(asked), pipeline.prepare(asked)
-    run = job.run(asked.capacity, record.rank)
-    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    record, run, simulation = measured_and_predicted(asked)
     assert 0 <= record.peak("requested_bytes").bytes - run.peak < SCALARS_BYTES
     assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= survival.PAGE_BYTES
 

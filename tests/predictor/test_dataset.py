@@ -170,12 +170,14 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, text, said):
 
 @pytest.mark.parametrize("changes, drawn, said", [
     ({"images_per_sample": 1}, DRAWN, "images_per_sample: the samples say"),
+    ({"padding": "packed"}, DRAWN, 'padding "packed": not predicted with samples yet: leave one of them out'),
+    ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, DRAWN, "not predicted with samples yet"),
     ({"per_device_train_batch_size": 11}, DRAWN, "there are 6 samples only"),
     ({}, of(*[(500, 1)] * 4), "sample 1: 500 tokens have no room for 1 image(s) of 576"),
 ])
 def test_what_no_batch_can_be_drawn_from_is_refused(changes, drawn, said):
     with pytest.raises(InputError) as caught:
-        pipeline.predict(workload(**SAME_LENGTHS, **changes), samples=drawn)
+        pipeline.predict(workload(**SAME_LENGTHS | changes), samples=drawn)
     assert said in str(caught.value)
 
 
