@@ -16,8 +16,8 @@ from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
 from predictor import autocast, liger, lora, models, parser, quantization
 from predictor.events import Moment
-from predictor.sizes import Shape
-from predictor.trace import make_batch
+from predictor.inputs import Inputs
+from predictor.pipeline import shape_of
 from predictor.workload import Workload
 
 STEPS = 3
@@ -39,8 +39,9 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    facts = parser.describe(model)
-    batch = host_batch(model, facts, workload)
+    inputs = Inputs(models.find(workload.model), model, workload.picture)
+    facts = parser.describe(model, inputs.tokens_per_image)
+    batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)
     if built:
         built(model)
@@ -59,7 +60,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             enter(Moment.FORWARD, number)
             if number == 1 and micro_step == 0:
                 batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-            loss = forward(**batch, use_cache=False).loss
+            loss = forward(**batch, **inputs.options).loss
             enter(Moment.BACKWARD, number)
             backward(loss)
             del loss
@@ -67,17 +68,17 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             step()
     if workload.per_device_eval_batch_size:
         enter(Moment.EVALUATION, STEPS)
-        evaluate(forward if workload.engine == "deepspeed" else model, host_batch(model, facts, workload.replace(
-            per_device_train_batch_size=workload.per_device_eval_batch_size)))
+        batch = host_batch(inputs, workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size))
+        evaluate(forward if workload.engine == "deepspeed" else model, batch, inputs.options)
     torch.cuda.synchronize()
 
 
 @torch.no_grad()
-def evaluate(model, batch: dict[str, torch.Tensor]) -> None:
+def evaluate(model, batch: dict[str, torch.Tensor], options: dict[str, bool]) -> None:
     """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
     model.eval()
     batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-    loss = model(**batch, use_cache=False).loss
+    loss = model(**batch, **options).loss
     del loss
 
 
@@ -142,23 +143,8 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
         parameter.normal_(std=WEIGHT_SCALE)
 
 
-def host_batch(model, facts, workload: Workload) -> dict[str, torch.Tensor]:
-    """The micro batch that the trace uses, with its true ids and zeros for pixels, on the CPU."""
-    images = workload.per_device_train_batch_size * workload.images_per_sample
-    shape = Shape(workload.per_device_train_batch_size, workload.sequence_length, images)
-    values = _Values()
-    batch = make_batch(model, facts, shape, workload.padding, values)
-    return {name: values.of(tensor) for name, tensor in batch.items()}
-
-
-class _Values:
-    """Keeps the values that :func:`make_batch` gives with its meta tensors."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, torch.Tensor] = {}
-
-    def adopt(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        self._known[id(tensor)] = values
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._known.get(id(tensor), torch.zeros(tensor.shape, dtype=tensor.dtype))
+def host_batch(inputs: Inputs, workload: Workload) -> dict[str, torch.Tensor]:
+    """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
+    batch = inputs.batch(shape_of(workload), workload.padding)
+    return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+            for name, tensor in batch.items()}

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MODALITIES = {
-    "vision_tower": "vision_tower",
-    "multi_modal_projector": "projector",
-    "language_model": "language_model",
+    "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
+    "multi_modal_projector": "projector", "connector": "projector", "merger": "projector",
+    "deepstack_merger_list": "projector", "image_newline": "projector",
+    "language_model": "language_model", "text_model": "language_model",
     "lm_head": "head",
 }
-"""Submodule name of transformers' LLaVA -> modality module."""
+"""Submodule names of transformers' multimodal models -> modality module."""
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names that transformers' language models and vision towers give to theirs."""
 
@@ -94,7 +95,5 @@ class ModelFacts:
 
 def modality(path: str) -> str:
     """Modality module of a parameter or module path; ``model`` for what lies between them."""
-    for part in path.split("."):
-        if part in MODALITIES:
-            return MODALITIES[part]
-    return "model"
+    found = [MODALITIES[part] for part in path.split(".") if part in MODALITIES]
+    return ("projector" if "projector" in found else found[0]) if found else "model"

@@ -8,11 +8,15 @@ from typing import Any
 from predictor import compared, fsdp, gpus, lora, models, quantization, regimes, store
 from predictor.errors import InputError
 from predictor.gpus import Gpu
+from predictor.models import Kind
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
 PINNED_LIGER = "0.8.5"
 """The release whose loss ``predictor.liger`` knows."""
+
+MASKS = ("gemma3", "paligemma")
+"""``model_type`` of models that always give attention a mask."""
 
 
 def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
@@ -24,9 +28,10 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     compared.check(workload)
     quantization.check(workload)
     config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size):
-        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
-                         f"{config.image_size} only; leave it out")
+    if workload.image_size not in (None, config.image_size) and (config.image_size or config.kind is Kind.TEXT):
+        takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
+            f"{config.name} takes no images"
+        raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
@@ -39,7 +44,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload))
+        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture)
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -82,5 +87,6 @@ def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: G
             raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
                              "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
+    masked = masked or config.document["model_type"] in MASKS
     return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
                              windows=windows)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 PINNED_PEFT = "0.21.2"
 ALL_LINEAR = "all-linear"
-PATTERN = "*multi_modal_projector*"
-"""What trains beside the adapters."""
 ADAPTERS, COPIED = ".lora_", ".modules_to_save."
 """Parts of the names of what peft adds: adapters, and trained copies of modules."""
 UNTRAINED = (".base_layer.", ".original_module.")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.suggest import nearest
 
-SUPPORTED = ("llava",)
-"""``model_type`` of the architectures that can be traced."""
+FIXED = ("llava", "paligemma", "gemma3")
+"""``model_type`` of models whose processors resize every picture to the side that the vision tower takes."""
+ANY_SIZE = ("pixtral",)
+"""``model_type`` of vision towers that take pictures of any size, whatever the model around them."""
+
+
+class Kind(str, Enum):
+    """What a sample has."""
+
+    IMAGE_TEXT = "image_text"
+    TEXT = "text"
+    IMAGE = "image"
 
 
 @dataclass(frozen=True)
@@ -26,29 +37,42 @@ class ModelConfig:
     Attributes:
         name: what the user called it.
         document: the parsed ``config.json``.
+        preprocessor: the parsed ``preprocessor_config.json`` beside it, as far as it differs from what follows from
+            the configuration.
     """
 
     name: str
     document: dict[str, Any]
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """What a sample has, by what the configuration describes."""
+        if "vision_config" in self.document:
+            return Kind.IMAGE_TEXT
+        return Kind.TEXT if "vocab_size" in self.document else Kind.IMAGE
 
     @property
     def windows(self) -> list[int]:
         """Sequence lengths from which attention takes another path: sliding windows and chunks."""
         text = self.document.get("text_config")
-        names = ("sliding_window", "attention_chunk_size")
-        found = [text.get(name) for name in names] if isinstance(text, dict) else []
+        text = text if isinstance(text, dict) else self.document
+        found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
         return sorted(value for value in found if isinstance(value, int) and value > 0)
 
     @property
     def image_size(self) -> int | None:
-        """Side of the image that the vision tower takes, if the configuration says so."""
+        """Side of the pictures that the model always takes; None where it takes others."""
         vision = self.document.get("vision_config")
-        return vision.get("image_size") if isinstance(vision, dict) else None
+        if self.document["model_type"] not in FIXED or not isinstance(vision, dict):
+            return None
+        return None if vision.get("model_type") in ANY_SIZE else vision.get("image_size")
 
     @property
     def fingerprint(self) -> str:
         """Hash of the content; key order and white space do not matter."""
-        canonical = json.dumps(self.document, sort_keys=True, separators=(",", ":"))
+        whole = self.document | ({"preprocessor": self.preprocessor} if self.preprocessor else {})
+        canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
@@ -88,9 +112,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
-    if document["model_type"] not in SUPPORTED:
-        raise InputError(f"{path}: model_type {document['model_type']!r} is not supported yet "
-                         f"(supported: {', '.join(SUPPORTED)})")
     if "quantization_config" in document:
         raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
     return document

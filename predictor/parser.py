@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 
 from predictor import lora as adapters
 from predictor import quantization as four_bit
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, Parameter
-from predictor.models import ModelConfig
+from predictor.facts import ModelFacts, Parameter, modality
+from predictor.models import Kind, ModelConfig
 
-RECIPES = {
-    "pretrain": ("*multi_modal_projector*",),
-    "finetune": ("*multi_modal_projector*", "*language_model*", "lm_head*"),
-    "lora": (adapters.PATTERN,),
-    "full": ("*",),
+RECIPES: dict[str, Callable[[str], bool]] = {
+    "pretrain": lambda module: module == "projector",
+    "finetune": lambda module: module != "vision_tower",
+    "lora": lambda module: module == "projector",
+    "full": lambda module: True,
 }
-"""Recipe name -> patterns of the parameters that train (LLaVA's own stages, and everything); with ``lora``, what peft
+"""Recipe name -> whether a modality module trains (LLaVA's own stages, and everything); with ``lora``, what peft
 trains does too."""
+CLASSES = {
+    Kind.IMAGE_TEXT: ("AutoModelForImageTextToText",),
+    Kind.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
+    Kind.IMAGE: ("AutoModelForImageClassification",),
+}
+"""What a sample has -> transformers' classes of models that give a loss for it."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """``dtype`` -> what PyTorch calls it."""
 
@@ -28,8 +35,8 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
     """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
-        InputError: not a LLaVA, a configuration that transformers refuses, a pattern that
-            matches nothing, or nothing left to train.
+        InputError: a configuration that transformers refuses, a pattern that matches nothing, or nothing left to
+            train.
     """
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
@@ -43,18 +50,40 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
 def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
     """The model on meta, as transformers builds it."""
     import torch
-    from transformers import AutoConfig, LlavaForConditionalGeneration
+    from transformers import AutoConfig
 
     try:
         hf_config = AutoConfig.for_model(**config.document)
+        library = class_of(config, hf_config)
+        if attn_implementation == "sdpa" and not library._supports_sdpa:
+            attn_implementation = "eager"  # what transformers takes by itself
         with torch.device("meta"):
-            model = LlavaForConditionalGeneration._from_config(
-                hf_config, dtype=getattr(torch, DTYPES[dtype]), attn_implementation=attn_implementation)
+            model = library._from_config(hf_config, dtype=getattr(torch, DTYPES[dtype]),
+                                         attn_implementation=attn_implementation)
+    except InputError:
+        raise
     except Exception as error:  # transformers raises whatever the field leads to
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "
                          f"{type(error).__name__}: {reason}") from None
     return model
+
+
+def class_of(config: ModelConfig, hf_config):
+    """The class that builds the model: the one its configuration names, or else the first that gives a loss.
+
+    Raises:
+        InputError: transformers has none.
+    """
+    import transformers
+
+    found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
+    found = [library for library in found if library is not None]
+    if not found:
+        raise InputError(f"model {config.name}: transformers trains no class for model_type "
+                         f"{config.document['model_type']!r} and {config.kind.value.replace('_', ' and ')}")
+    named = config.document.get("architectures") or ()
+    return next((library for library in found if library.__name__ in named), found[0])
 
 
 def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,
@@ -107,7 +136,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     A pattern matches a parameter's whole path, or the path of any module above it.
     """
     names = [name for name, _ in model.named_parameters()]
-    chosen = {name for name in names for pattern in RECIPES[recipe] if fnmatch.fnmatch(name, pattern)}
+    chosen = {name for name in names if RECIPES[recipe](modality(name))}
     if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -126,7 +155,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         parameter.requires_grad_(name in chosen)
 
 
-def describe(model) -> ModelFacts:
+def describe(model, tokens_per_image: int) -> ModelFacts:
     """Facts of a built model."""
     import torch
 
@@ -137,8 +166,17 @@ def describe(model) -> ModelFacts:
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
                 for name, b in model.named_buffers()]
-    config = model.config
-    return ModelFacts(config.model_type, config.text_config.hidden_size, tokens_per_image(model), tuple(tensors))
+    return ModelFacts(model.config.model_type, _hidden_size(model.config), tokens_per_image, tuple(tensors))
+
+
+def _hidden_size(config) -> int:
+    """What Hugging Face fills "auto" buckets by (transformers 5.17, integrations/deepspeed.py,
+    trainer_config_finalize); 0 where it finds nothing."""
+    for part in (config, getattr(config, "text_config", None)):
+        for name, choose in (("hidden_size", int), ("hidden_sizes", max)):
+            if getattr(part, name, None) is not None:
+                return choose(getattr(part, name))
+    return 0
 
 
 def decayed(model) -> set[str]:
@@ -148,18 +186,3 @@ def decayed(model) -> set[str]:
 
     patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
     return set(get_parameter_names(model, [nn.LayerNorm], patterns))
-
-
-def tokens_per_image(model) -> int:
-    """Placeholder tokens that one image fills, asked of the model itself."""
-    import torch
-
-    pixels = torch.empty(1, *image_extent(model.config), dtype=model.dtype, device="meta")
-    with torch.no_grad():
-        return model.get_image_features(pixels).pooler_output[0].shape[0]
-
-
-def image_extent(config) -> tuple[int, int, int]:
-    """Channels, height and width of the pixels that the vision tower takes."""
-    vision = config.vision_config
-    return vision.num_channels, vision.image_size, vision.image_size

@@ -17,7 +17,7 @@ from predictor.events import Factor
 from predictor.snapshot import read
 from predictor.snapshot.replay import replay
 from predictor.survival import PAGE_BYTES
-from tests.predictor.small import small_config
+from tests.predictor.small import facts_of, small_config
 
 SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2", "--profile", "none"]
 
@@ -226,7 +226,7 @@ def test_a_shipped_recipe_answers_without_torch():
 def test_parameter_counts_are_those_of_the_published_models(name, parameters):
     from predictor import models, parser
 
-    facts = parser.describe(parser.build(models.find(name), attn_implementation="sdpa", recipe="full"))
+    facts = facts_of(parser.build(models.find(name), attn_implementation="sdpa", recipe="full"))
     assert sum(p.numel for p in facts.parameters if not p.buffer) == parameters
     assert facts.tokens_per_image == 576
 
