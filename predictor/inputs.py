@@ -1,0 +1,104 @@
+"""What a model is fed: the batch of the reference loop at a shape."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from predictor import pictures
+from predictor.errors import InputError
+from predictor.models import Kind, ModelConfig
+from predictor.sizes import Shape
+from predictor.trace import ask
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Makes batches for one model.
+
+    Attributes:
+        image_size: height and width of the pictures; None: as the vision tower takes them.
+    """
+
+    config: ModelConfig
+    model: torch.nn.Module
+    image_size: tuple[int, int] | None = None
+
+    @cached_property
+    def tokens_per_image(self) -> int:
+        """Placeholder tokens that one image fills, asked of the model itself; 0 if it has no place for images."""
+        if self.config.kind is not Kind.IMAGE_TEXT:
+            return 0
+        features = self.model.get_image_features
+        found = ask(features, self._fitting(self._pixels([1]), features)).pooler_output
+        parts = found if isinstance(found, (tuple, list)) else [found]
+        return sum(part.numel() // part.shape[-1] for part in parts)
+
+    def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
+        """Integers with their values on the CPU; floats, which only take room, on meta.
+
+        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images,
+        then text; the first samples have what does not divide. Packed samples are one row, with position ids that
+        begin anew for each, as transformers' DataCollatorWithFlattening makes it.
+        """
+        if self.config.kind is Kind.IMAGE:
+            return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
+        each, more = divmod(shape.images, shape.batch)
+        counts = [each + (row < more) for row in range(shape.batch)]
+        token = self._placeholder
+        ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
+        for row, count in enumerate(counts):
+            ids[row, 1 : 1 + count * self.tokens_per_image] = token
+        batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if shape.images and name in self._arguments:
+                batch[name] = (ids == token).to(torch.int64)
+        if padding == "right":
+            mask = torch.ones_like(ids)
+            mask[:, -1] = 0
+            batch["attention_mask"] = mask
+        if padding == "packed":
+            batch["labels"][:, 0] = -100
+            batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
+            batch = {name: values.reshape(1, -1) for name, values in batch.items()}
+        return batch | self._fitting(self._pixels(counts) if shape.images else {}, self.model.forward)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """What the reference loop calls the model with besides."""
+        takes = "use_cache" in self._arguments or self.config.kind is not Kind.IMAGE
+        return {"use_cache": False} if takes else {}
+
+    @cached_property
+    def _arguments(self) -> set[str]:
+        return set(inspect.signature(self.model.forward).parameters)
+
+    @property
+    def _placeholder(self) -> int | None:
+        """The token that stands for a piece of an image."""
+        found = [getattr(self.model.config, name, None) for name in ("image_token_id", "image_token_index")]
+        return next((token for token in found if token is not None), None)
+
+    def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
+        """Of so many pictures for each sample, in the dtype of the model."""
+        config, dtype = self.model.config, self.model.dtype
+        fixed = self.config.image_size
+        if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
+            if self.image_size is None:
+                raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
+                                 "or 768x1024 (height x width)")
+            made = pictures.processed(self.config, config, counts, self.image_size)
+            return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
+                    else values for name, values in made.items()}
+        vision = getattr(config, "vision_config", config)
+        size = self.image_size or (fixed or getattr(vision, "image_size", None) or 224,) * 2
+        return {"pixel_values": torch.empty(sum(counts), vision.num_channels, *size, dtype=dtype, device="meta")}
+
+    @staticmethod
+    def _fitting(made: dict[str, torch.Tensor], function) -> dict[str, torch.Tensor]:
+        """Those that a function takes."""
+        takes = inspect.signature(function).parameters
+        return {name: values for name, values in made.items() if name in takes}

@@ -1,0 +1,120 @@
+"""What a model's own image processor makes of a picture: pixels, and what else goes with them into the model.
+
+Processors are transformers'. Their settings come from ``preprocessor_config.json`` beside the model's configuration;
+without one from the configuration itself, as published models have them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from predictor.errors import InputError
+from predictor.models import ModelConfig
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+def _qwen(config) -> dict[str, Any]:
+    vision = config.vision_config
+    return {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size,
+            "merge_size": vision.spatial_merge_size}
+
+
+def _tiles(config) -> dict[str, Any]:
+    side = config.vision_config.image_size
+    return {"size": {"shortest_edge": side}, "crop_size": _square(side),
+            "image_grid_pinpoints": config.image_grid_pinpoints}
+
+
+def _onevision(config) -> dict[str, Any]:
+    return {"size": _square(config.vision_config.image_size), "image_grid_pinpoints": config.image_grid_pinpoints}
+
+
+def _internvl(config) -> dict[str, Any]:
+    height, width = config.vision_config.image_size
+    return {"size": {"height": height, "width": width}, "crop_to_patches": True}
+
+
+def _idefics3(config) -> dict[str, Any]:
+    side = config.vision_config.image_size
+    return {"size": {"longest_edge": 4 * side}, "max_image_size": {"longest_edge": side}}
+
+
+def _pixtral(config) -> dict[str, Any]:
+    vision = config.vision_config
+    merged = vision.patch_size * getattr(config, "spatial_merge_size", 1)
+    return {"size": {"longest_edge": vision.image_size}, "patch_size": _square(merged)}
+
+
+def _mllama(config) -> dict[str, Any]:
+    vision = config.vision_config
+    return {"size": _square(vision.image_size), "max_image_tiles": vision.max_num_tiles}
+
+
+SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "glm4v": _qwen,
+    "llava_next": _tiles, "llava_next_video": _tiles, "llava_onevision": _onevision, "internvl": _internvl,
+    "idefics3": _idefics3, "smolvlm": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "mllama": _mllama,
+}
+"""``model_type`` -> settings of its processor that follow from the model's configuration."""
+
+
+def processed(config: ModelConfig, hf_config, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """What goes into the model for pictures of one size.
+
+    Args:
+        config: where the model's configuration came from.
+        hf_config: the same, as transformers has it.
+        groups: number of pictures of each sample.
+        size: height and width in pixels.
+
+    Returns:
+        The processor's tensors, by name.
+
+    Raises:
+        InputError: transformers has no processor for the model, or it does not take such a picture.
+    """
+    import numpy as np
+
+    processor = _processor(config.fingerprint, _Both(config, hf_config))
+    picture = np.full((*size, 3), 128, dtype=np.uint8)
+    try:
+        return dict(processor([[picture] * number for number in groups if number], return_tensors="pt"))
+    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"image_size: {config.name} cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
+
+
+class _Both(tuple):
+    """Stands beside its fingerprint in a cache key."""
+
+    def __new__(cls, *parts):
+        return super().__new__(cls, parts)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@lru_cache(maxsize=4)
+def _processor(_fingerprint: str, both: _Both):
+    config, hf_config = both
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
+
+    name = config.document["model_type"]
+    kinds = NAMES.get(getattr(hf_config.vision_config, "model_type", "") if name == "llava" else name) or {}
+    kinds = kinds or NAMES.get(name) or {}
+    if "pil" not in kinds:
+        raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
+    package = importlib.import_module("transformers")
+    settings = SETTINGS.get(name, lambda _: {})(hf_config) | config.preprocessor
+    return getattr(package, kinds["pil"])(**settings)
