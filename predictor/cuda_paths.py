@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
@@ -101,8 +102,13 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
     """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     cuDNN takes head sizes that are multiples of 8, up to 256; flash attention no mask;
-    memory-efficient attention no grouped heads.
+    memory-efficient attention no grouped heads. Only the latter has a gradient for a mask; none
+    takes a mask whose rows do not lie whole in memory.
     """
+    if backend == "cudnn" and mask is not None and mask.requires_grad:
+        backend = "efficient"
+    if mask is not None and mask.stride(-1) != 1 and mask.shape[-1] != 1:
+        backend = "math"
     if backend == "cudnn" and (width % 8 or width > 256):
         backend = "flash"
     if backend == "flash" and mask is not None:
@@ -160,6 +166,22 @@ def softmax(original):
     return fused
 
 
+def constant(original):
+    """``torch.tensor`` reads tensors in a list, and copies to a device, out of a dispatch mode's sight."""
+
+    def values(data):
+        if isinstance(data, (list, tuple)):
+            return [values(part) for part in data]
+        return data.item() if isinstance(data, torch.Tensor) else data
+
+    def made_on_host(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+        made = original(values(data) if isinstance(data, (list, tuple)) else data, dtype=dtype)
+        made = made if device is None else made.to(device)
+        return made.requires_grad_() if requires_grad else made
+
+    return made_on_host
+
+
 def contiguous(out):
     """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
     cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
@@ -174,18 +196,10 @@ RESULTS = {"aten::convolution_backward": contiguous}
 @contextmanager
 def as_on_cuda(backend: str):
     """Replace the functions while the block runs."""
-    replaced = {
-        "scaled_dot_product_attention": as_one(scaled_dot_product_attention(
-            backend, functional.scaled_dot_product_attention)),
-        "linear": as_one(linear(functional.linear)),
-        "dropout": dropout(functional.dropout),
-        "softmax": softmax(functional.softmax),
-    }
-    originals = {name: getattr(functional, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(functional, name, function)
-    try:
+    attention = scaled_dot_product_attention(backend, functional.scaled_dot_product_attention)
+    with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
+          patch.object(functional, "linear", as_one(linear(functional.linear))),
+          patch.object(functional, "dropout", dropout(functional.dropout)),
+          patch.object(functional, "softmax", softmax(functional.softmax)),
+          patch.object(torch, "tensor", constant(torch.tensor))):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(functional, name, function)

@@ -77,10 +77,10 @@ class Inputs:
         return set(inspect.signature(self.model.forward).parameters)
 
     @property
-    def _placeholder(self) -> int | None:
-        """The token that stands for a piece of an image."""
+    def _placeholder(self) -> int:
+        """The token that stands for a piece of an image; none has -1."""
         found = [getattr(self.model.config, name, None) for name in ("image_token_id", "image_token_index")]
-        return next((token for token in found if token is not None), None)
+        return next((token for token in found if token is not None), -1)
 
     def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
         """Of so many pictures for each sample, in the dtype of the model."""

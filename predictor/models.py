@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.suggest import nearest
+from predictor.suggest import nearest, show
 
 FIXED = ("llava", "paligemma", "gemma3")
 """``model_type`` of models whose processors resize every picture to the side that the vision tower takes."""
@@ -89,8 +89,11 @@ def find(model: str) -> ModelConfig:
         InputError: neither a known name nor a readable configuration.
     """
     if model.lower() in known_names():
-        text = (resources.files("predictor.configs") / f"{model.lower()}.json").read_text()
-        return ModelConfig(model.lower(), json.loads(text))
+        name = model.lower()
+        files = resources.files("predictor.configs")
+        processor = files / "preprocessors" / f"{name}.json"
+        return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
+                           json.loads(processor.read_text()) if processor.is_file() else {})
     try:
         path = Path(model).expanduser()
         path = path / "config.json" if path.is_dir() else path
@@ -100,7 +103,15 @@ def find(model: str) -> ModelConfig:
     if not found:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
-    return ModelConfig(model, _read(path))
+    beside = path.parent / "preprocessor_config.json"
+    return ModelConfig(model, _read_config(path), _settings(_read(beside)) if beside.is_file() else {})
+
+
+NOT_SETTINGS = ("processor_class", "image_processor_type", "feature_extractor_type", "auto_map")
+
+
+def _settings(preprocessor: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in preprocessor.items() if name not in NOT_SETTINGS}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -110,7 +121,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({type(error).__name__}): give a readable config.json") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
-    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+    return document
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    document = _read(path)
+    if not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     if "quantization_config" in document:
         raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")

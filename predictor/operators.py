@@ -195,6 +195,17 @@ def nonzero(call: Call) -> None:
     call.free(count)
 
 
+def repeat_interleave(call: Call) -> None:
+    """Prefix sums of the repeats, and whether all are positive (ATen/native/Repeat.h, repeat_interleave_common)."""
+    repeats = call.args[0]
+    sums = call.allocate(8 * repeats.numel())
+    call.through(("cub_scan", (repeats.numel(),)))
+    if call.kwargs.get("output_size") is None:
+        call.through(repeats.numel(), 1)
+    call.results()
+    call.free(sums)
+
+
 def index_put(call: Call) -> None:
     """Sums into rows are made in their order: indices are wrapped, made linear and sorted
     (ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
@@ -329,6 +340,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::masked_scatter": masked_scatter,
     "aten::masked_scatter_backward": masked_scatter_backward,
     "aten::nonzero": nonzero,
+    "aten::repeat_interleave": repeat_interleave,
     "aten::_index_put_impl_": index_put,
     "aten::embedding_dense_backward": embedding_backward,
     "aten::_scaled_dot_product_cudnn_attention": cudnn_forward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from copy import deepcopy
 
 from predictor import lora as adapters
 from predictor import quantization as four_bit
@@ -53,7 +54,7 @@ def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
     from transformers import AutoConfig
 
     try:
-        hf_config = AutoConfig.for_model(**config.document)
+        hf_config = AutoConfig.for_model(**deepcopy(config.document))
         library = class_of(config, hf_config)
         if attn_implementation == "sdpa" and not library._supports_sdpa:
             attn_implementation = "eager"  # what transformers takes by itself
@@ -79,11 +80,12 @@ def class_of(config: ModelConfig, hf_config):
 
     found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
     found = [library for library in found if library is not None]
+    named = [name for name in config.document.get("architectures") or () if hasattr(transformers, name)]
+    found = [library for library in found if not named or library.__name__ in named]
     if not found:
         raise InputError(f"model {config.name}: transformers trains no class for model_type "
                          f"{config.document['model_type']!r} and {config.kind.value.replace('_', ' and ')}")
-    named = config.document.get("architectures") or ()
-    return next((library for library in found if library.__name__ in named), found[0])
+    return found[0]
 
 
 def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,

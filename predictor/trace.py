@@ -161,5 +161,5 @@ def on_meta(batch: dict[str, torch.Tensor], twins: Twins) -> dict[str, torch.Ten
 def ask(function: Callable, batch: dict[str, torch.Tensor]) -> Any:
     """What a function of the model says of a batch, on meta."""
     tracer = Tracer(lambda: ("", False))
-    with torch.no_grad(), tracer:
+    with torch.no_grad(), as_on_cuda("math"), tracer:
         return function(**on_meta(batch, tracer.twins))

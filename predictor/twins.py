@@ -50,28 +50,35 @@ class Twins:
         fresh = [out for out in outputs if discrete(out) and self.of(out) is None]
         if not fresh and not (func._schema.is_mutable and any(map(discrete, outputs))):
             return
-        results = self._run(func, args, kwargs, len(outputs))
+        results = self.run(func, args, kwargs)
+        results = results if results and len(results) == len(outputs) else None
         for index, out in enumerate(outputs):
             if any(out is new for new in fresh):
                 values = results[index] if results else torch.zeros(out.shape, dtype=out.dtype)
                 self.adopt(out, values)
 
-    def _run(self, func, args, kwargs, count: int) -> list[torch.Tensor]:
+    def like(self, values: torch.Tensor) -> torch.Tensor:
+        """A new meta tensor with these values."""
+        made = torch.empty_like(values, device="meta")
+        self.adopt(made, values)
+        return made
+
+    def run(self, func, args, kwargs) -> list[torch.Tensor] | None:
+        """Results of an operator on the values of its arguments; None if some are unknown."""
         unknown = False
 
         def host(value):
             nonlocal unknown
             if isinstance(value, torch.Tensor):
-                twin = self.of(value) if discrete(value) or value.device.type != "meta" else None
+                twin = self.of(value)
                 unknown |= twin is None
                 return twin
             return value
 
         host_args, host_kwargs = tree_map(host, (args, kwargs))
         if unknown:
-            return []
+            return None
         host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
         host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
         result = func(*host_args, **host_kwargs)
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
-        return results if len(results) == count else []
+        return [result] if isinstance(result, torch.Tensor) else list(result)
