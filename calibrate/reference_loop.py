@@ -123,8 +123,9 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     """
     chosen = list(model.modules() if modules is None else modules)
     for module in chosen:
-        if any(buffer is not None for buffer in module._buffers.values()):
-            module.to_empty(device="cpu", recurse=False)
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
+        if buffers:
             model._init_weights(module)
     made: dict[int, torch.Tensor] = {}  # tied weights are one tensor
 

@@ -311,7 +311,11 @@ def padded_mask(call: Call) -> None:
 def efficient_backward(call: Call) -> None:
     """Row sums, which are an expression of their own in fp32, and the gradient accumulators (attention_backward.cu)."""
     query, dimensions = call.args[1], attention_dimensions(call.args[1])
-    call.results()
+    *gradients, bias = call.out
+    call.results(*gradients)
+    if bias.numel():
+        length = bias.shape[-1]
+        call.results(bias, size=("bias_gradient", (bias.numel() // length, length, bias.element_size())))
     wide = query.element_size() == 4
     terms = [call.allocate(4 * query.numel()), call.allocate(("efficient_delta", dimensions))] if wide else []
     delta = call.allocate(("efficient_delta", dimensions))

@@ -21,6 +21,10 @@ from predictor.twins import Twins
 from predictor.wrapped import Wrapped
 
 
+MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+"""Operators that take masks for indices."""
+
+
 class Tracer(Recorder):
     """The recorder on the meta device: index values are real, and CUDA's own allocations are added."""
 
@@ -39,12 +43,26 @@ class Tracer(Recorder):
                 return answer
         func, args = self.as_without_mode(func, args)
         name = func._schema.name
+        if name in MASKED:
+            args = (args[0], self._positions(args[1]), *args[2:])
         out = func(*args, **kwargs)
         if name in RESULTS:
             out = RESULTS[name](out)
         self.twins.follow(func, args, kwargs, _tensors(out))
         self._play(name, args, kwargs, out)
         return out
+
+    def _positions(self, indices) -> list[torch.Tensor | None]:
+        """Indices with the places of a mask's true values in its stead (ATen/native/IndexingUtils.h, expandTensors)."""
+        expanded: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype != torch.bool:
+                expanded.append(index)
+                continue
+            places = READS["aten::nonzero"](self.twins, (index,), {})
+            self._play("aten::nonzero", (index,), {}, places)
+            expanded += places.unbind(1)
+        return expanded
 
     def _play(self, name: str, args, kwargs, out) -> None:
         """Record the call as it would go on CUDA."""

@@ -26,14 +26,15 @@ class Twins:
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
-    def adopt(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Give a meta tensor that owns a fresh storage its values."""
+    def adopt(self, tensor: torch.Tensor, values: torch.Tensor | None = None) -> None:
+        """Give the storage of a meta tensor its values, or zeros."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        host = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        host = torch.UntypedStorage(storage.nbytes(), device="cpu").fill_(0)
         self._storages[key] = host
         weakref.finalize(storage, self._storages.pop, key, None)
-        self.of(tensor).copy_(values)
+        if values is not None:
+            self.of(tensor).copy_(values)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's values on the host, or None where nobody knows them."""
@@ -54,8 +55,7 @@ class Twins:
         results = results if results and len(results) == len(outputs) else None
         for index, out in enumerate(outputs):
             if any(out is new for new in fresh):
-                values = results[index] if results else torch.zeros(out.shape, dtype=out.dtype)
-                self.adopt(out, values)
+                self.adopt(out, results[index] if results else None)
 
     def like(self, values: torch.Tensor) -> torch.Tensor:
         """A new meta tensor with these values."""

@@ -107,6 +107,12 @@ def padded_mask(gpu, rows, length, itemsize):
     return rows * _round_up(length, 8) * itemsize
 
 
+def bias_gradient(gpu, rows, length, itemsize):
+    """The gradient of a mask, its rows padded to multiples of 16 (ATen/native/transformers/cuda/attention_backward.cu,
+    _efficient_attention_backward)."""
+    return rows * _round_up(length, 16) * itemsize
+
+
 def efficient_delta(gpu, batch, heads, sequence, width):
     """``delta`` (ATen/native/transformers/cuda/attention_backward.cu)."""
     return FP32 * batch * heads * sequence
@@ -287,7 +293,7 @@ FUNCTIONS = {
     for function in (
         cublas_workspace, cublaslt_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
-        efficient_rows, padded_mask, efficient_delta, efficient_backward,
+        efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores,
         liger_partials, liger_logits,
         cub_scan, cub_select, cub_count, cub_sum, index_sort,
