@@ -32,7 +32,9 @@ class Inputs:
         """Placeholder tokens that one image fills, asked of the model itself; 0 if it has no place for images."""
         if self.config.kind is not Kind.IMAGE_TEXT:
             return 0
-        features = self.model.get_image_features
+        features = getattr(self.model, "get_image_features", None)
+        if features is None:
+            return 1  # cross-attention looks at the images: one token names each
         found = ask(features, self._fitting(self._pixels([1]), features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
         return sum(part.numel() // part.shape[-1] for part in parts)
@@ -56,6 +58,10 @@ class Inputs:
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
                 batch[name] = (ids == token).to(torch.int64)
+        pixels = self._fitting(self._pixels(counts), self.model.forward) if shape.images else {}
+        if pixels and "cross_attention_mask" in self._arguments:
+            seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
+            batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
         if padding == "right":
             mask = torch.ones_like(ids)
             mask[:, -1] = 0
@@ -64,7 +70,7 @@ class Inputs:
             batch["labels"][:, 0] = -100
             batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
             batch = {name: values.reshape(1, -1) for name, values in batch.items()}
-        return batch | self._fitting(self._pixels(counts) if shape.images else {}, self.model.forward)
+        return batch | pixels
 
     @property
     def options(self) -> dict[str, bool]:

@@ -242,9 +242,13 @@ def embedding_backward(call: Call) -> None:
 
 def convolution_backward(call: Call) -> None:
     """A gradient that is not contiguous is copied for the weight's (ATen/native/cudnn/ConvShared.cpp,
-    cudnn_convolution_backward_weight), the bias's is its sum (ATen/native/Convolution.cpp, convolution_backward)."""
-    gradient = call.args[0]
+    cudnn_convolution_backward_weight), the bias's is its sum (ATen/native/Convolution.cpp, convolution_backward). With a
+    group for each channel the weight's comes first (ATen/native/cuda/DepthwiseConv2d.cu), but in fp16, which cuDNN
+    has."""
+    gradient, source = call.args[:2]
     *out, bias = call.out if call.args[-1][2] else (*call.out, None)
+    if 1 < call.args[-2] == source.shape[1] and source.dtype != torch.float16:
+        out.reverse()
     copy = None if gradient.is_contiguous() else call.allocate(gradient.numel() * gradient.element_size())
     call.results(*out)
     if copy is not None:
@@ -301,8 +305,8 @@ def efficient_forward(call: Call) -> None:
 
 def padded_mask(call: Call) -> None:
     """A mask for memory-efficient attention (ATen/native/transformers/attention.cpp, pad_bias)."""
-    mask = call.args[0]
-    if mask.dtype.is_floating_point and mask.dim() == 4:
+    mask, padding = call.args[:2]
+    if mask.dtype.is_floating_point and mask.dim() == 4 and list(padding) == [0, -mask.shape[-1] % 8]:
         rows = mask.numel() // mask.shape[-1]
         call.results(call.out[0], size=("padded_mask", (rows, mask.shape[-1], mask.element_size())))
     call.results()

@@ -86,10 +86,11 @@ def processed(config: ModelConfig, hf_config, groups: list[int], size: tuple[int
     processor = _processor(config.fingerprint, _Both(config, hf_config))
     picture = np.full((*size, 3), 128, dtype=np.uint8)
     try:
-        return dict(processor([[picture] * number for number in groups if number], return_tensors="pt"))
+        made = processor([[picture] * number for number in groups if number], return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"image_size: {config.name} cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
+    return {name: values for name, values in made.items() if isinstance(values, torch.Tensor)}
 
 
 class _Both(tuple):

@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
         """The operator that would have been called, had no dispatch mode been on."""
         if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
             return accumulated(func, args)
-        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD:
+        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
             return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
         return func, args
 
