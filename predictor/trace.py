@@ -20,7 +20,6 @@ from predictor.sharded import Sharded
 from predictor.twins import Twins
 from predictor.wrapped import Wrapped
 
-
 MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 """Operators that take masks for indices."""
 
