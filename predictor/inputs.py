@@ -43,8 +43,9 @@ class Inputs:
         """Integers with their values on the CPU; floats, which only take room, on meta.
 
         Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images, a
-        text token after each where there is room, then text; the first samples have what does not divide. Packed samples are one row, with position ids that
-        begin anew for each, as transformers' DataCollatorWithFlattening makes it.
+        text token after each where there is room, then text; the first samples have what does not divide. Packed
+        samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
+        makes it.
         """
         if self.config.kind is Kind.IMAGE:
             return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
