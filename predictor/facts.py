@@ -18,6 +18,9 @@ MODALITIES = {
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names that transformers' language models and vision towers give to theirs."""
 
+POSITIONS = ("wpe", "position_embeddings", "embed_positions")
+"""Names that transformers' language models give to learned positions."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -73,6 +76,13 @@ class ModelFacts:
     def itemsize(self) -> int:
         """Bytes of an element of the weights; adapters over them may be wider."""
         return self.parameters[0].itemsize
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that learned positions of the language model reach; None without such."""
+        tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
+                  and modality(p.name) != "vision_tower"]
+        return min((table.shape[0] for table in tables), default=None)
 
     @cached_property
     def moved(self) -> list[int]:

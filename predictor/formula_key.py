@@ -15,8 +15,9 @@ from predictor.workload import Workload
 PINNED_LIGER = "0.8.5"
 """The release whose loss ``predictor.liger`` knows."""
 
-MASKS = ("gemma3", "paligemma")
-"""``model_type`` of models that always give attention a mask."""
+MASKED_ON_DEMAND = ("llava",)
+"""``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
+traced apart where a mask would be padded."""
 
 
 def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
@@ -32,6 +33,9 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if workload.use_liger_kernel and config.document["model_type"] != "llava":
+        raise InputError(f"use_liger_kernel: not predicted for model_type {config.document['model_type']} yet: leave "
+                         "it out, or use peakcast learn")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
@@ -87,6 +91,6 @@ def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: G
             raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
                              "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    masked = masked or config.document["model_type"] in MASKS
-    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+    padded = masked and _backend(workload, gpu) in ("flash", "efficient")
+    return regimes.regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND,
                              windows=windows)

@@ -50,7 +50,10 @@ class ModelConfig:
         """What a sample has, by what the configuration describes."""
         if "vision_config" in self.document:
             return Kind.IMAGE_TEXT
-        return Kind.TEXT if "vocab_size" in self.document else Kind.IMAGE
+        named = self.document.get("architectures")
+        classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
+        sees = "vocab_size" not in self.document and any(key in self.document for key in ("image_size", "num_channels"))
+        return Kind.IMAGE if classifies or sees else Kind.TEXT
 
     @property
     def windows(self) -> list[int]:

@@ -116,6 +116,10 @@ def _processor(_fingerprint: str, both: _Both):
     kinds = kinds or NAMES.get(name) or {}
     if "pil" not in kinds:
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
-    package = importlib.import_module("transformers")
     settings = SETTINGS.get(name, lambda _: {})(hf_config) | config.preprocessor
-    return getattr(package, kinds["pil"])(**settings)
+    try:
+        return getattr(importlib.import_module("transformers"), kinds["pil"])(**settings)
+    except ImportError as error:
+        missing = error.name or "torchvision or pillow"
+        raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
+                         "'peakcast[trace]'") from None

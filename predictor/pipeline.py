@@ -249,6 +249,9 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+    positions = formula.facts.positions
+    if positions is not None and (workload.sequence_length or 0) > positions:
+        raise InputError(f"sequence_length {workload.sequence_length}: the model knows {positions:,} positions only")
     quantization.check_rows(workload, formula.facts)
 
 

@@ -78,7 +78,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
 
 @pytest.mark.parametrize("argv, message", [
     (["predict"], "MODEL is not given: name one, such as llava-1.5-7b"),
-    (["predict", "m"], "--sequence-length is not given: say how many tokens a sample has, image tokens included"),
+    (["predict", "llava-1.5-7b"], "sequence_length is not given: say how many tokens a sample has, image tokens included"),
     (["predict", "m", "--sequence-length", "0"], "--sequence-length must be at least 1, not 0"),
     (["predict", "m", "--sequence-length", "many"], '--sequence-length must be a whole number, not "many"'),
     (["predict", "m", "--sequence-length"], "argument --sequence-length: expected one argument (see peakcast predict --help)"),

@@ -174,7 +174,6 @@ FILES = [
     ("1" * 6000, "not valid JSON"),
     ("{", "not valid JSON"),
     ("[]", "model_type"),
-    ('{"model_type": "gpt2"}', "not supported yet"),
     ('{"model_type": "llava", "text_config": {"model_type": "no_such"}}', "transformers cannot build it"),
     (json.dumps(small_config(num_attention_heads=5)), "transformers cannot build it"),
 ]
