@@ -91,6 +91,10 @@ class Inputs:
         found = [getattr(self.model.config, name, None) for name in ("image_token_id", "image_token_index")]
         return next((token for token in found if token is not None), -1)
 
+    @cached_property
+    def _processor(self):
+        return pictures.processor(self.config, self.model.config)
+
     def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
         """Of so many pictures for each sample, in the dtype of the model."""
         config, dtype = self.model.config, self.model.dtype
@@ -99,7 +103,7 @@ class Inputs:
             if self.image_size is None:
                 raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
                                  "or 768x1024 (height x width)")
-            made = pictures.processed(self.config, config, counts, self.image_size)
+            made = pictures.processed(self._processor, counts, self.image_size)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}
         vision = getattr(config, "vision_config", config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -66,54 +65,21 @@ SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 """``model_type`` -> settings of its processor that follow from the model's configuration."""
 
 
-def processed(config: ModelConfig, hf_config, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """What goes into the model for pictures of one size.
+def processor(config: ModelConfig, hf_config):
+    """The model's own.
 
     Args:
         config: where the model's configuration came from.
         hf_config: the same, as transformers has it.
-        groups: number of pictures of each sample.
-        size: height and width in pixels.
-
-    Returns:
-        The processor's tensors, by name.
 
     Raises:
-        InputError: transformers has no processor for the model, or it does not take such a picture.
+        InputError: transformers has none, or one that needs what is not installed.
     """
-    import numpy as np
-
-    processor = _processor(config.fingerprint, _Both(config, hf_config))
-    picture = np.full((*size, 3), 128, dtype=np.uint8)
-    try:
-        made = processor([[picture] * number for number in groups if number], return_tensors="pt")
-    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"image_size: {config.name} cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
-    return {name: values for name, values in made.items() if isinstance(values, torch.Tensor)}
-
-
-class _Both(tuple):
-    """Stands beside its fingerprint in a cache key."""
-
-    def __new__(cls, *parts):
-        return super().__new__(cls, parts)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-@lru_cache(maxsize=4)
-def _processor(_fingerprint: str, both: _Both):
-    config, hf_config = both
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
 
     name = config.document["model_type"]
-    kinds = NAMES.get(getattr(hf_config.vision_config, "model_type", "") if name == "llava" else name) or {}
-    kinds = kinds or NAMES.get(name) or {}
+    tower = getattr(hf_config.vision_config, "model_type", "")
+    kinds = NAMES.get(tower if name == "llava" else name) or NAMES.get(name) or {}
     if "pil" not in kinds:
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
     settings = SETTINGS.get(name, lambda _: {})(hf_config) | config.preprocessor
@@ -123,3 +89,28 @@ def _processor(_fingerprint: str, both: _Both):
         missing = error.name or "torchvision or pillow"
         raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
                          "'peakcast[trace]'") from None
+
+
+def processed(made, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """What goes into the model for pictures of one size.
+
+    Args:
+        made: by :func:`processor`.
+        groups: number of pictures of each sample.
+        size: height and width in pixels.
+
+    Returns:
+        The processor's tensors, by name.
+
+    Raises:
+        InputError: it does not take such a picture.
+    """
+    import numpy as np
+
+    picture = np.full((*size, 3), 128, dtype=np.uint8)
+    try:
+        found = made([[picture] * number for number in groups if number], return_tensors="pt")
+    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"image_size: the model cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
+    return {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
