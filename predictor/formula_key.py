@@ -19,6 +19,12 @@ MASKED_ON_DEMAND = ("llava",)
 """``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
 traced apart where a mask would be padded."""
 
+COMPARED_WITH = {
+    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, ("llava",)),
+    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral")),
+}
+"""What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
+
 
 def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
     """Which formula answers for a workload, and the model that it is of.
@@ -33,9 +39,10 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
-    if workload.use_liger_kernel and config.document["model_type"] != "llava":
-        raise InputError(f"use_liger_kernel: not predicted for model_type {config.document['model_type']} yet: leave "
-                         "it out, or use peakcast learn")
+    for key, (asked, compared_with) in COMPARED_WITH.items():
+        if asked(workload) and config.document["model_type"] not in compared_with:
+            raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
+                             "or use peakcast learn")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
