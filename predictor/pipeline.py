@@ -73,7 +73,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
     if samples is None:
         return found
-    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES)
+    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,
+                   filled_in=tuple(name for name in found.filled_in if name != "images_per_sample"))
 
 
 @dataclass(frozen=True)

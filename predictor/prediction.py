@@ -80,6 +80,8 @@ class Chances:
     Attributes:
         samples: how many there are.
         tokens, images: of the worst batch, the longest sample's tokens and the images of all.
+        answered_images: the images that it was answered with: formulas are of batches with some.
+        varied: whether samples differ in length.
         probability: of a batch that needs as much as the worst.
         median_peak_requested_bytes: half of the batches stay within it; without a profile.
         percentile_99_peak_requested_bytes: 99 of 100 do.
@@ -89,6 +91,8 @@ class Chances:
     samples: int
     tokens: int
     images: int
+    answered_images: int
+    varied: bool
     probability: float
     median_peak_requested_bytes: int
     percentile_99_peak_requested_bytes: int
