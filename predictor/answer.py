@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor import survival, timeline
+from predictor.engine.engines import ENGINES
 from predictor.events import FACTORS, MOMENTS, Factor
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
@@ -53,12 +54,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
-WHOLE = ("torch", "ddp", "zero0", "zero1", "zero2")
-"""Engines that share no parameters that do not train."""
-
-
 def _frozen(job: Job) -> int | None:
-    if job.setup.engine not in WHOLE:
+    engine = ENGINES.get(job.setup.engine)
+    if engine is None or not engine.whole:
         return None
     return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
 

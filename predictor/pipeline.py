@@ -20,7 +20,6 @@ from predictor import (
 )
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import ddp, fsdp2
 from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
@@ -101,8 +100,7 @@ class Job:
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        of_others = {"ddp": ddp.NOTES, "fsdp2": fsdp2.NOTES}.get(self.setup.engine, ())
-        notes = self.setup.zero.notes if self.setup.zero else of_others
+        notes = ENGINES[self.setup.engine].notes + (self.setup.zero.notes if self.setup.zero else ())
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
@@ -248,7 +246,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 @lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
     """The engine's part of a run, independent of the shape."""
-    return ENGINES[setup.engine](formula.micro, setup)
+    return ENGINES[setup.engine].load()(formula.micro, setup)
 
 
 @lru_cache(maxsize=8)

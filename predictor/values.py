@@ -172,8 +172,7 @@ class Choice:
             if value in self.later:
                 raise Invalid(f"{show(value)} is not supported yet: {self.later[value]}")
         names = ", ".join(map(str, self.names))
-        known = [str(name) for name in (*self.names, *self.later)]
-        raise Invalid(f"must be one of {names}, not {show(value)}{nearest(value, known)}")
+        raise Invalid(f"must be one of {names}, not {show(value)}{nearest(value, map(str, self.names))}")
 
     def from_text(self, text: str) -> Any:
         by_text = {str(name): name for name in (*self.names, *self.later)}
