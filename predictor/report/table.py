@@ -60,7 +60,7 @@ def calibration(prediction: Prediction) -> list[str]:
     if not profile:
         return []
     levels = {f"{level:.0%}" for level in profile["level"].values()}
-    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else "; it has no intervals"
+    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else "; no intervals are known"
     if levels and profile["extrapolates"]:
         held += ", and are wider here for what it did not cover (see: not modelled)"
     return [f"Calibration: {profile['name']}, {MEASURED_ON[profile['measured_on']]}{held}."]

@@ -224,6 +224,21 @@ def test_an_answer_outside_the_recorded_shapes_says_so(tmp_path):
     assert any("extrapolated: sequence 512 is outside the recorded 64 to 128" in note for note in answer.not_modelled)
 
 
+def test_intervals_hold_only_where_shapes_are_like_the_recorded_ones(tmp_path):
+    # embedding's backward, for one, sorts its indices from 3,073 tokens on: a list without that allocates less
+    path = on_disk(tmp_path)
+    inside, beyond = (predict(Workload(model=path, sequence_length=sequence, per_device_train_batch_size=3,
+                                       gpu="h100-80gb")) for sequence in (96, 1024))
+    assert inside.peak_reserved.low < inside.peak_reserved.bytes < inside.peak_reserved.high
+    assert beyond.peak_reserved.low is None and beyond.provenance["profile"]["level"] == {}
+    assert any(note.startswith("no interval holds") for note in beyond.not_modelled)
+
+
+def test_more_gpus_than_were_recorded_are_refused_by_the_formula(tmp_path):
+    with pytest.raises(InputError, match="data_parallel_size 4: .*decides data_parallel_size itself; leave it out"):
+        predict(Workload(model=on_disk(tmp_path), sequence_length=64, data_parallel_size=4))
+
+
 def test_a_sequence_between_the_multiples_that_were_recorded_says_so(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), sequence_length=88, per_device_train_batch_size=2))
     assert any("multiples of 32, 88 is not" in note for note in answer.not_modelled)
