@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calibrate.commands.learn import check_placeholders
 from calibrate.learn import learn, recorded, sizes
 from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
-from calibrate.learn.jobs import ScriptSource, Shelf
+from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf
 from calibrate.learn.shapes import plan
 from predictor import Workload, learned, predict
+from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Factor, Moment
 from predictor.fit import monomials, solver
@@ -232,6 +234,17 @@ def test_intervals_hold_only_where_shapes_are_like_the_recorded_ones(tmp_path):
     assert inside.peak_reserved.low < inside.peak_reserved.bytes < inside.peak_reserved.high
     assert beyond.peak_reserved.low is None and beyond.provenance["profile"]["level"] == {}
     assert any(note.startswith("no interval holds") for note in beyond.not_modelled)
+
+
+@pytest.mark.parametrize("word, right", [("{Batch}", "batch"), ("--length={seq}", "sequence"), ("{image}", "images")])
+def test_a_mistyped_placeholder_is_refused_with_the_right_one(capsys, word, right):
+    assert main(["learn", "-o", "x.npz", "--", "python", "train.py", word]) == 2
+    assert f'is no placeholder (did you mean "{right}"?): they are {{batch}}, {{sequence}}, {{images}}' in \
+        capsys.readouterr().err
+
+
+def test_other_braces_are_the_scripts_own():
+    check_placeholders(["{foo}", "${BATCH}", '{"batch": 2}', "{batch}x{sequence}"], PLACEHOLDERS)
 
 
 def test_more_gpus_than_were_recorded_are_refused_by_the_formula(tmp_path):
