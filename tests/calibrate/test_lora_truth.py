@@ -37,6 +37,16 @@ def test_a_measured_job_is_predicted(tmp_path, changes):
     assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= survival.PAGE_BYTES
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 4, "modules_to_save": ["lm_head"]}], ids=["whole", "trained-copy"])
+def test_tied_embeddings_are_one_parameter_and_a_trained_copy_another(tmp_path, lora):
+    (tmp_path / "tied.json").write_text(json.dumps(
+        small_config(model_type="qwen2", tie_word_embeddings=True, vocab_size=3200) | {"tie_word_embeddings": True}))
+    asked = workload(tmp_path, model=str(tmp_path / "tied.json"), gpu="h100-80gb", profile="none", lora=lora)
+    record, run, simulation = measured_and_predicted(asked)
+    assert record.peak("requested_bytes").bytes == run.peak
+    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
+
+
 @pytest.mark.parametrize(("world_size", "zero"), [(None, {}), (8, ZERO2)], ids=["torch", "zero2"])
 def test_the_trainer_with_a_model_that_peft_wrapped_on_the_cpu_is_predicted(tmp_path, world_size, zero):
     asked = workload(tmp_path, lora={"r": 16, "use_dora": True, "lora_dropout": 0.05}, gpu="h100-80gb", profile="none", **zero)
