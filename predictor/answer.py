@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor import survival, timeline
 from predictor.engine.engines import ENGINES
-from predictor.events import FACTORS, MOMENTS, Factor
+from predictor.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
 from predictor.profile_rules import COUNTERS
@@ -50,7 +50,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
-        frozen_bytes=_frozen(job),
+        frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
@@ -59,6 +59,25 @@ def _frozen(job: Job) -> int | None:
     if engine is None or not engine.whole:
         return None
     return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
+
+
+def _passed(run: Run, job: Job) -> dict[str, int]:
+    """Modality modules of which nothing trains, that backward computes in all the same, and what activations they keep
+    for it at the end of the last forward."""
+    parameters = [tensor for tensor in job.formula.facts.parameters if not tensor.buffer]
+    frozen = {job.module_of(tensor.module) for tensor in parameters} - {
+        job.module_of(tensor.module) for tensor in parameters if tensor.trainable}
+    events, buffers = run.events, run.events.buffers
+    module = np.array([job.module_of(name) for name in events.names])[buffers.module]
+    computed = np.isin(buffers.factor, [FACTORS.index(factor) for factor in (Factor.ACTIVATIONS, Factor.TEMPORARIES)])
+    reached = events.buffer[(events.sign > 0) & (events.moment == MOMENTS.index(Moment.BACKWARD))]
+    passed = frozen & set(module[reached[computed[reached]]].tolist())
+    forward = np.flatnonzero(events.moment == MOMENTS.index(Moment.FORWARD))
+    if not passed or not len(forward):
+        return {}
+    kept = [row for row in timeline.alive(events, forward[-1]) if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
+    return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
+            for name in sorted(passed)}
 
 
 def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:

@@ -110,6 +110,7 @@ class Prediction:
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
     ``samples``: what other batches of the dataset need, if the answer is of its worst.
     ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
+    ``passed_bytes``: activations that modality modules which do not train keep for backward, which runs through them.
     """
 
     workload: Mapping[str, Any]
@@ -135,6 +136,7 @@ class Prediction:
     out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None
     frozen_bytes: int | None = None
+    passed_bytes: Mapping[str, int] = field(default_factory=dict)
     samples: Chances | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from predictor.events import Factor
 from predictor.prediction import Prediction
 from predictor.report import samples, verdict
-from predictor.report.units import gib, share
+from predictor.report.units import gib, share, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,6 +79,11 @@ def factors(console: Console, prediction: Prediction) -> None:
     if 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
         for line in wrapped(console, f"{gib(frozen)}\xa0GiB of the parameters are frozen: every GPU holds them whole, "
                                      "so more GPUs do not lower that.", indent=0):
+            console.print(line)
+    passed = ", ".join(f"{module} {size_text(size)}" for module, size in prediction.passed_bytes.items() if size)
+    if passed:
+        for line in wrapped(console, "Backward also runs through modules of which nothing trains, and until then their "
+                                     f"activations stay: {passed}.", indent=0):
             console.print(line)
     console.print()
 
