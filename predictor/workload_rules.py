@@ -133,6 +133,9 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _check_fsdp2(values: dict[str, Any]) -> None:
+    if values["quantization"]:
+        raise KeyProblem("quantization", "is given, which is not predicted with engine fsdp2, nor measured: leave one "
+                                         "of them out")
     if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
         raise KeyProblem("gradient_checkpointing_kwargs",
                          "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")
