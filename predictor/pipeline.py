@@ -21,7 +21,6 @@ from predictor import (
 )
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import ddp, fsdp2
 from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
@@ -75,7 +74,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
     if samples is None:
         return found
-    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES)
+    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,
+                   filled_in=tuple(name for name in found.filled_in if name != "images_per_sample"))
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class Job:
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        of_others = {"ddp": ddp.NOTES, "fsdp2": fsdp2.NOTES}.get(self.setup.engine, ())
-        notes = self.setup.zero.notes if self.setup.zero else of_others
+        notes = ENGINES[self.setup.engine].notes + (self.setup.zero.notes if self.setup.zero else ())
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
@@ -272,7 +271,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 @lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
     """The engine's part of a run, independent of the shape."""
-    return ENGINES[setup.engine](formula.micro, setup)
+    return ENGINES[setup.engine].load()(formula.micro, setup)
 
 
 @lru_cache(maxsize=8)
