@@ -154,3 +154,25 @@ def test_a_processor_s_settings_lie_beside_the_configuration(tmp_path):
     config = models.find(str(tmp_path))
     assert config.preprocessor == {"max_pixels": 56 * 56}
     assert Inputs(config, parser.bare(config, "sdpa"), (560, 560)).tokens_per_image == 4
+
+
+def test_the_worst_batch_of_a_text_dataset_is_its_longest(tmp_path, monkeypatch):
+    from predictor import samples
+
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lengths.json").write_text("[40, 60, 50, 60]")
+    workload = asked(tmp_path, "llama", per_device_train_batch_size=2)
+    found = pipeline.predict(workload, samples=samples.read(str(tmp_path / "lengths.json")))
+    alone = pipeline.predict(workload.replace(sequence_length=60, padding="right"))
+    assert (found.samples.tokens, found.samples.images) == (60, 0)
+    assert found.peak_requested == alone.peak_requested
+
+
+def test_samples_of_a_model_that_loops_over_pictures_are_refused(tmp_path, monkeypatch):
+    from predictor import samples
+
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lengths.json").write_text("[40, 60, 50, 60]")
+    with pytest.raises(InputError, match="predict the largest ones without samples"):
+        pipeline.predict(asked(tmp_path, "qwen2_5_vl", image_size=56, per_device_train_batch_size=2),
+                         samples=samples.read(str(tmp_path / "lengths.json")))
