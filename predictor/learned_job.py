@@ -16,6 +16,7 @@ from predictor.events import EventList
 from predictor.facts import MODALITIES, modality
 from predictor.formula import Formula, MicroStep
 from predictor.gpus import Gpu
+from predictor.kinds import LEARNED
 from predictor.learned import Learned, LearnedList
 from predictor.pipeline import DEFAULT_GPU, Job
 from predictor.run import Run, evaluate
@@ -105,7 +106,7 @@ def prepare(workload: Workload) -> LearnedJob:
     versions = {name: str(version) for name, version in made.provenance["versions"].items()}
     degree = int(made.provenance["world_size"])
     chosen = profile.choose(workload.profile, gpu.name, versions | dict(workload.versions),
-                            profile.quantities(shape, degree))
+                            profile.quantities(shape, degree), LEARNED)
     setup = Setup(
         facts=made.facts, engine="learned", optim="", param_groups="single", max_grad_norm=0.0,
         gradient_accumulation_steps=1, data_parallel_size=degree, zero=None, capacity_bytes=workload.capacity,

@@ -31,6 +31,7 @@ from predictor.facts import modality
 from predictor.formula import Formula, MicroStep
 from predictor.formula_key import formula_key
 from predictor.gpus import Gpu
+from predictor.kinds import kinds
 from predictor.prediction import Prediction
 from predictor.profile import Choice
 from predictor.run import Run, evaluate, sizes_at
@@ -180,7 +181,7 @@ def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Jo
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
     formula, evaluation = find_formula(workload, shape, gpu, progress), None
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
-                            profile.quantities(shape, workload.data_parallel_size))
+                            profile.quantities(shape, workload.data_parallel_size), kinds(workload, formula))
 
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):

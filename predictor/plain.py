@@ -62,7 +62,7 @@ def _dataclass(kind: Any, document: dict[str, Any], where: str) -> Any:
         if key not in hints:
             raise InputError(f"{where}: unknown key {show(key)}{nearest(key, hints)}")
     for field in fields(kind):
-        if field.name not in document and field.default is MISSING:
+        if field.name not in document and field.default is field.default_factory is MISSING:
             raise InputError(f"{where}: the key {show(field.name)} is missing")
     return kind(**{key: from_plain(hints[key], value, f"{where}: {key}") for key, value in document.items()})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.events import Factor
+from predictor.kinds import KINDS
 from predictor.suggest import nearest, show
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def check(profile: Profile, name: str) -> None:
         InputError: the first key that is wrong.
     """
     for kind, given, known in (("factor", profile.coefficients, [factor.value for factor in Factor]),
-                               ("counter", profile.residuals, COUNTERS), ("quantity", profile.calibrated, QUANTITIES)):
+                               ("counter", profile.residuals, COUNTERS), ("quantity", profile.calibrated, QUANTITIES),
+                               ("kind of job", profile.covered, KINDS)):
         for key in given:
             if key not in known:
                 raise InputError(f"{name}: {show(key)} is no {kind}: they are {', '.join(known)}{nearest(key, known)}")

@@ -22,6 +22,8 @@ from tests.predictor.test_profile import calibration, written
     ({"residuals": {"reserved": {"low": 0.0, "high": 11.0, "level": 0.9, "samples": 1}}}, "residuals.reserved.high is 11.0"),
     ({"calibrated": {"tokens": [2, 1]}}, "calibrated.tokens must be a lower and an upper bound"),
     ({"calibrated": {"token": [1, 2]}}, '"token" is no quantity: they are tokens, sequence_length, images, data_parallel_size (did you mean "tokens"?)'),
+    ({"covered": {"engines": ["torch"]}}, '"engines" is no kind of job: they are formula, model, recipe, engine, '),
+    ({"covered": {"engine": "torch"}}, "covered.engine: must be a list"),
     ({"runtime": 3}, "must be a mapping"), ({"workspaces": {}}, "must be a list"), ({"more": 1}, 'unknown key "more"'),
 ])
 def test_a_bad_profile_is_one_clear_line(tmp_path, change, message):
