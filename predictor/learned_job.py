@@ -21,7 +21,7 @@ from predictor.learned import Learned, LearnedList
 from predictor.pipeline import DEFAULT_GPU, Job
 from predictor.run import Run, evaluate
 from predictor.sizes import SYMBOLS, Shape
-from predictor.suggest import show
+from predictor.suggest import named, show
 from predictor.workload import Workload
 
 FREE_KEYS = ("model", "per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
@@ -130,7 +130,7 @@ def _images_per_sample(made: Learned) -> int:
 
 def _refuse(workload: Workload, made: Learned) -> None:
     """Keys that the recorded job does not have as they are given."""
-    name = show(workload.model, 200)[1:-1]
+    name = named(workload.model)
     resolved = workload.resolved()
     if not made.base.images and "images_per_sample" not in workload.filled_in:
         raise InputError(f"images_per_sample: {name} was learned from a command without {{images}}: leave it out")

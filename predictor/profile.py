@@ -19,7 +19,7 @@ from predictor.files import read_mapping, write_whole
 from predictor.plain import from_plain, to_plain
 from predictor.profile_rules import MEASURED, QUANTITIES, check
 from predictor.sizes import Shape
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[1] / "profiles"
@@ -157,7 +157,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
     Raises:
         InputError: missing, corrupt, of another schema version, or with values that make no sense.
     """
-    name = show(os.fspath(path), 200)[1:-1]
+    name = named(path)
     document = read_mapping(path, "the profile")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -225,7 +225,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     if given is not None:
         profile, name = find(given), given
         if profile.device.gpu != gpu:
-            raise InputError(f"{show(given, 200)[1:-1]}: is a profile of {profile.device.gpu}, and the GPU is "
+            raise InputError(f"{named(given)}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
     else:
         found = shipped(gpu)

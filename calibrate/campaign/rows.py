@@ -15,7 +15,7 @@ from calibrate.campaign import design
 from calibrate.record import SCHEMA_VERSION, Record
 from predictor.errors import InputError
 from predictor.plain import from_plain, to_plain
-from predictor.suggest import show
+from predictor.suggest import named, show
 from predictor.workload import Workload
 
 SKIPPED = "skipped: "
@@ -112,12 +112,12 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
         with open(path, "rb") as stream:
             *lines, torn = stream.read().split(b"\n")
     except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{named(path)}: cannot be read: {error.strerror}") from None
     if torn and not lines:
-        raise InputError(f"{_named(path)}: {NO_ROWS}")
+        raise InputError(f"{named(path)}: {NO_ROWS}")
     rows: dict[str, Row] = {}
     for number, line in enumerate(lines, 1):
-        row = _row(line, f"{_named(path)}, line {number}", DAMAGED if rows else NO_ROWS)
+        row = _row(line, f"{named(path)}, line {number}", DAMAGED if rows else NO_ROWS)
         rows[row.id] = row
     return [rows[key] for key in sorted(rows)]
 
@@ -180,7 +180,7 @@ class Store:
         """Append a row; it is on the disk, whole, when this returns."""
         line = to_line(row)
         if os.write(self._handle, line) != len(line):
-            raise InputError(f"{_named(self.path)}: the disk is full: the same command goes on when it is not")
+            raise InputError(f"{named(self.path)}: the disk is full: the same command goes on when it is not")
         os.fsync(self._handle)
         self._rows[row.id] = row
 
@@ -195,14 +195,14 @@ def opened(path: str) -> Iterator[Store]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be written: {error.strerror}") from None
+        raise InputError(f"{named(path)}: cannot be written: {error.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise InputError(f"{_named(path)}: is not a regular file: name another with --measurements")
+            raise InputError(f"{named(path)}: is not a regular file: name another with --measurements")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{_named(path)}: another calibration is writing it: wait for it, or name another file "
+            raise InputError(f"{named(path)}: another calibration is writing it: wait for it, or name another file "
                              "with --measurements") from None
         rows = read(path)
         with open(path, "rb") as stream:
@@ -210,7 +210,3 @@ def opened(path: str) -> Iterator[Store]:
         yield Store(path, handle, rows)
     finally:
         os.close(handle)
-
-
-def _named(path: str | os.PathLike[str]) -> str:
-    return show(os.fspath(path), 200)[1:-1]

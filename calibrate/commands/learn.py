@@ -9,7 +9,7 @@ import sys
 
 from predictor.commands import options, output
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 EXAMPLES = """examples:
   peakcast learn llava-1.5-7b --engine ddp --data-parallel-size 8 --rank 0 \\
@@ -93,7 +93,7 @@ def _workload(arguments: argparse.Namespace):
     from predictor.learned import is_named
 
     if is_named(workload.model):
-        raise InputError(f"{show(workload.model, 200)[1:-1]}: is a learned formula already: name a model, or a script "
+        raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
     images = given["images"] or (workload.images_per_sample or 1,)
     config = models.find(workload.model)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from predictor.errors import InputError
 from predictor.files import write_whole
-from predictor.suggest import show
+from predictor.suggest import named
 
 WIDTH = 100  # columns of a report that does not go to a terminal
 
@@ -35,7 +35,7 @@ def check_path(path: str | None, force: bool) -> None:
     """
     if path is None:
         return
-    name = show(path, 200)[1:-1]
+    name = named(path)
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
