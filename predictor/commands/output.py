@@ -35,6 +35,8 @@ def check_path(path: str | None, force: bool) -> None:
     """
     if path is None:
         return
+    if not path:
+        raise InputError('the output is "": name a file')
     name = named(path)
     try:
         mode = os.stat(path).st_mode
@@ -47,8 +49,8 @@ def check_path(path: str | None, force: bool) -> None:
     if mode is not None and not force:
         raise InputError(f"{name}: exists already: add --force to overwrite it, or name another file")
     folder = Path(path).parent
-    if not path or not folder.is_dir():
-        raise InputError(f"{name or 'the output'}: its directory does not exist: create it first")
+    if not folder.is_dir():
+        raise InputError(f"{name}: its directory does not exist: create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{name}: its directory is not writable")
 
