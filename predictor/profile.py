@@ -19,7 +19,7 @@ from predictor.files import read_mapping, write_whole
 from predictor.plain import from_plain, to_plain
 from predictor.profile_rules import MEASURED, QUANTITIES, check
 from predictor.sizes import Shape
-from predictor.suggest import named, show
+from predictor.suggest import named, version_text
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[1] / "profiles"
@@ -161,7 +161,7 @@ def read(path: str | os.PathLike[str]) -> Profile:
     document = read_mapping(path, "the profile")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(f"{name}: schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: "
+        raise InputError(f"{name}: schema_version is {version_text(version)}, and this release reads {SCHEMA_VERSION}: "
                          "calibrate again, or use the release that wrote it")
     profile = from_plain(Profile, document, name)
     check(profile, name)

@@ -17,6 +17,11 @@ def show(value: object, limit: int = 60) -> str:
     return f'"{text}"' if isinstance(value, str) else text
 
 
+def version_text(value: object) -> str:
+    """A ``schema_version`` in a message; None is a document without one."""
+    return "missing" if value is None else show(value)
+
+
 def named(path: str | os.PathLike[str]) -> str:
     """The path of a file, as messages show it."""
     return show(os.fspath(path), 200)[1:-1]

@@ -30,7 +30,7 @@ def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attributio
     if history.peak_bytes != peak:
         raise InputError(f"{named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
                          f"{peak:,}: it is the history of another job")
-    workload = workload_of(record)
+    workload = workload_of(record, path)
     return attribute(history, predicted(pipeline.prepare(workload).run(workload.capacity)))
 
 
@@ -64,9 +64,10 @@ def find_snapshot(record: Record, path: str | os.PathLike[str]) -> Path:
                      "the record, or measure again with --snapshot FILE")
 
 
-def workload_of(record: Record) -> Workload:
+def workload_of(record: Record, path: str | os.PathLike[str]) -> Workload:
     """The workload as it ran: its rank, the kernels of its GPU; no profile, which would hide what it explains."""
-    workload = Workload.from_mapping(dict(record.workload)).replace(rank=record.rank, profile="none")
+    workload = Workload.from_mapping(dict(record.workload), source=f"{named(path)}: workload")
+    workload = workload.replace(rank=record.rank, profile="none")
     try:
         return workload.replace(gpu=workload.gpu or gpus.find(record.job.device.name).name)
     except InputError:  # a GPU that nobody knows

@@ -105,6 +105,15 @@ def test_a_record_without_a_history_is_one_clear_line(tmp_path, capsys):
     assert is_one_clear_line(capsys.readouterr().err, "record.json", "--snapshot FILE")
 
 
+@needs_emulator
+def test_a_key_that_no_workload_has_is_told_with_the_file(measured, capsys):
+    path = measured.with_name("edited.json")
+    document = json.loads(measured.read_text())
+    path.write_text(json.dumps(document | {"workload": {"bogus": 1}}))
+    assert main(["explain", "--measured", str(path)]) == 2
+    assert is_one_clear_line(capsys.readouterr().err, f'{path}: workload: unknown key "bogus"')
+
+
 def test_a_history_that_is_gone_is_one_clear_line(tmp_path, capsys):
     path = written(tmp_path, small_jobs.record(snapshot="gone/history.pickle"))
     assert main(["explain", "--measured", path]) == 2
