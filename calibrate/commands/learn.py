@@ -62,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.output or not arguments.output.endswith(".npz"):
         raise InputError("learn writes a formula: name a file that ends in .npz after -o (before --)")
     output.check_path(arguments.output, arguments.force)
+    from calibrate.emulator.build import find_torch
+
+    find_torch()  # what follows imports it
     source, plan = _script(arguments) if arguments.command is not None else _workload(arguments)
     from calibrate.learn import learn as learning
     from predictor import learned
