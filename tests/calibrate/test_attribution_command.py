@@ -52,9 +52,9 @@ def test_what_only_the_device_made_is_small_numbers_and_partial_sums(explained):
 
 @needs_emulator
 def test_the_unexplained_bytes_are_named_one_by_one(explained):
-    gap = explained["measured_peak_requested_bytes"] - explained["predicted_peak_requested_bytes"]
+    gap = explained["predicted_peak_requested_bytes"] - explained["measured_peak_requested_bytes"]
     at_peak = explained["at_peak"]
-    assert explained["unexplained_bytes"] == gap
+    assert explained["difference_bytes"] == gap
     assert sum(item["difference_bytes"] for item in at_peak["items"]) + at_peak["elsewhere_bytes"] == gap
 
 
