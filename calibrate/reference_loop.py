@@ -14,7 +14,7 @@ import torch
 
 from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, liger, lora, models, parser, quantization
+from predictor import autocast, liger, lora, models, parser, pipeline, quantization
 from predictor.events import Moment
 from predictor.sizes import Shape
 from predictor.trace import make_batch
@@ -36,10 +36,12 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         built: told of the model before anything is on the device.
 
     Raises:
+        InputError: the sequence has no room for its images.
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
     facts = parser.describe(model)
+    pipeline.check_room(workload, facts.tokens_per_image)
     batch = host_batch(model, facts, workload)
     choose_attention(workload.sdpa_backend)
     if built:

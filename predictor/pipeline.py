@@ -30,6 +30,7 @@ from predictor.facts import modality
 from predictor.formula import Formula, MicroStep
 from predictor.formula_key import formula_key
 from predictor.gpus import Gpu
+from predictor.kinds import kinds
 from predictor.prediction import Prediction
 from predictor.profile import Choice
 from predictor.run import Run, evaluate, sizes_at
@@ -179,7 +180,7 @@ def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Jo
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
     formula, evaluation = find_formula(workload, shape, gpu, progress), None
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
-                            profile.quantities(shape, workload.data_parallel_size))
+                            profile.quantities(shape, workload.data_parallel_size), kinds(workload, formula))
 
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):
@@ -220,13 +221,18 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
+    """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
+    check_room(workload, formula.facts.tokens_per_image)
+    quantization.check_rows(workload, formula.facts)
+
+
+def check_room(workload: Workload, tokens_per_image: int) -> None:
     """The sequence must hold the image tokens and at least one of text."""
-    tokens = workload.images_per_sample * formula.facts.tokens_per_image
+    tokens = workload.images_per_sample * tokens_per_image
     if workload.sequence_length <= tokens:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
-                         f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
+                         f"{workload.images_per_sample} image(s) of {tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
-    quantization.check_rows(workload, formula.facts)
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:
