@@ -23,8 +23,10 @@ def require() -> None:
     Raises:
         InputError: a build of PyTorch without CUDA, or no device.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise InputError("PyTorch is not installed here: pip install torch (a CUDA build)") from None
     if torch.version.cuda is None:
         raise InputError(f"PyTorch {torch.__version__} is a CPU-only build: install a CUDA build")
     if not torch.cuda.is_available():

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -29,7 +30,8 @@ class Order:
     """What to measure.
 
     Attributes:
-        answer: path of the file to write: ``{"job": …}`` or ``{"input_error": …}``.
+        answer: path of the file to write: ``{"job": …}``, ``{"input_error": …}``, or ``{"error": …}`` for another
+            exception.
         snapshot: path for the memory history, or None.
         limit_bytes: what PyTorch may take of a real GPU, or None for all of it.
         event_completion: how the emulated GPU completes events; None on a real one.
@@ -55,13 +57,16 @@ def main() -> None:
         answer = {"job": to_plain(run(order))}
     except InputError as error:
         answer = {"input_error": str(error)}
+    except Exception as error:  # said here: what libraries print while they go is not why
+        traceback.print_exc()
+        answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
     part = order.answer + ".part"
     with open(part, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
     os.replace(part, order.answer)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(1 if "error" in answer else 0)
 
 
 def run(order: Order) -> MeasuredJob:

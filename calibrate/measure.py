@@ -132,13 +132,13 @@ def _beside(path: str | None) -> Iterator[str | None]:
 
 
 def _read(answer: Path, log: Path, code: int) -> MeasuredJob:
-    if not answer.exists():
-        text = log.read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+    document = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {"error": None}
+    if "error" in document:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        last = document["error"] or next((line for line in reversed(lines) if line), "")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = f": {show(lines[-1], 300)[1:-1]}" if lines and code > 0 else ""
-        raise InputError(f"the measured job {how}{last} (nothing was written; --verbose shows its output)")
-    document = json.loads(answer.read_text(encoding="utf-8"))
+        why = f": {show(last, 300)[1:-1]}" if last and code > 0 else ""
+        raise InputError(f"the measured job {how}{why} (nothing was written; --verbose shows its output)")
     if "input_error" in document:
         raise InputError(document["input_error"])
     return from_plain(MeasuredJob, document["job"], "the job's answer")

@@ -13,7 +13,7 @@ from predictor.errors import InputError
 from predictor.events import Moment
 from predictor.files import read_mapping
 from predictor.plain import from_plain, to_plain
-from predictor.suggest import show
+from predictor.suggest import named, version_text
 
 SCHEMA_VERSION = 1
 
@@ -165,10 +165,11 @@ def read(path: str | os.PathLike[str]) -> Record:
         InputError: not a record, of another schema version, or with a key missing, unknown or of the
             wrong type.
     """
-    name = show(os.fspath(path), 200)[1:-1]
+    name = named(path)
     document = read_mapping(path, "the measurement")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{name}: schema_version is {show(document.get('schema_version'))}, not {SCHEMA_VERSION}: "
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"{name}: schema_version is {version_text(version)}, not {SCHEMA_VERSION}: "
                          "this is no measurement of this release of peakcast")
     for counter in ("requested", "allocated", "reserved"):
         for part in ("bytes", "at"):

@@ -14,10 +14,9 @@ import torch
 
 from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, liger, lora, models, parser, quantization
+from predictor import autocast, liger, lora, models, parser, pipeline, quantization
 from predictor.events import Moment
 from predictor.inputs import Inputs
-from predictor.pipeline import shape_of
 from predictor.workload import Workload
 
 STEPS = 3
@@ -36,11 +35,13 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         built: told of the model before anything is on the device.
 
     Raises:
+        InputError: the sequence has no room for its images.
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
     inputs = Inputs(models.find(workload.model), model, workload.picture)
     facts = parser.describe(model, inputs.tokens_per_image)
+    pipeline.check_room(workload, facts)
     batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)
     if built:
@@ -150,6 +151,6 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
 
 def host_batch(inputs: Inputs, workload: Workload) -> dict[str, torch.Tensor]:
     """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
-    batch = inputs.batch(shape_of(workload), workload.padding)
+    batch = inputs.batch(pipeline.shape_of(workload), workload.padding)
     return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
             for name, tensor in batch.items()}

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
         return code
     except InputError as error:
         print("peakcast: error:", " ".join(str(error).split()), file=sys.stderr)
@@ -91,6 +92,10 @@ def _run(argv: list[str]) -> int:
     arguments, unknown = parser.parse_known_args(_hyphens(rest))
     if unknown:
         raise InputError(f"unknown argument {show(unknown[0])}{_hint(unknown[0], parser)}")
+    if sys.stdout is None:  # the shell closed it: >&-
+        if getattr(arguments, "output", None) is None:
+            raise InputError("standard output is closed: give -o FILE, or leave it open")
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as long as the process
     for (command, option), path in ANSWERED_BY.items():
         if command == name and getattr(arguments, option) is not None:
             module = importlib.import_module(path)

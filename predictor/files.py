@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 LARGEST_FILE_BYTES = 4 << 20
 
@@ -25,7 +25,7 @@ def read_mapping(path: str | os.PathLike[str], what: str) -> dict[Any, Any]:
     Raises:
         InputError: no such file, not readable, not UTF-8, a syntax error, a repeated key, no mapping.
     """
-    name = show(os.fspath(path), limit=200)[1:-1]
+    name = named(path)
     text = read_text(path, what)
     value = parse_json(text, name) if name.lower().endswith(".json") else parse_yaml(text, name)
     if not isinstance(value, dict):
@@ -35,7 +35,7 @@ def read_mapping(path: str | os.PathLike[str], what: str) -> dict[Any, Any]:
 
 def read_text(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST_FILE_BYTES) -> str:
     """The text of a file of at most so many bytes."""
-    name = show(os.fspath(path), limit=200)[1:-1]
+    name = named(path)
     try:
         if os.path.getsize(path) > most_bytes:
             raise InputError(f"{name}: is larger than {most_bytes >> 20} MiB: this is not {what}")
@@ -70,7 +70,7 @@ def write_whole(path: str, data: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"{show(path, 200)[1:-1]}: cannot be written: {error.strerror}") from None
+        raise InputError(f"{named(path)}: cannot be written: {error.strerror}") from None
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -26,7 +26,7 @@ from predictor.facts import ModelFacts, Parameter
 from predictor.files import write_whole
 from predictor.formula import term_from_json, term_to_json
 from predictor.sizes import SYMBOLS, Monomial, Shape, SizeTable, Workspace
-from predictor.suggest import show
+from predictor.suggest import named
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
@@ -206,7 +206,7 @@ def load(path: str | os.PathLike[str]) -> Learned:
     Raises:
         InputError: missing, damaged, of another schema version, or not such a file.
     """
-    name = show(os.fspath(path), 200)[1:-1]
+    name = named(path)
     try:
         modified = Path(path).stat().st_mtime_ns
     except (OSError, ValueError):

@@ -17,11 +17,12 @@ from predictor.events import EventList
 from predictor.facts import MODALITIES, modality
 from predictor.formula import Formula, MicroStep
 from predictor.gpus import Gpu
+from predictor.kinds import LEARNED
 from predictor.learned import Learned, LearnedList
 from predictor.pipeline import DEFAULT_GPU, Job
 from predictor.run import Run, evaluate
 from predictor.sizes import SYMBOLS, Shape
-from predictor.suggest import show
+from predictor.suggest import named, show
 from predictor.workload import Workload
 
 FREE_KEYS = ("model", "per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
@@ -116,7 +117,7 @@ def prepare(workload: Workload) -> LearnedJob:
     versions = {name: str(version) for name, version in made.provenance["versions"].items()}
     degree = int(made.provenance["world_size"])
     chosen = profile.choose(workload.profile, gpu.name, versions | dict(workload.versions),
-                            profile.quantities(shape, degree))
+                            profile.quantities(shape, degree), LEARNED)
     setup = Setup(
         facts=made.facts, engine="learned", optim="", param_groups="single", max_grad_norm=0.0,
         gradient_accumulation_steps=1, data_parallel_size=degree, zero=None, capacity_bytes=workload.capacity,
@@ -140,7 +141,7 @@ def _images_per_sample(made: Learned) -> int:
 
 def _refuse(workload: Workload, made: Learned) -> None:
     """Keys that the recorded job does not have as they are given."""
-    name = show(workload.model, 200)[1:-1]
+    name = named(workload.model)
     resolved = workload.resolved()
     if not made.base.images and "images_per_sample" not in workload.filled_in:
         raise InputError(f"images_per_sample: {name} was learned from a command without {{images}}: leave it out")

@@ -27,10 +27,11 @@ from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
 from predictor.events import EventList
-from predictor.facts import modality
+from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula, MicroStep
 from predictor.formula_key import formula_key
 from predictor.gpus import Gpu
+from predictor.kinds import kinds
 from predictor.models import Kind
 from predictor.prediction import Prediction
 from predictor.profile import Choice
@@ -201,7 +202,7 @@ def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Jo
     gpu = gpus.find(workload.gpu or DEFAULT_GPU)
     formula, evaluation = find_formula(workload, shape, gpu, progress), None
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
-                            profile.quantities(shape, workload.data_parallel_size))
+                            profile.quantities(shape, workload.data_parallel_size), kinds(workload, formula))
 
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):
@@ -242,16 +243,21 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
-    """The sequence must hold the image tokens and at least one of text."""
-    tokens = workload.images_per_sample * formula.facts.tokens_per_image
+    """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
+    check_room(workload, formula.facts)
+    quantization.check_rows(workload, formula.facts)
+
+
+def check_room(workload: Workload, facts: ModelFacts) -> None:
+    """The sequence must hold the image tokens and at least one of text, and no more than the model has positions for."""
+    tokens = workload.images_per_sample * facts.tokens_per_image
     if workload.sequence_length is not None and workload.sequence_length <= tokens:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
-                         f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
+                         f"{workload.images_per_sample} image(s) of {facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
-    positions = formula.facts.positions
-    if positions is not None and (workload.sequence_length or 0) > positions:
-        raise InputError(f"sequence_length {workload.sequence_length}: the model knows {positions:,} positions only")
-    quantization.check_rows(workload, formula.facts)
+    if facts.positions is not None and (workload.sequence_length or 0) > facts.positions:
+        raise InputError(f"sequence_length {workload.sequence_length}: the model knows {facts.positions:,} positions "
+                         "only")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

@@ -12,6 +12,9 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
 
+NAMES = {dict: "a mapping", list: "a list", int: "a whole number", str: "text", bool: "true or false"}
+"""What JSON's types are called in messages."""
+
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, enums and tuples as JSON's types; a field's name is its key."""
@@ -62,13 +65,12 @@ def _dataclass(kind: Any, document: dict[str, Any], where: str) -> Any:
         if key not in hints:
             raise InputError(f"{where}: unknown key {show(key)}{nearest(key, hints)}")
     for field in fields(kind):
-        if field.name not in document and field.default is MISSING:
+        if field.name not in document and field.default is field.default_factory is MISSING:
             raise InputError(f"{where}: the key {show(field.name)} is missing")
     return kind(**{key: from_plain(hints[key], value, f"{where}: {key}") for key, value in document.items()})
 
 
 def _of(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        name = {dict: "a mapping", list: "a list", int: "a whole number", str: "text"}.get(kind, "a number")
-        raise InputError(f"{where}: must be {name}, not {show(value)}")
+        raise InputError(f"{where}: must be {NAMES.get(kind, 'a number')}, not {show(value)}")
     return value

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from predictor.files import read_mapping, write_whole
 from predictor.plain import from_plain, to_plain
 from predictor.profile_rules import MEASURED, QUANTITIES, check
 from predictor.sizes import Shape
-from predictor.suggest import show
+from predictor.suggest import named, version_text
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[1] / "profiles"
@@ -132,6 +132,8 @@ class Profile:
         residuals: by counter: requested, allocated, reserved, device.
         calibrated: range of each quantity that the fitted jobs cover, by ``predictor.profile_rules.QUANTITIES``.
         provenance: date, command, commit, the measurements it was fitted on.
+        covered: what its campaign measured of each of ``predictor.kinds.KINDS``; empty in files from before they were
+            kept.
     """
 
     schema_version: int
@@ -146,6 +148,7 @@ class Profile:
     residuals: Mapping[str, Interval]
     calibrated: Mapping[str, tuple[float, ...]]
     provenance: Mapping[str, Any]
+    covered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read(path: str | os.PathLike[str]) -> Profile:
@@ -154,11 +157,11 @@ def read(path: str | os.PathLike[str]) -> Profile:
     Raises:
         InputError: missing, corrupt, of another schema version, or with values that make no sense.
     """
-    name = show(os.fspath(path), 200)[1:-1]
+    name = named(path)
     document = read_mapping(path, "the profile")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(f"{name}: schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: "
+        raise InputError(f"{name}: schema_version is {version_text(version)}, and this release reads {SCHEMA_VERSION}: "
                          "calibrate again, or use the release that wrote it")
     profile = from_plain(Profile, document, name)
     check(profile, name)
@@ -202,7 +205,8 @@ def quantities(shape: Shape, degree: int) -> dict[str, float]:
     return dict(zip(QUANTITIES, values))
 
 
-def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float]) -> Choice | None:
+def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float],
+           kinds: Mapping[str, str] | None = None) -> Choice | None:
     """The profile for a GPU and software: the given file, else the best of those that are shipped; None for none.
 
     The best is measured on a real GPU, then of the fewest other versions, then first by name: no emulated GPU shows
@@ -211,6 +215,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     Args:
         given: a path, the name of a shipped one, ``none``, or None for the shipped one.
         quantities: of the workload, by the keys of ``Profile.calibrated``.
+        kinds: of the workload (:mod:`predictor.kinds`); None: not compared.
 
     Raises:
         InputError: the file cannot be read, or is of another GPU.
@@ -220,7 +225,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     if given is not None:
         profile, name = find(given), given
         if profile.device.gpu != gpu:
-            raise InputError(f"{show(given, 200)[1:-1]}: is a profile of {profile.device.gpu}, and the GPU is "
+            raise InputError(f"{named(given)}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
     else:
         found = shipped(gpu)
@@ -228,7 +233,8 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
             return None
         name, profile = min(found.items(), key=lambda pair: (MEASURED.index(pair[1].measured_on),
                                                              len(_other_versions(pair[1], versions)), pair[0]))
-    return Choice(profile, name, tuple(_other_versions(profile, versions) + _far(profile, quantities)))
+    return Choice(profile, name, tuple(
+        _other_versions(profile, versions) + _far(profile, quantities) + _other_kinds(profile, kinds or {})))
 
 
 def find(name: str) -> Profile:
@@ -275,3 +281,10 @@ def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
         if not low / FAR <= value <= high * FAR:
             result.append(f"{key.replace('_', ' ')} {value:,.0f} (calibrated from {low:,.0f} to {high:,.0f})")
     return result
+
+
+def _other_kinds(profile: Profile, kinds: Mapping[str, str]) -> list[str]:
+    if kinds and not profile.covered:
+        return ["kinds of jobs (the profile is from before they were kept)"]
+    return [f"{name} {kind} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
+            for name, kind in kinds.items() if kind not in profile.covered.get(name, ())]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.events import Factor
+from predictor.kinds import KINDS
 from predictor.suggest import nearest, show
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def check(profile: Profile, name: str) -> None:
         InputError: the first key that is wrong.
     """
     for kind, given, known in (("factor", profile.coefficients, [factor.value for factor in Factor]),
-                               ("counter", profile.residuals, COUNTERS), ("quantity", profile.calibrated, QUANTITIES)):
+                               ("counter", profile.residuals, COUNTERS), ("quantity", profile.calibrated, QUANTITIES),
+                               ("kind of job", profile.covered, KINDS)):
         for key in given:
             if key not in known:
                 raise InputError(f"{name}: {show(key)} is no {kind}: they are {', '.join(known)}{nearest(key, known)}")
@@ -50,6 +52,12 @@ def check(profile: Profile, name: str) -> None:
         if value is not None and not low <= value <= high:  # no isfinite: it fails on integers beyond a float
             raise InputError(f"{name}: {key} is {show(value)}, which makes no sense: calibrate again")
     _check_intervals(profile, name)
+    seen: set[tuple[str, bool]] = set()
+    for one in profile.workspaces:
+        if (sort := (one.operator, one.grows)) in seen:
+            raise InputError(f"{name}: workspaces has {show(one.operator)} twice with grows {str(one.grows).lower()}: "
+                             "leave one of them out")
+        seen.add(sort)
     divisions = profile.allocator.roundup_power2_divisions
     if divisions & (divisions - 1):
         raise InputError(f"{name}: allocator.roundup_power2_divisions is {divisions}: it must be 0 or a power of 2")

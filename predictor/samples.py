@@ -17,7 +17,7 @@ import numpy as np
 
 from predictor.errors import InputError
 from predictor.files import parse_json, read_text
-from predictor.suggest import nearest, show
+from predictor.suggest import named, nearest, show
 
 LARGEST_FILE_BYTES = 256 << 20
 COLUMNS = ("tokens", "images")
@@ -46,7 +46,7 @@ def read(path: str) -> Samples:
     Raises:
         InputError: the file, or the first sample that is wrong, by its number.
     """
-    name = show(path, 200)[1:-1]
+    name = named(path)
     text = read_text(path, "the samples", LARGEST_FILE_BYTES)
     kind = path.lower().rpartition(".")[2]
     if kind not in FORMS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 
@@ -14,6 +15,16 @@ def show(value: object, limit: int = 60) -> str:
     text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: limit + 1])
     text = text if len(text) <= limit else text[: limit - 1] + "…"
     return f'"{text}"' if isinstance(value, str) else text
+
+
+def version_text(value: object) -> str:
+    """A ``schema_version`` in a message; None is a document without one."""
+    return "missing" if value is None else show(value)
+
+
+def named(path: str | os.PathLike[str]) -> str:
+    """The path of a file, as messages show it."""
+    return show(os.fspath(path), 200)[1:-1]
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

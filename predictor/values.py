@@ -70,6 +70,13 @@ def thaw(value: Any) -> Any:
     return [thaw(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _digits(text: str) -> str:
+    """The text; ValueError where it is a number to Python's own source alone (``1_0``)."""
+    if "_" in text:
+        raise ValueError
+    return text
+
+
 @dataclass(frozen=True)
 class Whole:
     """A whole number in ``low … high``."""
@@ -90,7 +97,7 @@ class Whole:
 
     def from_text(self, text: str) -> int:
         try:
-            return self.check(int(text))
+            return self.check(int(_digits(text)))
         except ValueError:
             raise Invalid(f"must be a whole number, not {show(text)}") from None
 
@@ -114,7 +121,7 @@ class Number:
 
     def from_text(self, text: str) -> float:
         try:
-            return self.check(float(text))
+            return self.check(float(_digits(text)))
         except ValueError:
             raise Invalid(f"must be a number, not {show(text)}") from None
 

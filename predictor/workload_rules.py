@@ -9,6 +9,7 @@ from predictor import deepspeed_config, lora
 from predictor.engine import optimizer
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
+from predictor.suggest import show
 from predictor.values import FrozenMap, Invalid
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
@@ -42,6 +43,12 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
         raise KeyProblem("model", "is not given: name one, such as llava-1.5-7b")
     if values["gradient_checkpointing_modules"] and not values["gradient_checkpointing"]:
         raise KeyProblem("gradient_checkpointing_modules", "are named, but gradient_checkpointing is off")
+    if not values["gradient_checkpointing"] and any(values["gradient_checkpointing_kwargs"].values()):
+        raise KeyProblem("gradient_checkpointing_kwargs", "are given, but gradient_checkpointing is off: leave one of "
+                                                          "them out")
+    both = [pattern for pattern in values["trainable"] if pattern in values["frozen"]]
+    if both:
+        raise KeyProblem("frozen", f"names {show(both[0])}, and so does trainable: leave one of them out")
     _resolve_lora(values, given)
     _resolve_engine(values, given)
     if values["deepspeed"] is not None:

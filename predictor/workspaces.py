@@ -3,7 +3,7 @@
 Every function takes the GPU and dimensions that ``predictor.operators`` extracts from a call, as
 integers or, but for widths and sizes of elements, as arrays of integers, and gives bytes. Each names
 the file and function that allocates, in PyTorch 2.11; each was compared with PyTorch's own host code
-on the emulated H100.
+on the emulated H100, and a whole job on an emulated GPU of each compute capability.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ def _last_power_of_two(n):
 
 
 def cublas_workspace(gpu):
-    """One per handle and stream, kept for good (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize)."""
-    return 32 * MIB if gpu.compute_capability[0] in (9, 10) else 8 * MIB + 128 * KIB
+    """One per handle and stream, kept for good (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+
+    More on compute capability 9.0 alone: 10.0 and 12.0 have what 8.0 has.
+    """
+    return 32 * MIB if gpu.compute_capability == (9, 0) else 8 * MIB + 128 * KIB
 
 
 def cublaslt_workspace(gpu):

@@ -9,6 +9,7 @@ The text is that of the tables which predictions use: predictor/operators.py and
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,11 @@ def _body(function: Callable) -> str:
     return head.rstrip() + rest.partition('"""')[2]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     write_whole(str(TARGET), page().encode())
     print(TARGET)
+
+
+if __name__ == "__main__":
+    main()

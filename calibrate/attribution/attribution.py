@@ -46,8 +46,8 @@ class Row:
 
     @property
     def difference_bytes(self) -> int:
-        """Recorded less predicted."""
-        return self.recorded_bytes - self.predicted_bytes
+        """Predicted less recorded."""
+        return self.predicted_bytes - self.recorded_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from calibrate.attribution.sides import Side, predicted, recorded
 from calibrate.record import Record
 from predictor import gpus, pipeline, snapshot
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named
 from predictor.workload import Workload
 
 
@@ -28,9 +28,9 @@ def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attributio
     history = read_history(file)
     peak = record.peak("requested_bytes").bytes
     if history.peak_bytes != peak:
-        raise InputError(f"{_named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
+        raise InputError(f"{named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
                          f"{peak:,}: it is the history of another job")
-    workload = workload_of(record)
+    workload = workload_of(record, path)
     return attribute(history, predicted(pipeline.prepare(workload).run(workload.capacity)))
 
 
@@ -44,7 +44,7 @@ def read_history(file: str | os.PathLike[str]) -> Side:
     try:
         return recorded(content)
     except InputError as error:
-        raise InputError(f"{_named(file)}: {error}") from None
+        raise InputError(f"{named(file)}: {error}") from None
 
 
 def find_snapshot(record: Record, path: str | os.PathLike[str]) -> Path:
@@ -54,24 +54,21 @@ def find_snapshot(record: Record, path: str | os.PathLike[str]) -> Path:
         InputError: none was recorded, or it is nowhere.
     """
     if record.snapshot is None:
-        raise InputError(f"{_named(path)}: this measurement has no memory history: measure again with "
+        raise InputError(f"{named(path)}: this measurement has no memory history: measure again with "
                          "--snapshot FILE")
     folder, written = Path(path).parent, Path(record.snapshot)
     for place in (written, folder / written, folder / written.name):
         if place.is_file():
             return place
-    raise InputError(f"{_named(path)}: its memory history {show(record.snapshot, 200)[1:-1]} is gone: put it beside "
+    raise InputError(f"{named(path)}: its memory history {named(record.snapshot)} is gone: put it beside "
                      "the record, or measure again with --snapshot FILE")
 
 
-def workload_of(record: Record) -> Workload:
+def workload_of(record: Record, path: str | os.PathLike[str]) -> Workload:
     """The workload as it ran: its rank, the kernels of its GPU; no profile, which would hide what it explains."""
-    workload = Workload.from_mapping(dict(record.workload)).replace(rank=record.rank, profile="none")
+    workload = Workload.from_mapping(dict(record.workload), source=f"{named(path)}: workload")
+    workload = workload.replace(rank=record.rank, profile="none")
     try:
         return workload.replace(gpu=workload.gpu or gpus.find(record.job.device.name).name)
     except InputError:  # a GPU that nobody knows
         return workload
-
-
-def _named(path: str | os.PathLike[str]) -> str:
-    return show(os.fspath(path), 200)[1:-1]

@@ -46,13 +46,13 @@ class Item:
 
     @property
     def difference_bytes(self) -> int:
-        """Measured less predicted."""
-        return self.measured_bytes - self.predicted_bytes
+        """Predicted less measured."""
+        return self.predicted_bytes - self.measured_bytes
 
 
 @dataclass(frozen=True)
 class AtPeak:
-    """``measured_bytes - predicted_bytes`` is the sum of the items' differences and ``elsewhere_bytes``.
+    """``predicted_bytes - measured_bytes`` is the sum of the items' differences and ``elsewhere_bytes``.
 
     Attributes:
         step: of the measured peak, with ``moment``, ``module`` and ``operator``.
@@ -76,14 +76,14 @@ class AtPeak:
     items: tuple[Item, ...]
 
     @property
-    def unexplained_bytes(self) -> int:
-        """Measured less predicted peak."""
-        return self.measured_bytes - self.predicted_bytes
+    def difference_bytes(self) -> int:
+        """Predicted less measured peak."""
+        return self.predicted_bytes - self.measured_bytes
 
     @property
     def elsewhere_bytes(self) -> int:
-        """How much higher the predicted peak is elsewhere, as a negative number."""
-        return self.predicted_there_bytes - self.predicted_bytes
+        """How much higher the predicted peak is elsewhere."""
+        return self.predicted_bytes - self.predicted_there_bytes
 
     def by_reason(self) -> dict[Why, tuple[int, int, int]]:
         """For each reason: how many buffers, their measured bytes, their predicted bytes."""

@@ -82,6 +82,6 @@ def explained(row: Row, attribution: Attribution) -> Row:
         for index, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
             total[index] += value
     return replace(
-        row, unexplained_bytes=peak.unexplained_bytes,
+        row, unexplained_bytes=-peak.difference_bytes,
         workspaces=tuple(Workspace(*key, count, grows) for (*key, grows), count in sorted(calls.items())),
         unexplained_items=tuple(Unexplained(*key, *total) for key, total in sorted(items.items())))

@@ -15,7 +15,7 @@ from calibrate.campaign import design
 from calibrate.record import SCHEMA_VERSION, Record
 from predictor.errors import InputError
 from predictor.plain import from_plain, to_plain
-from predictor.suggest import show
+from predictor.suggest import named, show, version_text
 from predictor.workload import Workload
 
 SKIPPED = "skipped: "
@@ -112,12 +112,12 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
         with open(path, "rb") as stream:
             *lines, torn = stream.read().split(b"\n")
     except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{named(path)}: cannot be read: {error.strerror}") from None
     if torn and not lines:
-        raise InputError(f"{_named(path)}: {NO_ROWS}")
+        raise InputError(f"{named(path)}: {NO_ROWS}")
     rows: dict[str, Row] = {}
     for number, line in enumerate(lines, 1):
-        row = _row(line, f"{_named(path)}, line {number}", DAMAGED if rows else NO_ROWS)
+        row = _row(line, f"{named(path)}, line {number}", DAMAGED if rows else NO_ROWS)
         rows[row.id] = row
     return [rows[key] for key in sorted(rows)]
 
@@ -133,7 +133,7 @@ def _row(line: bytes, where: str, advice: str) -> Row:
     record = document.get("record")
     version = record.get("schema_version") if isinstance(record, dict) else SCHEMA_VERSION
     if version != SCHEMA_VERSION:
-        raise InputError(f"{where}: the record's schema_version is {show(version)}, and this release has "
+        raise InputError(f"{where}: the record's schema_version is {version_text(version)}, and this release has "
                          f"{SCHEMA_VERSION}: name another file with --measurements, and measure anew")
     try:
         row = from_plain(Row, document, where)
@@ -161,11 +161,15 @@ def to_line(row: Row) -> bytes:
 
 
 class Store:
-    """The file of one campaign, open for appending, and what is in it."""
+    """The file of one campaign and what is in it; nothing of the file is changed before :meth:`begin`."""
 
-    def __init__(self, path: str, handle: int, rows: list[Row]) -> None:
-        self.path, self._handle = path, handle
-        self._rows = {row.id: row for row in rows}
+    def __init__(self, path: str, handle: int | None) -> None:
+        self.path, self._handle, self._begun = path, handle, False
+        self._rows: dict[str, Row] = {}
+
+    def read(self) -> None:
+        """Take the rows that are in the file; InputError as :func:`read`."""
+        self._rows = {row.id: row for row in read(self.path)}
 
     @property
     def rows(self) -> list[Row]:
@@ -176,41 +180,72 @@ class Store:
         """Act as if the failed jobs had no row; the file keeps theirs, and a later row of a job counts."""
         self._rows = {key: row for key, row in self._rows.items() if row.failed is None}
 
+    def begin(self) -> None:
+        """Make the file if there is none; a torn last line that follows rows is cut off.
+
+        Raises:
+            InputError: it cannot be written, or another campaign made one meanwhile.
+        """
+        if self._begun:
+            return
+        if self._handle is None:
+            self._handle = _locked(self.path, os.O_CREAT | os.O_EXCL)
+        with open(self.path, "rb") as stream:
+            os.ftruncate(self._handle, stream.read().rfind(b"\n") + 1)
+        self._begun = True
+
     def add(self, row: Row) -> None:
         """Append a row; it is on the disk, whole, when this returns."""
+        self.begin()
         line = to_line(row)
         if os.write(self._handle, line) != len(line):
-            raise InputError(f"{_named(self.path)}: the disk is full: the same command goes on when it is not")
+            raise InputError(f"{named(self.path)}: the disk is full: the same command goes on when it is not")
         os.fsync(self._handle)
         self._rows[row.id] = row
+
+    def close(self) -> None:
+        """Let others write the file."""
+        if self._handle is not None:
+            os.close(self._handle)
 
 
 @contextmanager
 def opened(path: str) -> Iterator[Store]:
-    """The store in a file, made if there is none; a torn last line that follows rows is cut off.
+    """The store in a file, or in none yet.
 
     Raises:
         InputError: it cannot be written, another campaign is writing it, or as :func:`read`.
     """
+    there = os.path.lexists(path)
+    if not there and not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
+        raise InputError(f"{named(path)}: cannot be written: its directory is missing or not writable")
+    store = Store(path, _locked(path) if there else None)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        if there:
+            store.read()
+        yield store
+    finally:
+        store.close()
+
+
+def _locked(path: str, flags: int = 0) -> int:
+    """A handle of the file to append with, which nobody else has."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o666)
+    except FileExistsError:
+        raise InputError(f"{named(path)}: another calibration made it meanwhile: the same command goes on from "
+                         "there") from None
     except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be written: {error.strerror}") from None
+        raise InputError(f"{named(path)}: cannot be written: {error.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise InputError(f"{_named(path)}: is not a regular file: name another with --measurements")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{_named(path)}: another calibration is writing it: wait for it, or name another file "
-                             "with --measurements") from None
-        rows = read(path)
-        with open(path, "rb") as stream:
-            os.ftruncate(handle, stream.read().rfind(b"\n") + 1)
-        yield Store(path, handle, rows)
-    finally:
+            raise InputError(f"{named(path)}: is not a regular file: name another with --measurements")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(handle)
-
-
-def _named(path: str | os.PathLike[str]) -> str:
-    return show(os.fspath(path), 200)[1:-1]
+        raise InputError(f"{named(path)}: another calibration is writing it: wait for it, or name another file "
+                         "with --measurements") from None
+    except InputError:
+        os.close(handle)
+        raise
+    return handle

@@ -11,7 +11,7 @@ from calibrate.campaign.rows import Row
 from calibrate.record import Device, MeasuredJob, MeasuredOn
 from predictor import gpus
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 from predictor.version import VERSION
 
 DECIDE = ("torch", "cuda", "cudnn", "transformers", "deepspeed")
@@ -27,7 +27,7 @@ def check_rows(rows: Iterable[Row], where: Where, path: str) -> None:
     Raises:
         InputError: one is not.
     """
-    named, first = show(path, 200)[1:-1], None
+    file, first = named(path), None
     completion = where.events if where.device is MeasuredOn.EMULATED else None
     injected = where.inject.stated() if where.inject else {}
     for row in rows:
@@ -41,14 +41,14 @@ def check_rows(rows: Iterable[Row], where: Where, path: str) -> None:
                 # what a row has beyond the prediction is beyond that of the release that wrote it
                 ("peakcast", row.record.peakcast_version, VERSION)):
             if found != wanted:
-                raise InputError(f"{named}: was measured with {what} {found}, and this is {wanted}: {ANOTHER}")
+                raise InputError(f"{file}: was measured with {what} {found}, and this is {wanted}: {ANOTHER}")
         try:
             check_gpu(where.gpu, job.device)
         except InputError as error:
-            raise InputError(f"{named}: job {row.id}: {error}, and {ANOTHER}") from None
+            raise InputError(f"{file}: job {row.id}: {error}, and {ANOTHER}") from None
         first = first or row
         if _identity(job) != _identity(first.record.job):
-            raise InputError(f"{named}: the jobs {first.id} and {row.id} ran on different devices or software: "
+            raise InputError(f"{file}: the jobs {first.id} and {row.id} ran on different devices or software: "
                              f"{ANOTHER}, and measure all with one")
 
 
@@ -66,7 +66,7 @@ def check_here(rows: Iterable[Row], here: Here, where: Where, path: str) -> None
     theirs, ours = _identity(known), _identity(here)
     for what in theirs:
         if theirs[what] != ours[what]:
-            raise InputError(f"{show(path, 200)[1:-1]}: was measured with {what} {theirs[what]}, and here is "
+            raise InputError(f"{named(path)}: was measured with {what} {theirs[what]}, and here is "
                              f"{ours[what]}: {ANOTHER}, and measure all with one")
 
 

@@ -7,7 +7,7 @@ import os
 
 from predictor.commands import output
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named
 from predictor.workload import KEYS
 
 
@@ -48,5 +48,5 @@ def _read(path: str):
             raise InputError(f"{error}; records are written with peakcast measure --json -o") from None
         if not path.lower().endswith(".jsonl") or not os.path.isfile(path):
             raise
-        raise InputError(f"{show(path, 200)[1:-1]}: holds rows of measurements, which peakcast report reads: "
+        raise InputError(f"{named(path)}: holds rows of measurements, which peakcast report reads: "
                          "--measured takes one record of peakcast measure --json -o") from None

@@ -129,7 +129,7 @@ def _number(text: str | None, option: str, least: float, whole: bool = False) ->
     if text is None:
         return None
     try:
-        value = int(text) if whole else float(text)
+        value = None if "_" in text else int(text) if whole else float(text)
     except ValueError:
         value = None
     if value is None or not least <= value <= 1e6:
@@ -149,6 +149,7 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
     shown = jobs if degree is None else [launched.of_rank(job, degree - 1) for job in jobs]
     if not known.issuperset(job.id for job in shown):
         same.check_here(store.rows, here.look(where), where, store.path)
+        store.begin()
     console = output.console(sys.stderr, width=None if sys.stderr.isatty() else output.WIDTH)
     plan(console, shown, workers, known)
     row_of = partial(one.row_of, where=where)

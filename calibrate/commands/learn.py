@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from predictor.commands import options, output
 from predictor.errors import InputError
-from predictor.suggest import nearest, show
+from predictor.suggest import named, nearest, show
 
 EXAMPLES = """examples:
   peakcast learn llava-1.5-7b --engine ddp --data-parallel-size 8 --rank 0 \\
@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.output or not arguments.output.endswith(".npz"):
         raise InputError("learn writes a formula: name a file that ends in .npz after -o (before --)")
     output.check_path(arguments.output, arguments.force)
+    from calibrate.emulator.build import find_torch
+
+    find_torch()  # what follows imports it
     source, plan = _script(arguments) if arguments.command is not None else _workload(arguments)
     from calibrate.learn import learn as learning
     from predictor import learned
@@ -95,7 +98,7 @@ def _workload(arguments: argparse.Namespace):
     from predictor.learned import is_named
 
     if is_named(workload.model):
-        raise InputError(f"{show(workload.model, 200)[1:-1]}: is a learned formula already: name a model, or a script "
+        raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
     images = given["images"] or (workload.images_per_sample or 1,)
     config = models.find(workload.model)

@@ -20,6 +20,7 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.record import Record
 from predictor.errors import InputError
 from predictor.events import FACTORS
+from predictor.kinds import KINDS, kinds
 from predictor.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
 from predictor.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION
@@ -47,9 +48,9 @@ def fit_profile(rows: Iterable[Row], *, measured_on: str, provenance: Mapping[st
         raise InputError("no job of the campaign ran to its end, so there is nothing to fit: look at its failed jobs")
     start = _empty(next(row.record for row in rows if row.record is not None), fitted[0], measured_on)
     profile, left_out = fit_events(start, fitted)
-    profile = replace(profile, allocator=_rounding(profile, fitted), runtime=fit_runtime(taught, measured_on),
-                      calibrated=_ranges(fitted))
     held = [job for job in everything if job.role == HOLDOUT and job.predicted]
+    profile = replace(profile, allocator=_rounding(profile, fitted), runtime=fit_runtime(taught, measured_on),
+                      calibrated=_ranges(fitted), covered=_covered([*fitted, *held]))
     counted = {role: sum(job.role == role for job in everything) for role in job_rows.ROLES}
     return replace(profile, residuals=intervals(profile, held), provenance={
         **provenance, "jobs": counted, "workspaces_left_out": left_out, "residuals_of": [job.id for job in held]})
@@ -96,6 +97,11 @@ def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
     of_each = [quantities(plain(job.workload).shape, job.workload.data_parallel_size) for job in fitted]
     return {name: (float(min(values)), float(max(values)))
             for name in QUANTITIES if (values := [one[name] for one in of_each])}
+
+
+def _covered(measured: Sequence[MeasuredJob]) -> dict[str, tuple[str, ...]]:
+    of_each = [kinds(job.workload, plain(job.workload).formula) for job in measured]
+    return {name: tuple(sorted({one[name] for one in of_each})) for name in KINDS}
 
 
 def _empty(record: Record, job: MeasuredJob, measured_on: str) -> Profile:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import show, version_text
 from predictor.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
@@ -35,7 +35,8 @@ def check_version(document: Mapping[str, Any]) -> None:
     """
     version = document.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise InputError(f"schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: measure again")
+        raise InputError(f"schema_version is {version_text(version)}, and this release reads {SCHEMA_VERSION}: measure "
+                         "again")
 
 
 def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> tuple[Workload, str]:

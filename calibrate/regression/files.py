@@ -13,7 +13,7 @@ from calibrate.regression import forms
 from calibrate.regression import paths as places
 from calibrate.regression.cases import Case, Skipped
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 LARGEST_LINE_BYTES = 16 << 20
 """No more of a document is held in memory."""
@@ -54,7 +54,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Case], list[Skip
     if not cases:
         why = f": {skipped[0].source}: {skipped[0].why}" if skipped else ""
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-        raise InputError(f"no measurement that can be read in {', '.join(map(places.named, paths))}{why}{more}")
+        raise InputError(f"no measurement that can be read in {', '.join(map(named, paths))}{why}{more}")
     return list(cases.values()), skipped
 
 

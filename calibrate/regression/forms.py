@@ -15,7 +15,7 @@ from predictor import gpus
 from predictor.errors import InputError
 from predictor.events import Moment
 from predictor.plain import from_plain
-from predictor.suggest import show
+from predictor.suggest import show, version_text
 from predictor.workload import Workload
 
 OVERALL = COUNTERS[:3]
@@ -39,8 +39,8 @@ def read(document: Any, file: str, line: int) -> list[Case]:
         raise InputError(CALIBRATION)
     if {"groups", "cases", "skipped"} <= document.keys():
         raise InputError("a report of peakcast report, not a measurement")
-    raise InputError(f"in none of the forms that this release reads: it has the keys "
-                     f"{show(', '.join(map(str, document)), 60)}")
+    keys = f"the keys {show(', '.join(map(str, document)), 60)}" if document else "no keys"
+    raise InputError(f"in none of the forms that this release reads: it has {keys}")
 
 
 # --- a record of peakcast measure -------------------------------------------------------------------
@@ -59,7 +59,8 @@ def _record(document: dict[str, Any], file: str, line: int) -> list[Case]:
 def _check_version(record: Mapping[str, Any]) -> None:
     version = record.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(f"schema_version is {show(version)}, and this release reads {SCHEMA_VERSION}: measure again")
+        raise InputError(f"schema_version is {version_text(version)}, and this release reads {SCHEMA_VERSION}: measure "
+                         "again")
 
 
 def _case(record: Record, workload: Workload, file: str, line: int, **more: Any) -> Case:

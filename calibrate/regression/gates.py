@@ -23,7 +23,7 @@ from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Group
 from predictor.errors import InputError
 from predictor.files import read_text
-from predictor.suggest import nearest, show
+from predictor.suggest import named, nearest, show
 
 WHERE = (*LABELS, "completion", "group", "file")
 """What cases can be chosen by: labels, when events complete, the group that the record names, and the name of the file
@@ -104,7 +104,7 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
     Raises:
         InputError: no such file, no TOML, an unknown key or a value that makes no sense.
     """
-    name = show(os.fspath(path), 200)[1:-1]
+    name = named(path)
     try:
         import tomllib
     except ImportError:  # Python 3.10

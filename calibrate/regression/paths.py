@@ -7,7 +7,7 @@ from pathlib import Path
 
 from calibrate.regression.cases import Skipped
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named
 
 SUFFIXES = (".json", ".jsonl")
 NOT_REGULAR = "not a regular file: only those are read"
@@ -61,11 +61,6 @@ def same(file: str) -> tuple[int, int] | str:
     except OSError:  # gone since: reading it says so
         return file
     return found.st_dev, found.st_ino
-
-
-def named(path: str | os.PathLike[str]) -> str:
-    """The path as messages show it."""
-    return show(os.fspath(path), 200)[1:-1]
 
 
 def _suffix(name: str) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 15
 """Rows of a table of differences; the JSON has all."""
+DIFFERENCE = "predicted less\nmeasured (bytes)"
 REASONS = {
     Why.MATCHED: "as predicted",
     Why.OTHER_SIZE: "another size",
@@ -43,7 +44,7 @@ def report(console: Console, record: Record, attribution: Attribution) -> None:
     console.print(f"The measured peak: {peak.moment.value} of step {peak.step}, {peak.operator}{place}", style="bold")
     console.print(reasons(peak))
     console.print()
-    _differences(console, "What differs there, by operator (bytes)", _at_peak(peak),
+    _differences(console, "What differs there, by operator (bytes; predicted less measured)", _at_peak(peak),
                  ("operator", "factor", "why", "n", "measured", "predicted", "difference"))
     _differences(console, "What differs in the whole job, by operator (bytes)", _in_the_job(attribution),
                  ("operator", "factor", "moment", "measured", "predicted", "allocations"))
@@ -54,37 +55,36 @@ def report(console: Console, record: Record, attribution: Attribution) -> None:
 
 def headline(peak: AtPeak) -> str:
     """Both peaks in one line."""
-    gap = peak.unexplained_bytes
+    gap = -peak.difference_bytes
     how = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}" if gap else "the same to the byte"
     return (f"Measured peak {size_text(peak.measured_bytes)} requested, {how}"
-            f"{' than' if gap else ' as'} predicted{f' ({gap:+,} bytes)' if gap else ''}.")
+            f"{' than' if gap else ' as'} predicted{f' ({abs(gap):,} bytes)' if gap else ''}.")
 
 
 def moments(attribution: Attribution):
     """A row for each moment of each step, both sides."""
     measured, said = attribution.recorded.highest(), attribution.predicted.highest()
-    rows = table("moment (requested GiB)", "step", "measured", "predicted", "difference (bytes)", "off by %",
-                 numbers=True)
+    rows = table("moment (requested GiB)", "step", "measured", "predicted", DIFFERENCE, "off by %", numbers=True)
     peak = attribution.at_peak()
     for step, moment in sorted(measured.keys() | said.keys(), key=lambda at: (at[0], MOMENTS.index(at[1]))):
         one, two = measured.get((step, moment)), said.get((step, moment))
         both = one is not None and two is not None
         rows.add_row(moment.value, str(step), "" if one is None else gib(one), "" if two is None else gib(two),
-                     f"{one - two:+,}" if both else "", difference(two, one) if both else "",
+                     f"{two - one:+,}" if both else "", difference(two, one) if both else "",
                      style="bold" if (step, moment) == (peak.step, peak.moment) else None)
     return rows
 
 
 def reasons(peak: AtPeak):
-    """The peak split by reason; the differences add up to measured less predicted."""
-    rows = table("buffers there", "n", "measured GiB", "predicted GiB", "difference (bytes)", numbers=True)
+    """The peak split by reason; the differences add up to predicted less measured."""
+    rows = table("buffers there", "n", "measured GiB", "predicted GiB", DIFFERENCE, numbers=True)
     for why, (count, measured, said) in peak.by_reason().items():
         if count:
-            rows.add_row(REASONS[why], f"{count:,}", gib(measured), gib(said), f"{measured - said:+,}")
+            rows.add_row(REASONS[why], f"{count:,}", gib(measured), gib(said), f"{said - measured:+,}")
     if peak.elsewhere_bytes:
-        rows.add_row("the predicted peak is elsewhere", "", "", gib(-peak.elsewhere_bytes),
+        rows.add_row("the predicted peak is elsewhere", "", "", gib(peak.elsewhere_bytes),
                      f"{peak.elsewhere_bytes:+,}")
-    rows.add_row("peak", "", gib(peak.measured_bytes), gib(peak.predicted_bytes), f"{peak.unexplained_bytes:+,}",
+    rows.add_row("peak", "", gib(peak.measured_bytes), gib(peak.predicted_bytes), f"{peak.difference_bytes:+,}",
                  style="bold")
     return rows
 
@@ -112,7 +112,7 @@ def document(record: Record, attribution: Attribution) -> dict[str, Any]:
     return to_plain({
         "workload": record.workload, "rank": record.rank, "measured_on": record.job.measured_on,
         "measured_peak_requested_bytes": peak.measured_bytes, "predicted_peak_requested_bytes": peak.predicted_bytes,
-        "unexplained_bytes": peak.unexplained_bytes,
+        "difference_bytes": peak.difference_bytes,
         "moments": [{"step": step, "moment": moment, "measured_requested_bytes": measured.get((step, moment)),
                      "predicted_requested_bytes": said.get((step, moment))} for step, moment in places],
         "allocations": {outcome.value: count for outcome, count in attribution.count().items()},
@@ -136,8 +136,8 @@ def _at_peak(peak: AtPeak) -> list[tuple[int, list[str]]]:
         total = sums.setdefault((item.operator, item.factor, item.why), [0, 0, 0])
         for place, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
             total[place] += value
-    return [(measured - said, [operator, _factor(factor), REASONS[why], f"{count:,}", f"{measured:,}", f"{said:,}",
-                               f"{measured - said:+,}"])
+    return [(said - measured, [operator, _factor(factor), REASONS[why], f"{count:,}", f"{measured:,}", f"{said:,}",
+                               f"{said - measured:+,}"])
             for (operator, factor, why), (count, measured, said) in sums.items()]
 
 

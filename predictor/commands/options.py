@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping
-from predictor.suggest import show
+from predictor.suggest import named
 from predictor.values import Flag, Invalid, Later, Table
 from predictor.workload import KEYS, Workload, check_names
 
@@ -57,7 +57,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """
     path = arguments.workload
     values: dict[Any, Any] = read_mapping(path, "the workload") if path else {}
-    file = show(path, 200)[1:-1] if path else ""
+    file = named(path) if path else ""
     check_names(values, file)
     from_options = set()
     for name, entry in KEYS.items():

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from predictor.errors import InputError
 from predictor.files import write_whole
-from predictor.suggest import show
+from predictor.suggest import named
 
 WIDTH = 100  # columns of a report that does not go to a terminal
 
@@ -35,7 +35,9 @@ def check_path(path: str | None, force: bool) -> None:
     """
     if path is None:
         return
-    name = show(path, 200)[1:-1]
+    if not path:
+        raise InputError('the output is "": name a file')
+    name = named(path)
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -47,8 +49,8 @@ def check_path(path: str | None, force: bool) -> None:
     if mode is not None and not force:
         raise InputError(f"{name}: exists already: add --force to overwrite it, or name another file")
     folder = Path(path).parent
-    if not path or not folder.is_dir():
-        raise InputError(f"{name or 'the output'}: its directory does not exist: create it first")
+    if not folder.is_dir():
+        raise InputError(f"{name}: its directory does not exist: create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{name}: its directory is not writable")
 

@@ -55,5 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-SUMMARY = ("schema_version", "peakcast_version", "device", "software", "measured_on", "calibrated", "provenance")
+SUMMARY = ("schema_version", "peakcast_version", "device", "software", "measured_on", "calibrated", "covered",
+           "provenance")
 """Keys of a profile that its line of the list has."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 from predictor.values import Invalid, Size
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.snapshot.replay import replay
 
     path = arguments.snapshot
-    name = show(path, 200)[1:-1]
+    name = named(path)
     snapshot = read(path)
     try:
         result = replay(snapshot, _only(snapshot) if device is None else device, settings, capacity)

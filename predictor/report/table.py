@@ -59,10 +59,11 @@ def calibration(prediction: Prediction) -> list[str]:
     profile = prediction.provenance.get("profile")
     if not profile:
         return []
-    levels = {f"{level:.0%}" for level in profile["level"].values()}
-    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else "; no intervals are known"
-    if levels and profile["extrapolates"]:
-        held += ", and are wider here for what it did not cover (see: not modelled)"
+    levels = sorted({f"{level:.0%}" for level in profile["level"].values() if level is not None})
+    held = f"; intervals hold {' or '.join(levels)} of held-out jobs" if levels else "; no intervals are known"
+    if profile["level"] and not levels:
+        held = "; this job is outside what it covered (see: not modelled): intervals are wider, and nobody knows how " \
+               "many such jobs they hold"
     return [f"Calibration: {profile['name']}, {MEASURED_ON[profile['measured_on']]}{held}."]
 
 

@@ -94,9 +94,10 @@ def _idle(prediction: Prediction) -> str:
 def _bound(bound: Bound | None) -> str:
     if bound is None or bound.bytes is None:
         return "not predicted"
-    if bound.low is None or bound.high is None:
-        return size_text(bound.bytes)
-    return f"{size_text(bound.bytes)} ({size_text(bound.low)} to {size_text(bound.high)})"
+    size = size_text(bound.bytes)
+    if bound.low is None or bound.high is None or size == size_text(bound.low) == size_text(bound.high):
+        return size
+    return f"{size} ({size_text(bound.low)} to {size_text(bound.high)})"
 
 
 def _at_most(reserved: Bound | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from predictor.errors import InputError
 from predictor.snapshot import unpickle
 from predictor.snapshot.records import Action, Block, Segment, Snapshot, State, Trace
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 ACTIONS = {action.name.lower(): action for action in Action}
 STATES = {state.value: state for state in State} | {"active_awaiting_free": State.PENDING}
@@ -46,7 +46,7 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int = unpickle.LARGEST_PI
     try:
         return parse(value)
     except Invalid as error:
-        raise InputError(f"{show(path, 200)[1:-1]}: not a memory snapshot of PyTorch 2.1 or later: {error}") from None
+        raise InputError(f"{named(path)}: not a memory snapshot of PyTorch 2.1 or later: {error}") from None
 
 
 def parse(value: Any) -> Snapshot:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import named, show
 
 LARGEST_PICKLE_BYTES = 4 << 30
 """Of the uncompressed file. A recorded entry takes some 100 bytes, with long stacks some thousand."""
@@ -54,7 +54,7 @@ def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
         InputError: no such file, not a pickle, cut off, larger than ``limit_bytes`` once uncompressed, or
             more than plain data.
     """
-    name = show(path, 200)[1:-1]
+    name = named(path)
     data = _contents(path, name, limit_bytes)
     size_bytes, head = len(data.getbuffer()), data.read(len(TORCH_ZIP))
     data.seek(0)

@@ -190,7 +190,7 @@ def test_a_dropped_allocation_is_found():
     assert found(attribution) == {Outcome.MATCHED: LAYERS * 14 - 1, Outcome.NEVER_CAME: 1}
     row, = (row for row in attribution.rows() if row.difference_bytes)
     assert (row.operator, row.factor, row.moment) == ("aten::gelu", Factor.ACTIVATIONS, Moment.FORWARD)
-    assert (row.predicted, row.recorded, row.matched, row.difference_bytes) == (9, 8, 8, -HIDDEN)
+    assert (row.predicted, row.recorded, row.matched, row.difference_bytes) == (9, 8, 8, HIDDEN)
 
 
 def test_a_buffer_of_no_bytes_is_not_expected():
@@ -208,7 +208,7 @@ def test_a_buffer_that_lives_longer_is_found_and_counts_at_the_peak():
     assert (lifetime.operator, lifetime.module, lifetime.bytes) == ("aten::mm", "layers.0.up", OUTPUT)
     assert lifetime.later_by > 0
     item, = attribution.at_peak().items
-    assert (item.why, item.difference_bytes) == (Why.ALIVE_ONLY_MEASURED, OUTPUT)
+    assert (item.why, item.difference_bytes) == (Why.ALIVE_ONLY_MEASURED, -OUTPUT)
 
 
 def test_frees_on_the_way_out_are_no_difference():
@@ -237,7 +237,7 @@ def test_an_engine_s_small_buffer_is_told_from_passing_ones_by_its_end():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_reasons_add_up_to_measured_less_predicted(seed):
+def test_the_reasons_add_up_to_predicted_less_measured(seed):
     rng = random.Random(seed)
     measured, said = story(), story()
     for lines in (measured, said):
@@ -252,10 +252,10 @@ def test_the_reasons_add_up_to_measured_less_predicted(seed):
                 lines.insert(at(lines, key), replace(lines[at(lines, key)], key=f"extra {rng.random()}", size=size))
     attribution = explained(measured, said)
     peak = attribution.at_peak()
-    gap = attribution.recorded.peak_bytes - attribution.predicted.peak_bytes
-    assert peak.unexplained_bytes == gap
+    gap = attribution.predicted.peak_bytes - attribution.recorded.peak_bytes
+    assert peak.difference_bytes == gap
     assert sum(item.difference_bytes for item in peak.items) + peak.elsewhere_bytes == gap
-    assert sum(one - two for _, one, two in peak.by_reason().values()) + peak.elsewhere_bytes == gap
+    assert sum(two - one for _, one, two in peak.by_reason().values()) + peak.elsewhere_bytes == gap
     assert peak.matched_bytes + sum(item.measured_bytes for item in peak.items) == peak.measured_bytes
     assert peak.matched_bytes + sum(item.predicted_bytes for item in peak.items) == peak.predicted_there_bytes
 
@@ -271,8 +271,8 @@ def test_a_workspace_at_the_measured_peak_is_all_that_the_peaks_differ_by():
     lines = with_workspace(after="grad 2 2", dies_after="grad 2 2")
     peak = explained(lines, story()).at_peak()
     assert [(item.why, item.operator, item.difference_bytes) for item in peak.items] == \
-        [(Why.DEVICE_ONLY, "aten::gelu_backward", 777)]
-    assert (peak.elsewhere_bytes, peak.unexplained_bytes) == (0, 777)
+        [(Why.DEVICE_ONLY, "aten::gelu_backward", -777)]
+    assert (peak.elsewhere_bytes, peak.difference_bytes) == (0, -777)
 
 
 def test_a_predicted_peak_elsewhere_is_a_reason_of_its_own():
@@ -281,7 +281,7 @@ def test_a_predicted_peak_elsewhere_is_a_reason_of_its_own():
     said = [replace(line, size=9 * HIDDEN) if line.key == "hidden 2 1" else line for line in said]
     peak = explained(lines, said).at_peak()
     assert peak.moment is Moment.OPTIMIZER_STEP
-    assert peak.elsewhere_bytes == peak.predicted_there_bytes - peak.predicted_bytes < 0
+    assert peak.elsewhere_bytes == peak.predicted_bytes - peak.predicted_there_bytes > 0
     assert [item.why for item in peak.items] == [Why.OTHER_SIZE]
 
 

@@ -52,9 +52,9 @@ def test_what_only_the_device_made_is_small_numbers_and_partial_sums(explained):
 
 @needs_emulator
 def test_the_unexplained_bytes_are_named_one_by_one(explained):
-    gap = explained["measured_peak_requested_bytes"] - explained["predicted_peak_requested_bytes"]
+    gap = explained["predicted_peak_requested_bytes"] - explained["measured_peak_requested_bytes"]
     at_peak = explained["at_peak"]
-    assert explained["unexplained_bytes"] == gap
+    assert explained["difference_bytes"] == gap
     assert sum(item["difference_bytes"] for item in at_peak["items"]) + at_peak["elsewhere_bytes"] == gap
 
 
@@ -103,6 +103,15 @@ def is_one_clear_line(text: str, *expected: str) -> bool:
 def test_a_record_without_a_history_is_one_clear_line(tmp_path, capsys):
     assert main(["explain", "--measured", written(tmp_path, small_jobs.record())]) == 2
     assert is_one_clear_line(capsys.readouterr().err, "record.json", "--snapshot FILE")
+
+
+@needs_emulator
+def test_a_key_that_no_workload_has_is_told_with_the_file(measured, capsys):
+    path = measured.with_name("edited.json")
+    document = json.loads(measured.read_text())
+    path.write_text(json.dumps(document | {"workload": {"bogus": 1}}))
+    assert main(["explain", "--measured", str(path)]) == 2
+    assert is_one_clear_line(capsys.readouterr().err, f'{path}: workload: unknown key "bogus"')
 
 
 def test_a_history_that_is_gone_is_one_clear_line(tmp_path, capsys):

@@ -149,11 +149,36 @@ def test_jobs_that_do_not_fit_stop_nothing(file):
 
 def test_no_job_begins_after_the_time_limit(file):
     assert campaign(file, limits=run.Limits(1, seconds=0.0)) == len(JOBS)
-    assert read(file) == []
+    assert not file.exists()
 
 
 def test_two_campaigns_do_not_write_one_file(file):
-    with opened(str(file)), pytest.raises(InputError, match="another calibration is writing it"), opened(str(file)):
+    with opened(str(file)) as store:
+        store.begin()
+        with pytest.raises(InputError, match="another calibration is writing it"), opened(str(file)):
+            pass
+
+
+def test_of_two_campaigns_that_found_no_file_the_second_to_write_stops(file):
+    with opened(str(file)) as store, opened(str(file)) as other:
+        store.begin()
+        with pytest.raises(InputError, match="another calibration made it meanwhile"):
+            other.begin()
+
+
+def test_a_torn_last_line_stays_until_a_campaign_begins(file):
+    campaign(file)
+    torn = file.read_bytes()[:-1]
+    file.write_bytes(torn)
+    with opened(str(file)) as store:
+        assert file.read_bytes() == torn
+        store.begin()
+        assert file.read_bytes() == torn[:torn.rindex(b"\n") + 1]
+
+
+def test_a_directory_that_is_missing_is_told_at_once(tmp_path):
+    with pytest.raises(InputError, match="its directory is missing or not writable"), \
+            opened(str(tmp_path / "no" / "p.jsonl")):
         pass
 
 

@@ -113,7 +113,7 @@ def test_a_profile_is_not_overwritten_unasked(fake, tmp_path, capsys):
     ((), "-o is not given: name the file of the profile, such as h100.json"),
     (("-o", "a", "--measurements", "./a"), "-o and --measurements name the same file: give two"),
     (("-o", "a.jsonl"), "-o and --measurements (not given: as -o, ending in .jsonl) name the same file: give two"),
-    (("-o", ""), "the output: its directory does not exist: create it first"),
+    (("-o", ""), 'the output is "": name a file'),
     (("-o", "a", "--time-limit", "soon"), '--time-limit must be a number from 0.1, not "soon"'),
     (("-o", "a", "--jobs", "1.5"), '--jobs must be a whole number from 1, not "1.5"'),
     (("-o", "a", "--inject", "nothing=1"), 'inject: unknown key "nothing"'),
@@ -195,7 +195,17 @@ def test_a_gpu_that_is_not_the_one_named_is_noticed_before_a_job_runs(fake, monk
     monkeypatch.setattr("calibrate.campaign.here.look", lambda where: other)
     assert error_of(capsys, "-o", str(tmp_path / "p.json")).startswith(
         'the GPU is "NVIDIA A100-SXM4-40GB", which is a100-40gb, not h100-80gb')
-    assert (tmp_path / "p.jsonl").read_bytes() == b""
+    assert not (tmp_path / "p.jsonl").exists()
+
+
+def test_a_refusal_leaves_the_measurements_as_they_are(fake, tmp_path, capsys):
+    file = tmp_path / "p.jsonl"
+    with opened(str(file)) as store:
+        store.add(emulated(JOBS[0]))
+    torn = file.read_bytes() + b'{"id": '
+    file.write_bytes(torn)
+    assert "was measured with events" in error_of(capsys, "--events", "synchronization", "-o", str(tmp_path / "p.json"))
+    assert file.read_bytes() == torn
 
 
 def test_measurements_of_another_product_than_the_gpu_named_are_refused(fake, tmp_path, capsys):

@@ -107,6 +107,11 @@ def test_ranges_are_those_of_the_fitted_jobs(profile):
                                   "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
 
 
+def test_the_kinds_of_jobs_are_those_that_were_fitted_or_held_out(profile):
+    assert profile.covered["recipe"] == ("finetune", "pretrain") and profile.covered["checkpointing"] == ("off", "on")
+    assert (profile.covered["engine"], profile.covered["precision"]) == (("ZeRO-2",), ("bf16",))
+
+
 def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
     assert set(profile.residuals) == {"requested", "allocated", "reserved", "device"}
     assert max(abs(end) for one in profile.residuals.values() for end in (one.low, one.high)) < 1e-3

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.measure import _read as measured_answer
 from calibrate.measure import measure
 from calibrate.record import MeasuredOn, RankChoice, Record, read
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Moment
 from tests.calibrate.small_jobs import ROOT, needs_emulator, words, workload
+from tests.predictor.small import small_config
 
 TOLERANCE = 0.003  # of requested bytes, the mean that measurements of real models are held to
 
@@ -123,6 +125,26 @@ def test_the_worst_rank_is_the_predictors(directory):
     made = measure(workload(directory, zero_stage=2, data_parallel_size=2))
     assert made.rank_chosen_by is RankChoice.PREDICTION
     assert made.rank in (0, 1) and made.job.process_group == "fake"
+
+
+# --- jobs that cannot run ---------------------------------------------------------------------
+
+
+def test_a_sample_without_room_for_its_images_is_refused_before_the_job_runs(directory):
+    with pytest.raises(InputError, match=r"^sequence_length 4 has no room for 1 image\(s\) of 4 tokens: give at least 5$"):
+        measure(workload(directory, sequence_length=4, engine="ddp", data_parallel_size=2, rank=0))
+
+
+def test_a_job_that_fails_is_told_by_its_exception_and_not_by_what_libraries_print_after_it(tmp_path):
+    job = workload(tmp_path, engine="ddp", data_parallel_size=2, rank=0)
+    Path(job.model).write_text(json.dumps(small_config() | {"vision_feature_layer": 99}))
+    with pytest.raises(InputError, match="^the measured job ended with exit code 1: IndexError: .* out of range"):
+        measure(job)
+    answer, log = tmp_path / "answer.json", tmp_path / "log.txt"
+    answer.write_text(json.dumps({"error": "ValueError: why"}))
+    log.write_text("ValueError: why\n[rank0]: Warning: destroy_process_group() was not called\n")
+    with pytest.raises(InputError, match="exit code 1: ValueError: why "):
+        measured_answer(answer, log, 1)
 
 
 # --- the memory history -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from predictor import pipeline, profile
 from predictor.errors import InputError
 from predictor.profile import Coefficient, Interval, Runtime
 from tests.calibrate.regression_cases import GIB, case
-from tests.predictor.test_profile import calibration
+from tests.predictor.test_profile import calibration, covered
 
 SCATTERED = {"bf16": {"enabled": True}, "zero_optimization": {
     "stage": 2, "overlap_comm": True, "contiguous_gradients": False, "reduce_bucket_size": 500_000_000}}
@@ -74,7 +74,8 @@ def test_the_verdict_is_at_the_capacity_that_the_job_had(capacity_gib, verdict):
 def test_a_profile_gives_intervals_and_the_device(tmp_path):
     path = str(tmp_path / "p.json")
     profile.write(path, calibration(residuals={"requested": Interval(-0.01, 0.02, 0.9, 60)},
-                                    runtime=Runtime(1000, 50, 7, 1.0, "device", "measured")))
+                                    runtime=Runtime(1000, 50, 7, 1.0, "device", "measured"),
+                                    covered=covered(case(keys=KEYS).workload)))
     one = compare(case(keys=KEYS), path)
     requested, device = one.peaks["requested"], one.peaks["device"]
     assert (requested.low_bytes, requested.high_bytes) == (int(requested.predicted_bytes * 0.99),

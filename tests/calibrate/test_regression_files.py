@@ -169,6 +169,7 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
 
 @pytest.mark.parametrize("content, message", [
     ({"groups": [], "cases": [], "skipped": []}, "a report of peakcast report, not a measurement"),
+    ({}, "in none of the forms that this release reads: it has no keys"),
     ({"a": 1, "b": 2}, 'in none of the forms that this release reads: it has the keys "a, b"'),
     ([1], "not a mapping: no measurement of peakcast's"),
     (compact_row(requested_bytes="1 GB"), 'requested_bytes must be bytes, not "1 GB": another schema, or damaged'),
@@ -184,7 +185,7 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
     (compact_row(reserved_bytes=1023), "reserved_bytes, 1,023, are fewer than allocated_bytes, 1,024: blocks lie in what "
                                        "is reserved: edited, or damaged"),
     (compact_row(schema_version=2), "schema_version is 2, and this release reads 1: measure again"),
-    (compact_row(schema_version=None), "schema_version is None, and this release reads 1: measure again"),
+    (compact_row(schema_version=None), "schema_version is missing, and this release reads 1: measure again"),
     (compact_row(software={"torch": 2}), "software must be a mapping to versions, not {'torch': 2}: another schema, or "
                                          "damaged"),
     ({"job": JOB, "survived_bytes": None, "died_bytes": None},

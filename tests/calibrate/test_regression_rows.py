@@ -62,7 +62,7 @@ def test_a_record_of_another_schema_is_skipped_by_name(tmp_path, version):
     path = saved(tmp_path, "rows.jsonl", json.dumps(document))
     [_], [skipped] = files.read([str(tmp_path)])
     assert (skipped.source, skipped.name, skipped.why) == (
-        f"{path}:1", ROW.id, f"schema_version is {version}, and this release reads 1: measure again")
+        f"{path}:1", ROW.id, f"schema_version is {'missing' if version is None else version}, and this release reads 1: measure again")
 
 
 def test_an_id_that_is_not_its_jobs_is_skipped_by_name(tmp_path):

@@ -33,13 +33,13 @@ def error_of(capsys, *argv: str) -> str:
 
 def test_options_become_the_workload(asked, capsys):
     code = main(["predict", "llava-1.5-13b", "--recipe", "full", "--per-device-train-batch-size", "4", "--sequence-length",
-                 "2048", "--no-gradient-checkpointing", "--trainable", "a.*", "--trainable", "b.*", "--rank", "3",
+                 "2048", "--gradient-checkpointing", "--trainable", "a.*", "--trainable", "b.*", "--rank", "3",
                  "--zero-stage", "2", "--data-parallel-size", "8", "--capacity-bytes", "80GiB", "--max-grad-norm", "0.5",
                  "--gradient-checkpointing-kwargs", '{"use_reentrant": true}', "--versions", "deepspeed=0.18.5"])
     assert code == 0
     assert asked == [samples.workload(
         model="llava-1.5-13b", recipe="full", per_device_train_batch_size=4, sequence_length=2048,
-        gradient_checkpointing=False, trainable=["a.*", "b.*"], rank=3, capacity_bytes=80 << 30, max_grad_norm=0.5,
+        gradient_checkpointing=True, trainable=["a.*", "b.*"], rank=3, capacity_bytes=80 << 30, max_grad_norm=0.5,
         gradient_checkpointing_kwargs={"use_reentrant": True}, versions={"deepspeed": "0.18.5"})]
 
 
@@ -86,6 +86,14 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict"], "MODEL is not given: name one, such as llava-1.5-7b"),
     (["predict", "llava-1.5-7b"], "sequence_length is not given: say how many tokens a sample has, image tokens included"),
     (["predict", "m", "--sequence-length", "0"], "--sequence-length must be at least 1, not 0"),
+    (["predict", "m", "--sequence-length", "9", "--per-device-train-batch-size", "1_0"],
+     '--per-device-train-batch-size must be a whole number, not "1_0"'),
+    (["predict", "m", "--sequence-length", "9", "--max-grad-norm", "1_0"], '--max-grad-norm must be a number, not "1_0"'),
+    (["predict", *ENOUGH, "--no-gradient-checkpointing", "--gradient-checkpointing-kwargs", "every_n_layers=2"],
+     "--gradient-checkpointing-kwargs are given, but gradient_checkpointing is off: leave one of them out"),
+    (["predict", *ENOUGH, "--trainable", "a.*", "--frozen", "b", "--frozen", "a.*"],
+     '--frozen names "a.*", and so does trainable: leave one of them out'),
+    (["predict", *ENOUGH, "-o", ""], 'the output is "": name a file'),
     (["predict", "m", "--sequence-length", "many"], '--sequence-length must be a whole number, not "many"'),
     (["predict", "m", "--sequence-length"], "argument --sequence-length: expected one argument (see peakcast predict --help)"),
     (["predict", "m", "--batch-size", "3"],

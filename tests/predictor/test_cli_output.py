@@ -76,7 +76,7 @@ def test_force_overwrites(tmp_path):
 
 @pytest.mark.parametrize("path, message", [
     ("/nowhere/at/all/x", "its directory does not exist"), ("/dev/null", "is not a regular file"),
-    (".", "is not a regular file"), ("a\0b", "cannot be written"), ("", "its directory does not exist"),
+    (".", "is not a regular file"), ("a\0b", "cannot be written"),
 ])
 def test_an_unwritable_path_is_found_before_anything_is_computed(capsys, never, path, message):
     assert message in error_of(capsys, "predict", *ENOUGH, "-o", path)
@@ -127,6 +127,24 @@ def test_a_full_disk_is_one_line(argv):
     with open("/dev/full", "w") as full:
         result = run(full, *argv)
     assert result.returncode == 2 and "No space left on device" in result.stderr and result.stderr.count("\n") == 1
+
+
+def closed(*argv) -> tuple[int, str]:
+    """Exit code and stderr with ``>&-``."""
+    shell = 'script=$1; shift; exec "$0" -c "$script" "$@" >&-'
+    result = subprocess.run(["sh", "-c", shell, sys.executable, SHOW, *argv], stderr=subprocess.PIPE, text=True,
+                            cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."})
+    return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize("argv", [["explain"], ["predict", "--json"]])
+def test_a_closed_output_is_one_line(argv):
+    assert closed(*argv) == (2, "peakcast: error: standard output is closed: give -o FILE, or leave it open\n")
+
+
+def test_a_closed_output_does_not_matter_to_a_file(tmp_path):
+    assert closed("predict", "-o", str(tmp_path / "answer.txt")) == (0, "")
+    assert "requested" in (tmp_path / "answer.txt").read_text()
 
 
 def test_a_terminal_without_unicode_still_shows_everything():

@@ -34,8 +34,13 @@ def test_two_keys_that_were_not_run_together_are_refused(keys, message):
     assert str(caught.value) == f"{message}: leave one of them out, or use peakcast learn"
 
 
-def test_settings_of_checkpointing_do_not_matter_without_it():
-    asked = Workload(model="llava-1.5-7b", sequence_length=1024, gradient_checkpointing=False,
-                     gradient_checkpointing_kwargs={"offload": True}, **QUANTIZED)
+def test_settings_of_checkpointing_are_refused_without_it():
+    with pytest.raises(InputError, match="gradient_checkpointing_kwargs are given, but gradient_checkpointing is off"):
+        Workload(model="llava-1.5-7b", sequence_length=1024, gradient_checkpointing=False,
+                 gradient_checkpointing_kwargs={"offload": True}, **QUANTIZED)
+
+
+def test_layers_of_4_bits_are_predicted_without_checkpointing():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, gradient_checkpointing=False, **QUANTIZED)
     key = pipeline.formula_key(asked, pipeline.shape_of(asked.replace(images_per_sample=1)), pipeline.gpus.find("h100-80gb"))[1]
     assert key.checkpointing == "off" and key.checkpointing_kwargs == ()

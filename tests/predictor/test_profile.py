@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor import calibrated, gpus, profile
+from predictor import calibrated, gpus, pipeline, profile
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
 from predictor.calls import calls
 from predictor.cli import main
 from predictor.events import FACTORS, Factor
+from predictor.kinds import kinds
 from predictor.plain import to_plain
 from predictor.profile import (
     AllocatorFit,
@@ -27,7 +28,7 @@ from predictor.profile import (
 from predictor.profile_rules import COUNTERS
 from predictor.run import evaluate
 from predictor.sizes import Shape
-from predictor.workload import PINNED
+from predictor.workload import PINNED, Workload
 from tests.predictor.test_formula import key, made
 
 H100 = gpus.find("h100-80gb")
@@ -43,6 +44,15 @@ def calibration(**changes) -> Profile:
         "allocator": AllocatorFit(0, 0), "runtime": Runtime(500 * MIB, 0, 0, 1.0, "device", "measured"),
         "residuals": {}, "calibrated": {}, "provenance": {}}
     return Profile(**values | changes)
+
+
+def covered(workload: Workload) -> dict[str, tuple[str, ...]]:
+    """What a campaign of this one job would have measured."""
+    job = pipeline.prepare(workload.replace(profile="none"))
+    return {name: (kind,) for name, kind in kinds(job.workload, job.formula).items()}
+
+
+PLAIN = Workload(model="llava-1.5-7b", sequence_length=1024)
 
 
 def written(tmp_path, document) -> str:
@@ -214,7 +224,8 @@ def test_the_rounding_that_a_profile_found_gives_way_to_the_workloads_own_settin
 
 def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):
     path = written(tmp_path, to_plain(calibration(residuals={
-        counter: Interval(-0.01, 0.02, 0.9, 60) for counter in ("requested", "allocated", "reserved")})))
+        counter: Interval(-0.01, 0.02, 0.9, 60) for counter in ("requested", "allocated", "reserved")},
+        covered=covered(PLAIN))))
     command = ["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--json"]
     assert main(command) == 0
     document = json.loads(capsys.readouterr().out)
@@ -223,6 +234,7 @@ def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):
     assert document["peak_reserved_bytes_high"] == int(np.ceil(reserved * 1.02))
     assert document["peak_device_bytes"] == reserved + 500 * MIB
     assert document["provenance"]["profile"]["name"] == path and document["provenance"]["measured_on"] == "device"
+    assert document["provenance"]["profile"]["level"] == {"requested": 0.9, "allocated": 0.9, "reserved": 0.9}
 
 
 def test_counters_without_residuals_have_no_interval_and_the_answer_says_so(tmp_path, capsys):
@@ -245,11 +257,13 @@ def test_a_profile_without_any_residuals_is_not_shown_as_a_perfect_one(tmp_path,
 
 def test_an_answer_that_extrapolates_says_that_its_intervals_are_wider(tmp_path, capsys):
     path = written(tmp_path, to_plain(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)},
-                                                  calibrated={"sequence_length": (64.0, 256.0)})))
+                                                  calibrated={"sequence_length": (64.0, 256.0)},
+                                                  covered=covered(PLAIN))))
     assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "intervals hold 90% of held-out jobs, and are wider here for what it did not cover" in shown
-    assert "did not cover: sequence length 1,024 (calibrated from 64 to 256)" in shown
+    assert "this job is outside what it covered (see: not modelled): intervals are wider" in shown
+    assert "90%" not in shown
+    assert "did not cover: sequence length 1,024 (calibrated from 64 to 256); how far measured" in shown
 
 
 # --- the command -------------------------------------------------------------------------------------

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrate.campaign import rows
 from predictor import pipeline, profile
 from predictor.errors import InputError
+from predictor.kinds import KINDS, LEARNED, OF_NO_KIND, kinds
 from predictor.plain import to_plain
 from predictor.profile import EXTRAPOLATION, Choice, Interval, widened
-from predictor.workload import PINNED, Workload
+from predictor.workload import KEYS, PINNED, Workload
+from tests.predictor.small import small_config
 from tests.predictor.test_profile import calibration, written
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Of a formula, what tells the kind of a job."""
+
+    provenance: dict[str, Any]
+
+
 
 OLD = PINNED | {"torch": "2.9.1"}
 
@@ -78,6 +93,59 @@ def workload(**changes) -> Workload:
 def test_a_sequence_far_longer_than_those_that_were_calibrated_is_extrapolation():
     long = workload(sequence_length=9216)  # 9,216 tokens are within the calibrated 16,384
     assert pipeline.prepare(long).profile.extrapolates == ("sequence length 9,216 (calibrated from 768 to 4,096)",)
+
+
+@pytest.mark.parametrize("changes, what", [
+    ({"engine": "fsdp2", "data_parallel_size": 8}, "engine fsdp2 wrap=layers (calibrated with ZeRO-2, ddp, torch)"),
+    ({"zero_stage": 3, "data_parallel_size": 8}, "engine ZeRO-3 (calibrated with ZeRO-2, ddp, torch)"),
+    ({"zero_stage": 2, "offload": "optimizer"}, "engine ZeRO-2 offload optimizer (calibrated with ZeRO-2, ddp, torch)"),
+    ({"recipe": "lora"}, "recipe lora "), ({"frozen": ("*lm_head*",)}, "recipe finetune frozen "),
+    ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, "recipe lora "),
+    ({"optim": "adafactor"}, "optimizer adafactor"), ({"max_grad_norm": 0}, "optimizer adamw_torch_fused max_grad_norm 0"),
+    ({"attn_implementation": "flash_attention_2"}, "attention flash_attention_2 (calibrated with eager, sdpa "),
+    ({"dtype": "fp16"}, "precision fp16 (calibrated with bf16)"),
+    ({"mixed_precision": "bf16"}, "precision bf16 over fp32"), ({"use_liger_kernel": True}, "kernels Liger's"),
+    ({"padding": "packed"}, "padding packed (calibrated with none, right)"),
+    ({"per_device_eval_batch_size": 1}, "evaluation one (calibrated with none)"),
+    ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "checkpointing on use_reentrant (calibrated with off, on)"),
+    ({"allocator_conf": "expandable_segments:True"}, "allocator_conf expandable_segments:True (calibrated with default)"),
+])
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_a_kind_of_job_that_the_campaign_did_not_measure_is_extrapolation(gpu, changes, what):
+    job = workload(gpu=gpu, **changes)
+    backend = {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu] if job.attn_implementation == "sdpa" else ""
+    found = profile.choose(None, gpu, PINNED, {}, kinds(job, Traced({"key": {"sdpa_backend": backend}})))
+    one, = found.extrapolates
+    assert one.startswith(what)
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_the_measured_jobs_of_a_shipped_profile_extrapolate_nothing(gpu):
+    for row in rows.read(profile.SHIPPED / gpu / "campaign.jsonl"):
+        job = row.workload().replace(gpu=gpu)
+        backend = job.sdpa_backend.replace("auto", {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu])
+        known = {"key": {"sdpa_backend": backend if job.attn_implementation == "sdpa" else ""}}
+        assert profile.choose(None, gpu, PINNED, {}, kinds(job, Traced(known))).extrapolates == (), row.id
+
+
+def test_a_model_of_other_parts_is_extrapolation(tmp_path):
+    other = tmp_path / "config.json"
+    other.write_text(json.dumps(small_config() | {"text_config": {"model_type": "mistral"}}))
+    said = kinds(workload(model=str(other)), Traced({"key": {"sdpa_backend": "cudnn"}}))
+    assert profile.choose(None, "h100-80gb", PINNED, {}, said).extrapolates == (
+        "model llava of mistral and clip_vision_model (calibrated with llava of llama and clip_vision_model, llava of "
+        "qwen2 and siglip_vision_model)",)
+
+
+def test_a_profile_from_before_kinds_were_kept_claims_none(tmp_path):
+    document = to_plain(calibration())
+    del document["covered"]
+    chosen = profile.choose(written(tmp_path, document), "h100-80gb", PINNED, {}, LEARNED)
+    assert chosen.extrapolates == ("kinds of jobs (the profile is from before they were kept)",)
+
+
+def test_every_key_of_a_workload_is_of_a_kind_or_of_none():
+    assert sorted([*OF_NO_KIND, *(key for keys, _ in KINDS.values() for key in keys)]) == sorted(KEYS)
 
 
 def test_an_extrapolation_so_strong_that_nothing_is_known_is_uncertain_and_not_a_refusal(tmp_path):

@@ -17,11 +17,17 @@ from tests.predictor.test_profile import calibration, written
 
 @pytest.mark.parametrize("change, message", [
     ({"schema_version": 2}, "schema_version is 2, and this release reads 1"),
-    ({"schema_version": None}, "schema_version is None"),
+    ({"schema_version": None}, "schema_version is missing, and this release reads 1"),
     ({"coefficients": {"speed": to_plain(Coefficient(1.0, 0.0, 1, True, True, ""))}}, '"speed" is no factor'),
     ({"residuals": {"reserved": {"low": 0.0, "high": 11.0, "level": 0.9, "samples": 1}}}, "residuals.reserved.high is 11.0"),
     ({"calibrated": {"tokens": [2, 1]}}, "calibrated.tokens must be a lower and an upper bound"),
     ({"calibrated": {"token": [1, 2]}}, '"token" is no quantity: they are tokens, sequence_length, images, data_parallel_size (did you mean "tokens"?)'),
+    ({"covered": {"engines": ["torch"]}}, '"engines" is no kind of job: they are formula, model, recipe, engine, '),
+    ({"covered": {"engine": "torch"}}, "covered.engine: must be a list"),
+    ({"workspaces": [to_plain(OperatorWorkspace("aten::mm", 1.0, 0.0, 0.0, 0.0, 9, "", grows)) for grows in (True, False, True)]},
+     'workspaces has "aten::mm" twice with grows true: leave one of them out'),
+    ({"coefficients": {"activations": to_plain(Coefficient(1.0, 0.0, 1, True, True, "")) | {"applied": "yes"}}},
+     'applied: must be true or false, not "yes"'),
     ({"runtime": 3}, "must be a mapping"), ({"workspaces": {}}, "must be a list"), ({"more": 1}, 'unknown key "more"'),
 ])
 def test_a_bad_profile_is_one_clear_line(tmp_path, change, message):

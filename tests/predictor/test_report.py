@@ -58,6 +58,11 @@ def test_an_interval_is_shown_where_there_is_one():
     assert "requested   43.00 GiB (42.00 GiB to 44.00 GiB)" in shown(table.report, prediction)
 
 
+def test_bounds_that_read_as_the_value_are_not_shown():
+    prediction = samples.prediction(peak_requested=Bound(43 * GIB, 43 * GIB - 1, 43 * GIB))
+    assert "requested   43.00 GiB   " in shown(table.report, prediction)
+
+
 def test_the_table_of_predict():
     text = shown(table.report, samples.prediction(samples.workload(gpu="h100-80gb")))
     assert text == """\

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from predictor import operators, workspaces
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -18,3 +20,13 @@ def test_the_page_is_what_the_tables_say():
 def test_every_formula_is_used_by_an_operator():
     used = {name for play in operators.TABLE.values() for name in list_workspaces.formulas(play)}
     assert used == workspaces.FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("word", ["--help", "--unknown"])
+def test_only_a_bare_call_writes_the_page(word, monkeypatch, tmp_path, capsys):
+    target = tmp_path / "page.md"
+    monkeypatch.setattr(list_workspaces, "TARGET", target)
+    monkeypatch.setattr(sys, "argv", ["list_workspaces.py", word])
+    with pytest.raises(SystemExit):
+        list_workspaces.main()
+    assert not target.exists()

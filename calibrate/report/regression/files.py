@@ -19,7 +19,7 @@ from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
 from predictor.errors import InputError
 from predictor.files import write_whole
-from predictor.suggest import show
+from predictor.suggest import named
 
 NAMES = ("report.html", "report.json", "report.md", "cases.csv")
 COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "data_parallel_size", "rank", "gpu",
@@ -36,7 +36,7 @@ def check(directory: str, force: bool) -> None:
     Raises:
         InputError: it cannot be made or written, or holds a report and ``force`` is false.
     """
-    name = show(directory, 200)[1:-1]
+    name = named(directory)
     try:
         os.makedirs(directory, exist_ok=True)
     except (OSError, ValueError) as error:

@@ -1,0 +1,96 @@
+"""What kind of job a workload is, in words that are equal or not: a profile's campaign measured some of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from predictor import models
+from predictor.formula import Formula
+from predictor.workload import Workload
+
+LEARNED = {"formula": "learned"}
+"""Of a job that answers from its own recording; nothing else of it is compared."""
+
+
+def kinds(workload: Workload, formula: Formula) -> dict[str, str]:
+    """The kind of a job by each of :data:`KINDS`.
+
+    Args:
+        formula: the one that answers for it; it knows which attention kernel ``auto`` is.
+    """
+    return {name: text(workload, formula) for name, (_, text) in KINDS.items()}
+
+
+def _model(workload: Workload, _: Formula) -> str:
+    """Architecture, with those of its parts."""
+    document = models.find(workload.model).document
+    parts = [part["model_type"] for part in document.values() if isinstance(part, dict) and "model_type" in part]
+    return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else [])])
+
+
+def _recipe(workload: Workload, _: Formula) -> str:
+    patterns = ["trainable" if workload.trainable else "", "frozen" if workload.frozen else ""]
+    return _joined(workload.recipe, *patterns, _options(workload.lora), _options(workload.quantization))
+
+
+def _engine(workload: Workload, _: Formula) -> str:
+    name = workload.engine if workload.zero_stage is None else f"ZeRO-{workload.zero_stage}"
+    offload = f"offload {workload.offload}" if workload.offload else ""
+    return _joined(name, offload, _options(workload.ddp), _options(workload.fsdp))
+
+
+def _optimizer(workload: Workload, _: Formula) -> str:
+    return _joined(workload.optim, _options(workload.optim_args), "" if workload.max_grad_norm else "max_grad_norm 0",
+                   "" if workload.param_groups == "huggingface" else f"param_groups {workload.param_groups}")
+
+
+def _attention(workload: Workload, formula: Formula) -> str:
+    return _joined(workload.attn_implementation, formula.provenance["key"]["sdpa_backend"])
+
+
+def _precision(workload: Workload, _: Formula) -> str:
+    mixed = workload.mixed_precision
+    return workload.dtype if mixed == "none" else f"{mixed} over {workload.dtype}"
+
+
+def _checkpointing(workload: Workload, _: Formula) -> str:
+    if not workload.gradient_checkpointing:
+        return "off"
+    modules = "modules" if workload.gradient_checkpointing_modules else ""
+    return _joined("on", modules, _options(workload.gradient_checkpointing_kwargs))
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _options(given: Mapping[str, Any] | None) -> str:
+    """Those that are switched on or chosen by name; numbers do not make another kind."""
+    return " ".join(name if value is True else f"{name}={value}" for name, value in (given or {}).items()
+                    if value is True or isinstance(value, str))
+
+
+KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] = {
+    "formula": ((), lambda *_: "traced"),
+    "model": (("model",), _model),
+    "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
+    "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload"), _engine),
+    "optimizer": (("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
+    "attention": (("attn_implementation", "sdpa_backend"), _attention),
+    "precision": (("dtype", "mixed_precision"), _precision),
+    "checkpointing": (("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules"),
+                      _checkpointing),
+    "padding": (("padding",), lambda workload, _: workload.padding),
+    "kernels": (("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
+    "evaluation": (("per_device_eval_batch_size",),
+                   lambda workload, _: "one" if workload.per_device_eval_batch_size else "none"),
+    "accumulation": (("gradient_accumulation_steps",),
+                     lambda workload, _: "several" if workload.gradient_accumulation_steps > 1 else "one"),
+    "allocator_conf": (("allocator_conf",), lambda workload, _: workload.allocator_conf or "default"),
+}
+"""Name -> the workload's keys that it is of, and its text."""
+OF_NO_KIND = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
+              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions")
+"""Keys that are numbers of a range, or ask another question of the same job. ``deepspeed`` says much in ``zero_stage``;
+its buckets are numbers."""
