@@ -249,7 +249,7 @@ def check_shape(workload: Workload, formula: Formula) -> None:
 
 
 def check_room(workload: Workload, facts: ModelFacts) -> None:
-    """The sequence must hold the image tokens and at least one of text, and no more than the model has positions for."""
+    """The sequence must hold the image tokens and one of text, and be within the positions that the model knows."""
     tokens = workload.images_per_sample * facts.tokens_per_image
     if workload.sequence_length is not None and workload.sequence_length <= tokens:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
