@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor import models
+from predictor.code_models import CodeModel
 from predictor.errors import InputError
 from predictor.facts import modality
 from predictor.models import Kind, ModelConfig
@@ -82,7 +83,8 @@ def built(config: ModelConfig, model: Any, size: tuple[int, int] | None = None) 
         modules[modality(name)] = modules.get(modality(name), 0) + parameter.numel()
     tokens = tokens_of(config, model, size or STATED)
     return Known(type(model).__name__, config.document["model_type"], takes(config), sum(modules.values()), modules,
-                 tokens, config.kind is Kind.IMAGE_TEXT and not hasattr(model, "get_image_features"))
+                 tokens, config.kind is Kind.IMAGE_TEXT and not isinstance(config, CodeModel)
+                 and not hasattr(model, "get_image_features"))
 
 
 def tokens_of(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> dict[str, int]:
@@ -93,7 +95,7 @@ def tokens_of(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> dict[
     """
     from predictor.inputs import Inputs
 
-    if config.kind is not Kind.IMAGE_TEXT:
+    if config.kind is not Kind.IMAGE_TEXT or isinstance(config, CodeModel):
         return {}
     if config.image_size:
         sizes = ((config.image_size,) * 2,)

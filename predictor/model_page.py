@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from predictor import lora, model_facts, models, parser, quantization
+from predictor import code_models, compared, lora, model_facts, models, parser, pipeline, quantization
+from predictor.code_models import CodeModel
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, Parameter, modality
 from predictor.model_facts import Known
@@ -96,6 +97,10 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
     if learned.is_named(workload.model):
         raise InputError(f"model {workload.model}: a learned job is no model: name one, or its config.json")
     config = models.find(workload.model)
+    if isinstance(config, CodeModel):
+        at = pipeline.settled(workload.replace(**_chosen(workload, config, 0)))
+        compared.check(at)
+        config = code_models.at(config, pipeline.shape_of(at))
     with model_facts.building(config):
         model = parser.build(config, attn_implementation="sdpa", recipe=workload.recipe,
                              trainable=workload.trainable, frozen=workload.frozen, lora=lora.adapters(workload),
@@ -107,10 +112,8 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
         layers = tuple(_layers(model))
     chosen, predicted, why_not = _chosen(workload, config, facts.tokens_per_image), None, "it was not asked for"
     if step:
-        from predictor.pipeline import predict
-
         try:
-            predicted, why_not = predict(workload.replace(**chosen), progress=progress), ""
+            predicted, why_not = pipeline.predict(workload.replace(**chosen), progress=progress), ""
         except InputError as error:
             why_not = str(error)
     return Page(config.name, known, workload.dtype, config.image_size, _modules(facts), layers, tokens,
@@ -131,7 +134,8 @@ def _tokens(config: ModelConfig, model: Any, sizes: Sequence[tuple[int, int]]) -
 def _chosen(workload: Workload, config: ModelConfig, tokens_per_image: int) -> dict[str, Any]:
     """Keys that a training step needs and the user did not give."""
     chosen: dict[str, Any] = {}
-    if config.kind is Kind.IMAGE_TEXT and config.image_size is None and workload.image_size is None:
+    any_size = config.image_size is None and not isinstance(config, CodeModel)
+    if config.kind is Kind.IMAGE_TEXT and any_size and workload.image_size is None:
         chosen["image_size"] = "x".join(map(str, model_facts.STATED))
     if config.kind is not Kind.IMAGE and workload.sequence_length is None:
         images = workload.images_per_sample
