@@ -61,7 +61,10 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
             out of GPU memory.
     """
     device = device or default_device()
-    workload = workload.replace(images_per_sample=settled(workload).images_per_sample)
+    whole = settled(workload)
+    workload = workload.replace(images_per_sample=whole.images_per_sample)
+    if whole.gradient_checkpointing != workload.gradient_checkpointing:  # of the user's own code there is none
+        workload = workload.replace(gradient_checkpointing=whole.gradient_checkpointing)
     changes: dict[str, str] = {}
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)

@@ -86,7 +86,7 @@ def known_names() -> list[str]:
 
 
 def find(model: str) -> ModelConfig:
-    """The configuration of a known name, a local directory, or a path of a ``config.json``.
+    """The configuration of a known name, a local directory, or a path of a ``config.json``; or the user's own code.
 
     Raises:
         InputError: neither a known name nor a readable configuration.
@@ -97,6 +97,10 @@ def find(model: str) -> ModelConfig:
         processor = files / "preprocessors" / f"{name}.json"
         return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
                            json.loads(processor.read_text()) if processor.is_file() else {})
+    from predictor import code_models
+
+    if code_models.is_named(model):
+        return code_models.find(model)
     try:
         path = Path(model).expanduser()
         path = path / "config.json" if path.is_dir() else path

@@ -6,8 +6,10 @@ import fnmatch
 from collections.abc import Callable
 from copy import deepcopy
 
+from predictor import code_models
 from predictor import lora as adapters
 from predictor import quantization as four_bit
+from predictor.code_models import CodeModel
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, Parameter, modality
 from predictor.models import Kind, ModelConfig
@@ -39,6 +41,12 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
         InputError: a configuration that transformers refuses, a pattern that matches nothing, or nothing left to
             train.
     """
+    if isinstance(config, CodeModel):
+        model = code_models.build(config, dtype)
+        model.train()
+        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        select(model, recipe=recipe, trainable=trainable, frozen=frozen, chosen=left if recipe != "full" else None)
+        return model
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
         four_bit.replace(model, quantization)
@@ -135,13 +143,14 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")
 
 
-def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...]) -> None:
-    """Set ``requires_grad`` by recipe, then ``trainable``, then ``frozen`` patterns.
+def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...],
+           chosen: set[str] | None = None) -> None:
+    """Set ``requires_grad`` by recipe, or as ``chosen`` says instead, then ``trainable``, then ``frozen`` patterns.
 
     A pattern matches a parameter's whole path, or the path of any module above it.
     """
     names = [name for name, _ in model.named_parameters()]
-    chosen = {name for name in names if RECIPES[recipe](modality(name))}
+    chosen = {name for name in names if RECIPES[recipe](modality(name))} if chosen is None else chosen
     if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -171,7 +180,9 @@ def describe(model, tokens_per_image: int) -> ModelFacts:
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
                 for name, b in model.named_buffers()]
-    return ModelFacts(model.config.model_type, _hidden_size(model.config), tokens_per_image, tuple(tensors))
+    config = getattr(model, "config", None)  # a model outside transformers need not have one
+    return ModelFacts(str(getattr(config, "model_type", code_models.MODEL_TYPE)), _hidden_size(config),
+                      tokens_per_image, tuple(tensors))
 
 
 def _hidden_size(config) -> int:

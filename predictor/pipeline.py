@@ -9,6 +9,7 @@ from typing import Any
 
 from predictor import (
     calibrated,
+    code_models,
     deepspeed_config,
     gpus,
     learned,
@@ -194,6 +195,8 @@ def settled(workload: Workload) -> Workload:
         takes = "one image a sample" if not tokens else "images, and samples without are not predicted yet" if images \
             else "no images"
         raise InputError(f"images_per_sample {asked}: {config.name} takes {takes}; leave it out")
+    if isinstance(config, code_models.CodeModel):
+        return workload.fill(images_per_sample=int(images), gradient_checkpointing=False)
     return workload.fill(images_per_sample=int(images))
 
 
@@ -239,7 +242,11 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
         return trace_formula(config, key, progress=progress)
 
-    return store.get([replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)], trace)
+    keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
+    found = store.get(keys, trace)
+    if isinstance(config, code_models.CodeModel) and not code_models.agrees(config, found, shape, workload.dtype):
+        return store.get(keys[-1:], trace)
+    return found
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:

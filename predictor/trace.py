@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from predictor import autocast, operators
+from predictor.code_models import loss_of
 from predictor.cuda_paths import RESULTS, as_on_cuda
 from predictor.events import Moment
 from predictor.host_copies import on_host
@@ -127,7 +128,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
         with places.active(), sharded.active() if sharded else nullcontext(), recorder:
-            loss = model(**batch).loss
+            loss = loss_of(model(**batch))
             if sharded:
                 sharded.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
@@ -154,7 +155,7 @@ def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: 
     gc.disable()
     try:
         with places.active(), recorder, torch.no_grad():
-            loss = model(**batch).loss
+            loss = loss_of(model(**batch))
             del loss
             return recorder.closed()
     finally:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from predictor import regimes
+from predictor import code_models, regimes
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.models import ModelConfig
@@ -42,7 +42,13 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
         with warnings.catch_warnings(), flash_attention.on_meta() if packaged else nullcontext():
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
-    except (InputError, regimes.NotOneRegime):
+    except regimes.NotOneRegime as error:
+        if not regimes.is_alone(key.regime):
+            raise
+        raise InputError(f"model {config.name}: cannot be traced: {error}") from error
+    except InputError as error:
+        if isinstance(error, code_models.Raised) and not regimes.is_alone(key.regime):
+            raise regimes.NotOneRegime(str(error)) from error
         raise
     except Exception as error:  # a configuration can lead torch and transformers anywhere
         if not regimes.is_alone(key.regime):  # it may not take the traced shapes
@@ -53,9 +59,10 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor import autocast, fit, liger, parser
-    from predictor.inputs import Inputs
     from predictor.trace import trace
 
+    own = isinstance(config, code_models.CodeModel)
+    config = code_models.at(config, regimes.traced_shapes(key.regime, 0)[0])
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
                          dtype=key.dtype, quantization=key.quantization)
@@ -63,7 +70,9 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
-    inputs = Inputs(config, model, key.image_size)
+    inputs = code_models.inputs_of(config, model, key.image_size, key.dtype)
+    if own:
+        code_models.on_meta(model)
     facts = parser.describe(model, inputs.tokens_per_image)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     with liger.on_meta(model) if key.liger else nullcontext():

@@ -173,7 +173,8 @@ class Workload:
         InputError: a value that makes no sense, is not supported yet, or contradicts another.
     """
 
-    model: str = key(Text("MODEL"), None, "model", "known name, local directory, or config.json")
+    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or "
+                     "module:function of a model in Python")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
                       "pretrain: the projector trains; finetune: projector and language model; lora: projector and "
                       "adapters of the language model; full: all")
