@@ -9,6 +9,7 @@ from functools import cached_property
 
 MODALITIES = {
     "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
+    "audio_tower": "audio_tower",
     "multi_modal_projector": "projector", "connector": "projector", "merger": "projector",
     "deepstack_merger_list": "projector", "image_newline": "projector",
     "language_model": "language_model", "text_model": "language_model",

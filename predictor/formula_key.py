@@ -8,7 +8,6 @@ from typing import Any
 from predictor import compared, fsdp, gpus, lora, models, quantization, regimes, store
 from predictor.errors import InputError
 from predictor.gpus import Gpu
-from predictor.models import Kind
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -28,7 +27,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     compared.check(workload)
     quantization.check(workload)
     config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size) and (config.image_size or config.kind is Kind.TEXT):
+    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")

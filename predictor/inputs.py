@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from predictor import pictures
+from predictor import pictures, sounds
 from predictor.errors import InputError
 from predictor.models import Kind, ModelConfig
 from predictor.sizes import Shape
@@ -29,7 +29,9 @@ class Inputs:
 
     @cached_property
     def tokens_per_image(self) -> int:
-        """Placeholder tokens that one image fills, asked of the model itself; 0 if it has no place for images."""
+        """Placeholder tokens that one image, or clip of sound, fills, asked of the model itself; 0 if it takes none."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.tokens(self.model)
         if self.config.kind is not Kind.IMAGE_TEXT:
             return 0
         features = getattr(self.model, "get_image_features", None)
@@ -48,6 +50,11 @@ class Inputs:
         """
         if self.config.kind is Kind.IMAGE:
             return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
+        if self.config.kind is Kind.SPEECH:
+            labels = torch.ones(shape.batch, shape.sequence, dtype=torch.int64)
+            if padding == "right":
+                labels[:, -1] = -100
+            return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
         each, more = divmod(shape.images, shape.batch)
         counts = [each + (row < more) for row in range(shape.batch)]
         token = self._placeholder
@@ -58,7 +65,7 @@ class Inputs:
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
                 batch[name] = (ids == token).to(torch.int64)
-        pixels = self._fitting(self._pixels(counts), self.model.forward) if shape.images else {}
+        pixels = self._fitting(self._pixels(counts), type(self.model).forward) if shape.images else {}
         if pixels and "cross_attention_mask" in self._arguments:
             seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
             batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
@@ -80,16 +87,19 @@ class Inputs:
 
     @cached_property
     def _arguments(self) -> set[str]:
-        return set(inspect.signature(self.model.forward).parameters)
+        return set(inspect.signature(type(self.model).forward).parameters)  # mixed precision wraps it
 
     @property
     def _placeholder(self) -> int:
-        """The token that stands for a piece of an image; none has -1."""
-        found = [getattr(self.model.config, name, None) for name in ("image_token_id", "image_token_index")]
+        """The token that stands for a piece of an image or a sound; none has -1."""
+        names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+        found = [getattr(self.model.config, name, None) for name in names]
         return next((token for token in found if token is not None), -1)
 
     def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
-        """Of so many pictures for each sample, in the dtype of the model."""
+        """Of so many pictures, or clips of sound, for each sample, in the dtype of the model."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.clips(self.model, sum(counts))
         config, dtype = self.model.config, self.model.dtype
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:

@@ -28,6 +28,13 @@ class Kind(str, Enum):
     IMAGE_TEXT = "image_text"
     TEXT = "text"
     IMAGE = "image"
+    AUDIO_TEXT = "audio_text"
+    SPEECH = "speech"
+
+    @property
+    def has_media(self) -> bool:
+        """Whether samples have some number of images or clips of sound, which ``Shape.images`` counts."""
+        return self not in (Kind.TEXT, Kind.SPEECH)  # speech: one clip is heard for every sample, tokens are written
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,10 @@ class ModelConfig:
         """What a sample has, by what the configuration describes."""
         if "vision_config" in self.document:
             return Kind.IMAGE_TEXT
+        if "audio_config" in self.document:
+            return Kind.AUDIO_TEXT
+        if "num_mel_bins" in self.document and "vocab_size" in self.document:
+            return Kind.SPEECH
         return Kind.TEXT if "vocab_size" in self.document else Kind.IMAGE
 
     @property
@@ -59,6 +70,11 @@ class ModelConfig:
         text = text if isinstance(text, dict) else self.document
         found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
         return sorted(value for value in found if isinstance(value, int) and value > 0)
+
+    @property
+    def most_written(self) -> int | None:
+        """Tokens that a model of speech writes at most; None for any other."""
+        return self.document.get("max_target_positions") if self.kind is Kind.SPEECH else None
 
     @property
     def image_size(self) -> int | None:

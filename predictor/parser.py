@@ -14,7 +14,7 @@ from predictor.models import Kind, ModelConfig
 
 RECIPES: dict[str, Callable[[str], bool]] = {
     "pretrain": lambda module: module == "projector",
-    "finetune": lambda module: module != "vision_tower",
+    "finetune": lambda module: module not in ("vision_tower", "audio_tower"),
     "lora": lambda module: module == "projector",
     "full": lambda module: True,
 }
@@ -24,6 +24,8 @@ CLASSES = {
     Kind.IMAGE_TEXT: ("AutoModelForImageTextToText",),
     Kind.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
     Kind.IMAGE: ("AutoModelForImageClassification",),
+    Kind.AUDIO_TEXT: ("AutoModelForMultimodalLM",),
+    Kind.SPEECH: ("AutoModelForSpeechSeq2Seq",),
 }
 """What a sample has -> transformers' classes of models that give a loss for it."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
