@@ -141,7 +141,9 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     """
     names = [name for name, _ in model.named_parameters()]
     chosen = {name for name in names if RECIPES[recipe](modality(name))}
-    if recipe == "lora":
+    if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
+        chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    else:
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):
