@@ -82,8 +82,10 @@ def gemm_4bit(call: Call) -> None:
 def grouped_product(call: Call) -> None:
     """In bf16 by CUTLASS, on GPUs that have such a kernel (ATen/native/cuda/GroupMM.cu,
     bf16bf16_grouped_gemm_impl_sm90_sm100); else one product after another into the result."""
+    left, right, groups = *call.args[:2], call.args[2].numel()
+    rows, columns = left.shape[0] * (1 if right.dim() == 3 else groups), right.shape[-1]
     bf16 = call.out[0].dtype == torch.bfloat16
-    call.around(*((("grouped_arguments", (call.args[2].numel(),)), ("grouped_workspace", ())) if bf16 else ()))
+    call.around(*((("grouped_arguments", (groups,)), ("grouped_workspace", (rows, groups, columns))) if bf16 else ()))
 
 
 def layer_norm(call: Call) -> None:

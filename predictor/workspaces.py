@@ -56,10 +56,13 @@ def grouped_arguments(gpu, groups):
     return (24 * _round_up(groups, 2) + 36 * groups) * _groups_products(gpu)
 
 
-def grouped_workspace(gpu):
-    """So much for each multiprocessor as CUTLASS asks for (the same file, workspace_size): four descriptors on Hopper,
-    read off the emulated B200 on Blackwell."""
-    return gpu.multiprocessors * {9: 512, 10: 5376}.get(gpu.compute_capability[0], 0)
+def grouped_workspace(gpu, rows, groups, columns):
+    """What CUTLASS asks for, for each multiprocessor (the same file, workspace_size): four descriptors on Hopper; on
+    Blackwell (read off an emulated B200) more, by whether groups are large (dispatch_bf16_grouped_kernel_on_tile_size).
+    """
+    small = (rows // groups <= 128) | (columns <= 128)
+    each = {9: 512, 10: np.where(small, 5376, 5888)}.get(gpu.compute_capability[0], 0)
+    return gpu.multiprocessors * each
 
 
 def _groups_products(gpu):
