@@ -39,7 +39,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    inputs = Inputs(models.find(workload.model), model, workload.picture)
+    inputs = Inputs(models.find(workload.model), model, workload.picture, workload.video_frames)
     facts = parser.describe(model, inputs.tokens_per_image)
     batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)

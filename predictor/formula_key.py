@@ -31,6 +31,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
+        raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
@@ -43,7 +45,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture)
+        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture,
+        video_frames=workload.video_frames)
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:

@@ -21,11 +21,13 @@ class Inputs:
 
     Attributes:
         image_size: height and width of the pictures; None: as the vision tower takes them.
+        video_frames: how many pictures are one video, which then counts as an image; None: pictures are images.
     """
 
     config: ModelConfig
     model: torch.nn.Module
     image_size: tuple[int, int] | None = None
+    video_frames: int | None = None
 
     @cached_property
     def tokens_per_image(self) -> int:
@@ -34,12 +36,29 @@ class Inputs:
             return sounds.tokens(self.model)
         if self.config.kind is not Kind.IMAGE_TEXT:
             return 0
-        features = getattr(self.model, "get_image_features", None)
+        tokens, runs = self._run
+        return tokens if runs == 1 else runs * (tokens + 1)
+
+    @cached_property
+    def _run(self) -> tuple[int, int]:
+        """Placeholder tokens that follow one another, and how often they do in one image."""
+        features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
         if features is None:
-            return 1  # cross-attention looks at the images: one token names each
-        found = ask(features, self._fitting(self._pixels([1]), features)).pooler_output
+            return 1, 1  # cross-attention looks at the images: one token names each
+        pixels = self._pixels([1])
+        if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
+            pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
+        found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
-        return sum(part.numel() // part.shape[-1] for part in parts)
+        tokens = sum(part.numel() // part.shape[-1] for part in parts)
+        runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
+        return tokens // runs, runs
+
+    @property
+    def _told_apart(self) -> bool:
+        """Whether text, the time, comes between the frames of a video (transformers 5.17,
+        models/qwen3_vl/processing_qwen3_vl.py, replace_video_token)."""
+        return self.config.document["model_type"].startswith("qwen3_vl")
 
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
         """Integers with their values on the CPU; floats, which only take room, on meta.
@@ -60,11 +79,14 @@ class Inputs:
         token = self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, count in enumerate(counts):
-            ids[row, 1 : 1 + count * self.tokens_per_image] = token
+            tokens, runs = self._run if count and self.config.kind is Kind.IMAGE_TEXT else (self.tokens_per_image, 1)
+            apart = "mm_token_type_ids" in self._arguments and shape.sequence > count * runs * (tokens + 1)
+            for start in range(1, 1 + count * runs * (tokens + apart), tokens + apart):
+                ids[row, start : start + tokens] = token
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
-                batch[name] = (ids == token).to(torch.int64)
+                batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)
         pixels = self._fitting(self._pixels(counts), type(self.model).forward) if shape.images else {}
         if pixels and "cross_attention_mask" in self._arguments:
             seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
@@ -93,6 +115,8 @@ class Inputs:
     def _placeholder(self) -> int:
         """The token that stands for a piece of an image or a sound; none has -1."""
         names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+        if self.video_frames:
+            names = ("video_token_id", "video_token_index")
         found = [getattr(self.model.config, name, None) for name in names]
         return next((token for token in found if token is not None), -1)
 
@@ -101,6 +125,9 @@ class Inputs:
         if self.config.kind is Kind.AUDIO_TEXT:
             return sounds.clips(self.model, sum(counts))
         config, dtype = self.model.config, self.model.dtype
+        if self.video_frames:
+            made = pictures.videos(self.config, config, sum(counts), self.video_frames, self.image_size)
+            return {name: values.to(dtype) if values.is_meta else values for name, values in made.items()}
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
             if self.image_size is None:

@@ -119,11 +119,13 @@ def find(model: str) -> ModelConfig:
     if not found:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
-    beside = path.parent / "preprocessor_config.json"
-    return ModelConfig(model, _read_config(path), _settings(_read(beside)) if beside.is_file() else {})
+    beside, video = (path.parent / f"{kind}preprocessor_config.json" for kind in ("", "video_"))
+    settings = _settings(_read(beside)) if beside.is_file() else {}
+    settings |= {"video": _settings(_read(video))} if video.is_file() else {}
+    return ModelConfig(model, _read_config(path), settings)
 
 
-NOT_SETTINGS = ("processor_class", "image_processor_type", "feature_extractor_type", "auto_map")
+NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")
 
 
 def _settings(preprocessor: dict[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
-    inputs = Inputs(config, model, key.image_size)
+    inputs = Inputs(config, model, key.image_size, key.video_frames)
     facts = parser.describe(model, inputs.tokens_per_image)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     with liger.on_meta(model) if key.liger else nullcontext():

@@ -191,6 +191,8 @@ class Workload:
                                          "or sound: clips then")
     image_size: int | str | None = key(_ImageSize(1, 16_384), None, "shape", "of the pictures before the model's own "
                                        "processor: pixels of a side, or HxW; default: as the model takes them")
+    video_frames: int | None = key(Whole(1, 4_096), None, "shape", "images are videos of so many frames; default: they "
+                                   "are pictures")
     padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
                        "something; packed: samples in one row, told apart by position_ids")
     per_device_eval_batch_size: int | None = key(
