@@ -127,6 +127,8 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
         module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
         if buffers:
             model._init_weights(module)
+    owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
+             if parameter is not None]
     made: dict[int, torch.Tensor] = {}  # tied weights are one tensor
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -139,7 +141,9 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     else:
         for module in chosen:
             module._apply(move, recurse=False)
-    model.tie_weights()
+    tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # and one parameter, as those that come from the CPU remain
+    for module, name, before in owned:
+        module._parameters[name] = tied.setdefault(before, module._parameters[name])
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
         parameter.normal_(std=WEIGHT_SCALE)
 

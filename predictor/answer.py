@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor import survival, timeline
-from predictor.events import FACTORS, MOMENTS, Factor
+from predictor.engine.engines import ENGINES
+from predictor.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.profile import Choice
 from predictor.profile_rules import COUNTERS
@@ -29,19 +30,19 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     """The prediction that a run and its simulation amount to."""
     workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
-    peak_allocated, peak_reserved = simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
+    peak_allocated, reserved = simulation.peak_allocated_bytes, outcome.reserved
     modules, layers = _split(run, simulation.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
         peak_requested=_bound(run.peak, margin.of("requested")),
         peak_allocated=_bound(peak_allocated, margin.of("allocated")),
-        peak_reserved=_bound(peak_reserved, margin.of("reserved"), outcome.reserved_low, outcome.reserved_high),
-        peak_device=_device(peak_reserved, job),
+        peak_reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
+        peak_device=_device(reserved.bytes, job),
         fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
-        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak_reserved,
+        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
-        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step),
+        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
         not_modelled=_not_modelled(job.profile, job.loop or LOOP.format(
@@ -49,18 +50,34 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
-        frozen_bytes=_frozen(job),
+        frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
-WHOLE = ("torch", "ddp", "zero0", "zero1", "zero2")
-"""Engines that share no parameters that do not train."""
-
-
 def _frozen(job: Job) -> int | None:
-    if job.setup.engine not in WHOLE:
+    engine = ENGINES.get(job.setup.engine)
+    if engine is None or not engine.whole:
         return None
     return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
+
+
+def _passed(run: Run, job: Job) -> dict[str, int]:
+    """Modality modules of which nothing trains, that backward computes in all the same, and what activations they keep
+    for it at the end of the last forward."""
+    parameters = [tensor for tensor in job.formula.facts.parameters if not tensor.buffer]
+    frozen = {job.module_of(tensor.module) for tensor in parameters} - {
+        job.module_of(tensor.module) for tensor in parameters if tensor.trainable}
+    events, buffers = run.events, run.events.buffers
+    module = np.array([job.module_of(name) for name in events.names])[buffers.module]
+    computed = np.isin(buffers.factor, [FACTORS.index(factor) for factor in (Factor.ACTIVATIONS, Factor.TEMPORARIES)])
+    reached = events.buffer[(events.sign > 0) & (events.moment == MOMENTS.index(Moment.BACKWARD))]
+    passed = frozen & set(module[reached[computed[reached]]].tolist())
+    forward = np.flatnonzero(events.moment == MOMENTS.index(Moment.FORWARD))
+    if not passed or not len(forward):
+        return {}
+    kept = [row for row in timeline.alive(events, forward[-1]) if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
+    return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
+            for name in sorted(passed)}
 
 
 def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:
@@ -186,7 +203,8 @@ def _curve(run: Run, points: int = 600) -> Timeline:
 def _provenance(job: Job) -> dict:
     profile = job.profile and {
         "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
-        "level": {counter: interval.level for counter, interval in job.profile.profile.residuals.items()},
+        "level": {counter: interval.level for counter, interval in job.profile.profile.residuals.items()
+                  if job.margin.of(counter)},
         "extrapolates": list(job.profile.extrapolates)}
     return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
             "runtime_bytes": job.margin.runtime_high, "formula": job.formula.provenance,

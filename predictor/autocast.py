@@ -80,7 +80,7 @@ def on_meta(model) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     ours = LOWER | FP32 | TO_FP32 | WIDEST
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):  # some that CUDA does not cast
-        if name.startswith("aten::") and name.removeprefix("aten::") not in ours:
+        if name.startswith("aten::") and name.removeprefix("aten::") not in ours:  # others are their libraries' own
             library.impl(name, torch.library.fallthrough_kernel, KEY.name, allow_override=True)
     for names, kernel in ((LOWER, _lower), (FP32, _fp32), (TO_FP32, _to_fp32), (WIDEST, _widest)):
         for name in names:

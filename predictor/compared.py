@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from predictor import quantization
+from predictor.engine.engines import BF16, ENGINES, name_of
 from predictor.errors import InputError
 from predictor.suggest import show
 from predictor.values import thaw
@@ -13,9 +14,8 @@ from predictor.values import thaw
 if TYPE_CHECKING:
     from predictor.workload import Workload
 
-BF16 = {"dtype": ("bf16",), "mixed_precision": ("none",)}
 OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
-FEATURES: Mapping[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
+FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "quantization": (lambda w: w.quantization is not None, quantization.COMPARED),
     "offload": (lambda w: w.offload, BF16),
     "gradient_checkpointing_kwargs offload": (
@@ -23,9 +23,12 @@ FEATURES: Mapping[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = 
         BF16 | {"engine": ("torch", "ddp", "deepspeed"), "use_liger_kernel": (False,)}),
     "use_liger_kernel": (lambda w: w.use_liger_kernel, BF16 | {"offload": (None,)}),
     "flash_attention_2": (lambda w: w.attn_implementation == "flash_attention_2", BF16 | {"offload": (None,)}),
-    "zero_stage 0": (lambda w: w.zero_stage == 0, BF16),
     "per_device_eval_batch_size": (lambda w: w.per_device_eval_batch_size,
                                    BF16 | OWN_KERNELS | {"quantization": (None,)}),
+} | {
+    f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":
+        (lambda w, name=name: name_of(w.engine, w.zero_stage) == name, entry.compared)
+    for name, entry in ENGINES.items()
 }
 """Name -> whether a workload has it, and the values that other keys may have then, by key."""
 

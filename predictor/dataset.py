@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from predictor import batches, pipeline, timeline
+from predictor import batches, learned, pipeline, timeline
 from predictor.errors import InputError
 from predictor.formula_key import regime_at
 from predictor.prediction import Chances
@@ -43,6 +43,9 @@ class Dataset:
             InputError: fewer samples than a batch has, or a workload that says how many images each has.
         """
         size = workload.per_device_train_batch_size
+        if learned.is_named(workload.model):
+            raise InputError(f"model {show(workload.model, 200)}: a learned formula answers for one shape, not for "
+                             "samples yet: ask it for the tokens of the longest batch")
         if "images_per_sample" not in workload.filled_in:
             raise InputError("images_per_sample: the samples say how many images each has; leave it out")
         if workload.per_device_eval_batch_size:
@@ -96,7 +99,8 @@ class Dataset:
     def chances(self, worst: pipeline.Job) -> Chances:
         """What random batches need, and how likely one fits, if the workload has a capacity."""
         lengths = np.unique(self.samples.tokens)
-        most_images = max(images for _, images in batches.largest(self.samples, self.size))
+        largest = dict(batches.largest(self.samples, self.size))
+        most_images = max(largest.values())
 
         def below(first: np.ndarray) -> float:
             """Probability of batches shorter than the length at ``first``, by images."""
@@ -116,7 +120,8 @@ class Dataset:
                                 for bad in (VERDICTS[1:], VERDICTS[2:]))
             verdicts = dict(zip(VERDICTS, (surely, possibly - surely, 1 - possibly)))
         return Chances(
-            samples=len(self.samples), tokens=worst.shape.sequence, images=worst.shape.images,
+            samples=len(self.samples), tokens=worst.shape.sequence, images=largest[worst.shape.sequence],
+            answered_images=worst.shape.images, varied=bool(np.ptp(self.samples.tokens)),
             probability=1 - below(_first(peaks >= highest)), median_peak_requested_bytes=quantile(0.5),
             percentile_99_peak_requested_bytes=quantile(0.99), verdicts=verdicts)
 

@@ -19,6 +19,11 @@ MODALITIES = {
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names that transformers' language models and vision towers give to theirs."""
 
+TOWERS = ("vision_tower", "audio_tower")
+"""Modality modules that see and hear."""
+POSITIONS = ("wpe", "position_embeddings", "embed_positions")
+"""Names that transformers' language models give to learned positions."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -74,6 +79,13 @@ class ModelFacts:
     def itemsize(self) -> int:
         """Bytes of an element of the weights; adapters over them may be wider."""
         return self.parameters[0].itemsize
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that learned positions of the language model reach; None without such."""
+        tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
+                  and modality(p.name) not in TOWERS]
+        return min((table.shape[0] for table in tables), default=None)
 
     @cached_property
     def moved(self) -> list[int]:

@@ -14,8 +14,16 @@ from predictor.workload import Workload
 PINNED_LIGER = "0.8.5"
 """The release whose loss ``predictor.liger`` knows."""
 
-MASKS = ("gemma3", "paligemma")
-"""``model_type`` of models that always give attention a mask."""
+MASKED_ON_DEMAND = ("llava",)
+"""``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
+traced apart where a mask would be padded."""
+
+COMPARED_WITH = {
+    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, ("llava",)),
+    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
+                                                                         "qwen2_audio")),
+}
+"""What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
 
 
 def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
@@ -33,6 +41,10 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
+    for key, (asked, compared_with) in COMPARED_WITH.items():
+        if asked(workload) and config.document["model_type"] not in compared_with:
+            raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
+                             "or use peakcast learn")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
@@ -89,6 +101,6 @@ def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: G
             raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
                              "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    masked = masked or config.document["model_type"] in MASKS
-    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+    padded = masked and _backend(workload, gpu) in ("flash", "efficient")
+    return regimes.regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND,
                              windows=windows)

@@ -47,9 +47,6 @@ KIND = Table({
     "ignored_params": Later("every parameter is sharded; leave it out"),
     "shard_placement_fn": Later("parameters are sharded on their first dimension; leave it out"),
 }, DEFAULTS)
-CHECKED = {"dtype": ("bf16",), "mixed_precision": ("none",), "quantization": (None,), "offload": (None,),
-           "use_liger_kernel": (False,), "padding": ("none", "right"), "attn_implementation": ("sdpa", "eager")}
-"""Values of other keys that were measured with FSDP2; others are refused."""
 
 
 def wrapped(workload: Workload) -> tuple[str, ...]:

@@ -63,9 +63,10 @@ class Inputs:
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
         """Integers with their values on the CPU; floats, which only take room, on meta.
 
-        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images,
-        then text; the first samples have what does not divide. Packed samples are one row, with position ids that
-        begin anew for each, as transformers' DataCollatorWithFlattening makes it.
+        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images, a
+        text token after each where there is room, then text; the first samples have what does not divide. Packed
+        samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
+        makes it.
         """
         if self.config.kind is Kind.IMAGE:
             return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
@@ -80,8 +81,8 @@ class Inputs:
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, count in enumerate(counts):
             tokens, runs = self._run if count and self.config.kind is Kind.IMAGE_TEXT else (self.tokens_per_image, 1)
-            apart = "mm_token_type_ids" in self._arguments and shape.sequence > count * runs * (tokens + 1)
-            for start in range(1, 1 + count * runs * (tokens + apart), tokens + apart):
+            room = count * runs * (tokens + 1) < shape.sequence
+            for start in range(1, 1 + count * runs * (tokens + room), tokens + room or 1):
                 ids[row, start : start + tokens] = token
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
         for name in ("mm_token_type_ids", "token_type_ids"):
@@ -120,6 +121,10 @@ class Inputs:
         found = [getattr(self.model.config, name, None) for name in names]
         return next((token for token in found if token is not None), -1)
 
+    @cached_property
+    def _processor(self):
+        return pictures.processor(self.config, self.model.config)
+
     def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
         """Of so many pictures, or clips of sound, for each sample, in the dtype of the model."""
         if self.config.kind is Kind.AUDIO_TEXT:
@@ -133,7 +138,7 @@ class Inputs:
             if self.image_size is None:
                 raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
                                  "or 768x1024 (height x width)")
-            made = pictures.processed(self.config, config, counts, self.image_size)
+            made = pictures.processed(self._processor, counts, self.image_size)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}
         vision = getattr(config, "vision_config", config)

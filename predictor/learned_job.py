@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from predictor import calibrated, gpus, learned, profile
+from predictor.calibrated import Margin
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
 from predictor.events import EventList
@@ -37,6 +38,7 @@ class LearnedJob(Job):
     found: LearnedList | None = None
     shown: Mapping[str, Any] | None = None
     uncertain: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
 
     @cached_property
     def _events(self) -> EventList:
@@ -65,7 +67,14 @@ class LearnedJob(Job):
 
     def notes(self) -> tuple[str, ...]:
         """What is not certain because it was learned."""
-        return self.uncertain
+        unlike = "no interval holds: kernels that go another way at such shapes were not recorded"
+        return (*self.beyond, *([unlike] if self.beyond else []), *self.uncertain)
+
+    @property
+    def margin(self) -> Margin:
+        """Intervals are of shapes like the recorded ones: past a threshold of a kernel, other buffers are allocated."""
+        margin = super().margin
+        return replace(margin, relative=()) if self.beyond else margin
 
     @property
     def loop(self) -> str | None:
@@ -103,7 +112,7 @@ def prepare(workload: Workload) -> LearnedJob:
     gpu = _gpu(workload, made)
     batch = workload.per_device_train_batch_size
     shape = Shape(batch, workload.sequence_length, batch * workload.images_per_sample if made.base.images else 0)
-    found, uncertain = made.list_for(shape)
+    found, beyond = made.list_for(shape)
     versions = {name: str(version) for name, version in made.provenance["versions"].items()}
     degree = int(made.provenance["world_size"])
     chosen = profile.choose(workload.profile, gpu.name, versions | dict(workload.versions),
@@ -117,7 +126,7 @@ def prepare(workload: Workload) -> LearnedJob:
         "interpolated": list(found.interpolated)}
     formula = Formula(_alone(found.events), made.facts, provenance)
     return LearnedJob(workload, formula, setup, shape, gpu, chosen, made, found, _shown(workload, made, degree),
-                      (*uncertain, *_caveats(workload, made, found)))
+                      tuple(_caveats(workload, made, found)), beyond)
 
 
 def _alone(events: EventList) -> MicroStep:

@@ -61,7 +61,10 @@ class ModelConfig:
             return Kind.AUDIO_TEXT
         if "num_mel_bins" in self.document and "vocab_size" in self.document:
             return Kind.SPEECH
-        return Kind.TEXT if "vocab_size" in self.document else Kind.IMAGE
+        named = self.document.get("architectures")
+        classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
+        sees = "vocab_size" not in self.document and any(key in self.document for key in ("image_size", "num_channels"))
+        return Kind.IMAGE if classifies or sees else Kind.TEXT
 
     @property
     def windows(self) -> list[int]:
@@ -70,11 +73,6 @@ class ModelConfig:
         text = text if isinstance(text, dict) else self.document
         found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
         return sorted(value for value in found if isinstance(value, int) and value > 0)
-
-    @property
-    def most_written(self) -> int | None:
-        """Tokens that a model of speech writes at most; None for any other."""
-        return self.document.get("max_target_positions") if self.kind is Kind.SPEECH else None
 
     @property
     def image_size(self) -> int | None:
@@ -120,33 +118,34 @@ def find(model: str) -> ModelConfig:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
     beside, video = (path.parent / f"{kind}preprocessor_config.json" for kind in ("", "video_"))
-    settings = _settings(_read(beside)) if beside.is_file() else {}
-    settings |= {"video": _settings(_read(video))} if video.is_file() else {}
+    settings = _settings(beside) if beside.is_file() else {}
+    settings |= {"video": _settings(video)} if video.is_file() else {}
     return ModelConfig(model, _read_config(path), settings)
 
 
 NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")
 
 
-def _settings(preprocessor: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in preprocessor.items() if name not in NOT_SETTINGS}
+def _settings(path: Path) -> dict[str, Any]:
+    document = _read(path)
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+    return {name: value for name, value in document.items() if name not in NOT_SETTINGS}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Any:
     try:
         document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__}): give a readable config.json") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
     return document
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     document = _read(path)
-    if not isinstance(document.get("model_type"), str):
+    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     if "quantization_config" in document:
         raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")

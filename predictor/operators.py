@@ -259,9 +259,8 @@ def embedding_backward(call: Call) -> None:
 
 def convolution_backward(call: Call) -> None:
     """A gradient that is not contiguous is copied for the weight's (ATen/native/cudnn/ConvShared.cpp,
-    cudnn_convolution_backward_weight), the bias's is its sum (ATen/native/Convolution.cpp, convolution_backward). With a
-    group for each channel the weight's comes first (ATen/native/cuda/DepthwiseConv2d.cu), but in fp16, which cuDNN
-    has."""
+    cudnn_convolution_backward_weight), the bias's is its sum (ATen/native/Convolution.cpp, convolution_backward). With
+    a group for each channel the weight's comes first (ATen/native/cuda/DepthwiseConv2d.cu), but for cuDNN's fp16."""
     gradient, source = call.args[:2]
     *out, bias = call.out if call.args[-1][2] else (*call.out, None)
     if 1 < call.args[-2] == source.shape[1] and source.dtype != torch.float16:

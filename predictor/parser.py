@@ -9,12 +9,12 @@ from copy import deepcopy
 from predictor import lora as adapters
 from predictor import quantization as four_bit
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, Parameter, modality
+from predictor.facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.models import Kind, ModelConfig
 
 RECIPES: dict[str, Callable[[str], bool]] = {
     "pretrain": lambda module: module == "projector",
-    "finetune": lambda module: module not in ("vision_tower", "audio_tower"),
+    "finetune": lambda module: module not in TOWERS,
     "lora": lambda module: module == "projector",
     "full": lambda module: True,
 }
@@ -112,10 +112,13 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
         modules: patterns of paths: layers elsewhere keep their activations; none: all layers are recomputed.
 
     Raises:
-        InputError: a pattern that matches no layer.
+        InputError: a model that cannot, or a pattern that matches no layer.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    if not model.supports_gradient_checkpointing:
+        raise InputError(f"gradient_checkpointing: {type(model).__name__} has none: switch it off "
+                         "(--no-gradient-checkpointing)")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
                                         every_n_layers=every_n_layers, offload=offload)
     if not modules:

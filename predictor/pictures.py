@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -73,12 +72,38 @@ VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 """The same for videos."""
 
 
-def processed(config: ModelConfig, hf_config, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """What goes into the model for pictures of one size.
+def processor(config: ModelConfig, hf_config):
+    """The model's own.
 
     Args:
         config: where the model's configuration came from.
         hf_config: the same, as transformers has it.
+
+    Raises:
+        InputError: transformers has none, or one that needs what is not installed.
+    """
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
+
+    name = config.document["model_type"]
+    tower = getattr(hf_config.vision_config, "model_type", "")
+    kinds = NAMES.get(tower if name == "llava" else name) or NAMES.get(name) or {}
+    if "pil" not in kinds:
+        raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
+    settings = SETTINGS.get(name, lambda _: {})(hf_config)
+    settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
+    try:
+        return getattr(importlib.import_module("transformers"), kinds["pil"])(**settings)
+    except ImportError as error:
+        missing = error.name or "torchvision or pillow"
+        raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
+                         "'peakcast[trace]'") from None
+
+
+def processed(made, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """What goes into the model for pictures of one size.
+
+    Args:
+        made: by :func:`processor`.
         groups: number of pictures of each sample.
         size: height and width in pixels.
 
@@ -86,18 +111,17 @@ def processed(config: ModelConfig, hf_config, groups: list[int], size: tuple[int
         The processor's tensors, by name.
 
     Raises:
-        InputError: transformers has no processor for the model, or it does not take such a picture.
+        InputError: it does not take such a picture.
     """
     import numpy as np
 
-    processor = _processor(config.fingerprint, _Both(config, hf_config))
     picture = np.full((*size, 3), 128, dtype=np.uint8)
     try:
-        made = processor([[picture] * number for number in groups if number], return_tensors="pt")
+        found = made([[picture] * number for number in groups if number], return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"image_size: {config.name} cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
-    return {name: values for name, values in made.items() if isinstance(values, torch.Tensor)}
+        raise InputError(f"image_size: the model cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
+    return {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
 
 
 def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple[int, int] | None) -> dict:
@@ -119,41 +143,12 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
     settings = VIDEO_SETTINGS[name](hf_config)
     if "merge_size" in settings:
         settings |= config.preprocessor.get("video", config.preprocessor)
-    processor = getattr(importlib.import_module("transformers"), NAMES[name])(
+    made_by = getattr(importlib.import_module("transformers"), NAMES[name])(
         do_sample_frames=False, do_convert_rgb=False, do_rescale=False, do_normalize=False, **settings)
     picture = torch.empty(frames, 3, *(size or (side, side)), dtype=torch.uint8, device="meta")
     try:
-        made = processor([picture] * number, return_tensors="pt")
+        made = made_by([picture] * number, return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"video_frames: {config.name} cannot take videos of {frames} frames ({reason})") from None
     return {name: values for name, values in made.items() if isinstance(values, torch.Tensor)}
-
-
-class _Both(tuple):
-    """Stands beside its fingerprint in a cache key."""
-
-    def __new__(cls, *parts):
-        return super().__new__(cls, parts)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-@lru_cache(maxsize=4)
-def _processor(_fingerprint: str, both: _Both):
-    config, hf_config = both
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
-
-    name = config.document["model_type"]
-    kinds = NAMES.get(getattr(hf_config.vision_config, "model_type", "") if name == "llava" else name) or {}
-    kinds = kinds or NAMES.get(name) or {}
-    if "pil" not in kinds:
-        raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
-    package = importlib.import_module("transformers")
-    settings = SETTINGS.get(name, lambda _: {})(hf_config)
-    settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
-    return getattr(package, kinds["pil"])(**settings)

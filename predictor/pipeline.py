@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,7 +21,6 @@ from predictor import (
 )
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine import ddp, fsdp2
 from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
@@ -76,7 +74,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
     if samples is None:
         return found
-    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES)
+    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,
+                   filled_in=tuple(name for name in found.filled_in if name != "images_per_sample"))
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ class Job:
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        of_others = {"ddp": ddp.NOTES, "fsdp2": fsdp2.NOTES}.get(self.setup.engine, ())
-        notes = self.setup.zero.notes if self.setup.zero else of_others
+        notes = ENGINES[self.setup.engine].notes + (self.setup.zero.notes if self.setup.zero else ())
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
@@ -188,9 +186,6 @@ def settled(workload: Workload) -> Workload:
     tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:
         raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
-    if workload.sequence_length is not None and workload.sequence_length > (config.most_written or math.inf):
-        raise InputError(f"sequence_length {workload.sequence_length}: {config.name} writes at most "
-                         f"{config.most_written} tokens")
     if config.kind is Kind.SPEECH and workload.padding == "packed":
         raise InputError(f"padding packed: {config.name} hears one clip for each sample, which does not pack: use none "
                          "or right")
@@ -257,6 +252,9 @@ def check_shape(workload: Workload, formula: Formula) -> None:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
                          f"{workload.images_per_sample} image(s) of {formula.facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+    positions = formula.facts.positions
+    if positions is not None and (workload.sequence_length or 0) > positions:
+        raise InputError(f"sequence_length {workload.sequence_length}: the model knows {positions:,} positions only")
     quantization.check_rows(workload, formula.facts)
 
 
@@ -277,7 +275,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 @lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
     """The engine's part of a run, independent of the shape."""
-    return ENGINES[setup.engine](formula.micro, setup)
+    return ENGINES[setup.engine].load()(formula.micro, setup)
 
 
 @lru_cache(maxsize=8)

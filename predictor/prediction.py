@@ -20,13 +20,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Peak:
-    """Where the peak is: the outermost call, the module and operator whose allocation made it."""
+    """Where the peak is: the outermost call, the module and operator whose allocation made it.
+
+    ``rank`` requests the most, ``reserved_rank`` reserves the most.
+    """
 
     moment: Moment
     module: str
     operator: str
     rank: int
     step: int
+    reserved_rank: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Chances:
     Attributes:
         samples: how many there are.
         tokens, images: of the worst batch, the longest sample's tokens and the images of all.
+        answered_images: the images that it was answered with: formulas are of batches with some.
+        varied: whether samples differ in length.
         probability: of a batch that needs as much as the worst.
         median_peak_requested_bytes: half of the batches stay within it; without a profile.
         percentile_99_peak_requested_bytes: 99 of 100 do.
@@ -89,6 +95,8 @@ class Chances:
     samples: int
     tokens: int
     images: int
+    answered_images: int
+    varied: bool
     probability: float
     median_peak_requested_bytes: int
     percentile_99_peak_requested_bytes: int
@@ -106,6 +114,7 @@ class Prediction:
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
     ``samples``: what other batches of the dataset need, if the answer is of its worst.
     ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
+    ``passed_bytes``: activations that modality modules which do not train keep for backward, which runs through them.
     """
 
     workload: Mapping[str, Any]
@@ -131,6 +140,7 @@ class Prediction:
     out_of_memory: OutOfMemory | None = None
     minimum_capacity_bytes: int | None = None
     frozen_bytes: int | None = None
+    passed_bytes: Mapping[str, int] = field(default_factory=dict)
     samples: Chances | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -154,6 +164,7 @@ class Prediction:
                 "module": self.peak.module,
                 "operator": self.peak.operator,
                 "rank": self.peak.rank,
+                "reserved_rank": self.peak.reserved_rank,
                 "step": self.peak.step,
             },
             "factors": {factor.value: self.factors.get(factor, 0) for factor in Factor},

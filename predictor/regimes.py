@@ -48,6 +48,11 @@ def is_wide(regime: Regime) -> bool:
     return not regime[0].startswith("=")
 
 
+def is_alone(regime: Regime) -> bool:
+    """Whether it is one shape."""
+    return not is_wide(regime) and (regime[2].startswith("=") or regime[2] == "none")
+
+
 def _count(number: int) -> str:
     return {0: "none", 1: "1"}.get(number, "many")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from predictor.errors import InputError
 from predictor.files import parse_json, read_text
-from predictor.suggest import show
+from predictor.suggest import nearest, show
 
 LARGEST_FILE_BYTES = 256 << 20
 COLUMNS = ("tokens", "images")
@@ -51,35 +51,52 @@ def read(path: str) -> Samples:
     kind = path.lower().rpartition(".")[2]
     if kind not in FORMS:
         raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its samples are written")
-    rows = [_row(row, f"{name}: sample {number:,}") for number, row in enumerate(FORMS[kind](text, name), start=1)]
+    rows = [_row(row, where) for where, row in FORMS[kind](text, name)]
     if not rows:
         raise InputError(f"{name}: holds no sample")
     return Samples(*np.array(rows, dtype=np.int64).T)
 
 
-def _json(text: str, name: str) -> list[Any]:
+def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
     document = parse_json(text, name)
     if not isinstance(document, list):
         raise InputError(f"{name}: must be a list of samples: [812, 1377] or [{{\"tokens\": 812, \"images\": 1}}]")
-    return document
+    for number, row in enumerate(document, start=1):
+        yield f"{name}: sample {number:,}", row
 
 
-def _jsonl(text: str, name: str) -> Iterator[Any]:
+def _jsonl(text: str, name: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            yield parse_json(line, f"{name}: line {number:,}")
+            where = f"{name}: line {number:,}"
+            yield where, parse_json(line, where)
 
 
-def _csv(text: str, name: str) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text))
-    if "tokens" not in (reader.fieldnames or ()):
+def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(io.StringIO(text))
+    names = [column.strip() for column in next(reader, [])]
+    if not any(name in COLUMNS or nearest(name, COLUMNS) for name in names):
         raise InputError(f"{name}: its first line must name the columns: tokens,images")
+    _check_names(names, f"{name}: line 1")
     for row in reader:
-        yield {column: _number(row[column]) for column in COLUMNS if row.get(column) not in (None, "")}
+        where = f"{name}: line {reader.line_num:,}"
+        if row and len(row) != len(names):
+            raise InputError(f"{where}: has {len(row)} value(s), but the first line names {len(names)} column(s)")
+        if row:
+            yield where, {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
 
 
 FORMS = {"jsonl": _jsonl, "csv": _csv, "json": _json}
-"""Ending of a file's name -> its samples as plain data."""
+"""Ending of a file's name -> its samples as plain data, each with where it stands."""
+
+
+def _check_names(names: Sequence[Any], where: str) -> None:
+    for name in names:
+        if name not in COLUMNS:
+            raise InputError(f"{where}: unknown name {show(name)}{nearest(name, COLUMNS)}: a sample has "
+                             f"{' and '.join(COLUMNS)} alone")
+        if names.count(name) > 1:
+            raise InputError(f"{where}: {name} is named twice: keep one")
 
 
 def _number(text: str) -> Any:
@@ -88,6 +105,7 @@ def _number(text: str) -> Any:
 
 def _row(row: Any, where: str) -> tuple[int, int]:
     row = row if isinstance(row, dict) else {"tokens": row}
+    _check_names(list(row), where)
     values = row.get("tokens"), row.get("images", 1)
     for column, value, least, most in zip(COLUMNS, values, (1, 0), MOST):
         if type(value) is not int or not least <= value <= most:

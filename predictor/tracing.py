@@ -45,6 +45,8 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     except (InputError, regimes.NotOneRegime):
         raise
     except Exception as error:  # a configuration can lead torch and transformers anywhere
+        if not regimes.is_alone(key.regime):  # it may not take the traced shapes
+            raise regimes.NotOneRegime(str(error)) from error
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
 

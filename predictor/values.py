@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,8 +172,7 @@ class Choice:
             if value in self.later:
                 raise Invalid(f"{show(value)} is not supported yet: {self.later[value]}")
         names = ", ".join(map(str, self.names))
-        known = [str(name) for name in (*self.names, *self.later)]
-        raise Invalid(f"must be one of {names}, not {show(value)}{nearest(value, known)}")
+        raise Invalid(f"must be one of {names}, not {show(value)}{nearest(value, map(str, self.names))}")
 
     def from_text(self, text: str) -> Any:
         by_text = {str(name): name for name in (*self.names, *self.later)}
@@ -258,23 +257,31 @@ class Table:
             if key not in self.kinds:
                 raise Invalid(f"has no key {show(key)}{nearest(key, self.kinds)}: known are {', '.join(self.kinds)}")
             if item is not None:
-                try:
-                    result[key] = self.kinds[key].check(item)
-                except Invalid as error:
-                    raise Invalid(f"{key} {error}") from None
+                result[key] = self._of(key, self.kinds[key].check, item)
         return FrozenMap(result)
 
+    @staticmethod
+    def _of(key: str, read: Callable[[Any], Any], item: Any) -> Any:
+        try:
+            return read(item)
+        except Invalid as error:
+            raise Invalid(f"{key} {error}") from None
+
     def from_text(self, text: str) -> FrozenMap:
-        """``key=value``, or a JSON object as Hugging Face's command lines take it."""
+        """What :meth:`said` gives, checked, with the defaults."""
+        return self.check(self.said(text))
+
+    def said(self, text: str) -> dict[str, Any]:
+        """What ``key=value`` says, or a JSON object as Hugging Face's command lines take it."""
         if text.lstrip().startswith("{"):
             try:
-                return self.check(json.loads(text))
+                return json.loads(text)
             except (ValueError, RecursionError):
                 raise Invalid(f"must be KEY=VALUE or a JSON object, not {show(text)}") from None
         key, equals, item = text.partition("=")
         if not equals:
             raise Invalid(f"must be KEY=VALUE with a key of {', '.join(self.kinds)}, not {show(text)}")
-        return self.check({key: self.kinds[key].from_text(item) if key in self.kinds else item})
+        return {key: self._of(key, self.kinds[key].from_text, item) if key in self.kinds else item}
 
 
 @dataclass(frozen=True)

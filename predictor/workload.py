@@ -10,7 +10,7 @@ from typing import Any
 
 from predictor import deepspeed_config, fsdp, gpus, lora, quantization
 from predictor.deepspeed_keys import STAGE
-from predictor.engine import optimizer
+from predictor.engine import engines, optimizer
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
 from predictor.suggest import nearest, show
@@ -30,7 +30,7 @@ from predictor.values import (
     freeze,
     thaw,
 )
-from predictor.workload_rules import DDP_DEFAULTS, MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
+from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
 
 DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
        "find_unused_parameters": Later("freeze the parameters without gradient"),
@@ -229,12 +229,11 @@ class Workload:
                             "huggingface: with and without weight decay")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
 
-    engine: str = key(Choice(("torch", "ddp", "fsdp2", "deepspeed"),
-                             {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}),
-                      None, "engine", "default: deepspeed if one of its keys is given")
+    engine: str = key(Choice(engines.choices(), {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}), None, "engine",
+                      "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
-    ddp: FrozenMap | None = key(Table(DDP, DDP_DEFAULTS), None, "engine",
+    ddp: FrozenMap | None = key(Table(DDP, engines.DDP_DEFAULTS), None, "engine",
                                 "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
     fsdp: FrozenMap | None = key(
         fsdp.KIND, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (what trains is kept in fp32), "

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config, fsdp, lora
+from predictor import deepspeed_config, lora
 from predictor.engine import optimizer
+from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
-from predictor.suggest import show
-from predictor.values import FrozenMap, Invalid, thaw
+from predictor.values import FrozenMap, Invalid
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
 OLDEST_FSDP2 = (2, 11, 0)
-DDP_DEFAULTS = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
-EVALUATED = ("torch", "ddp", "deepspeed")
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
@@ -54,7 +52,8 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
         raise KeyProblem("offload", f"is {values['offload']}, which needs zero_stage 3")
     _resolve_precision(values, given)
     _resolve_optimizer(values)
-    if values["per_device_eval_batch_size"] and (values["zero_stage"] == 3 or values["engine"] not in EVALUATED):
+    engine = ENGINES.get(name_of(values["engine"], values["zero_stage"]))
+    if values["per_device_eval_batch_size"] and engine and not engine.whole:
         raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
                                                        "modelled: leave it out")
     _resolve_quantization(values)
@@ -101,24 +100,25 @@ def _resolve_quantization(values: dict[str, Any]) -> None:
 
 
 def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
-    if values["engine"] == "ddp":
-        values["ddp"] = values["ddp"] or FrozenMap(DDP_DEFAULTS)
-        if values["ddp"]["bucket_cap_mb"] == 0:
-            raise KeyProblem("ddp", "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25")
-    elif values["ddp"] is not None:
-        raise KeyProblem("ddp", "is given, but engine is not ddp: add engine ddp")
-    if values["engine"] == "fsdp2":
-        _resolve_fsdp2(values)
-    elif values["fsdp"] is not None:
-        raise KeyProblem("fsdp", "is given, but engine is not fsdp2: add engine fsdp2")
+    for name, entry in ENGINES.items():
+        for key, defaults in entry.settings.items():
+            if values["engine"] == name:
+                values[key] = values[key] or FrozenMap(defaults)
+            elif values[key] is not None:
+                raise KeyProblem(key, f"is given, but engine is not {name}: add engine {name}")
+    if values["ddp"] and values["ddp"]["bucket_cap_mb"] == 0:
+        raise KeyProblem("ddp", "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25")
+    if values["fsdp"]:
+        _check_fsdp2(values)
     asked = next((name for name in ("deepspeed", "zero_stage") if name in given), None)
     if values["offload"] is not None and not asked:
         raise KeyProblem("offload", "is DeepSpeed's: add zero_stage")
     values["engine"] = values["engine"] or ("deepspeed" if asked else "torch")
-    if values["engine"] in ("torch", "ddp", "fsdp2"):
+    if values["engine"] != "deepspeed":
         if asked:
             raise KeyProblem("engine", f"is {values['engine']}, but {asked} is given: leave one of them out")
-        if values["data_parallel_size"] > 1 and values["engine"] == "torch":
+        learned = values["model"].endswith(".npz")  # which holds its engine: it says itself what it refuses
+        if values["data_parallel_size"] > 1 and not ENGINES[values["engine"]].several and not learned:
             raise KeyProblem("data_parallel_size", "above 1 needs an engine: add zero_stage 2 or engine ddp")
     elif not asked:
         raise KeyProblem("engine", "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2")
@@ -130,12 +130,10 @@ def _resolve_engine(values: dict[str, Any], given: dict[str, Any]) -> None:
             raise KeyProblem("versions", f"names DeepSpeed {named}: {oldest} or later is predicted")
 
 
-def _resolve_fsdp2(values: dict[str, Any]) -> None:
-    values["fsdp"] = values["fsdp"] or FrozenMap(fsdp.DEFAULTS)
-    for name, checked in fsdp.CHECKED.items():
-        if values.get(name, checked[0]) not in checked:
-            raise KeyProblem(name, f"is {show(thaw(values[name]))}, which is not modelled yet with engine fsdp2: "
-                                   f"use {show(checked[0])}, or another engine")
+def _check_fsdp2(values: dict[str, Any]) -> None:
+    if values["quantization"]:
+        raise KeyProblem("quantization", "is given, which is not predicted with engine fsdp2, nor measured: leave one "
+                                         "of them out")
     if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
         raise KeyProblem("gradient_checkpointing_kwargs",
                          "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
+from collections.abc import Mapping
 
 from predictor.commands import options, output
 from predictor.errors import InputError
-from predictor.suggest import show
+from predictor.suggest import nearest, show
 
 EXAMPLES = """examples:
   peakcast learn llava-1.5-7b --engine ddp --data-parallel-size 8 --rank 0 \\
@@ -146,6 +148,7 @@ def _script(arguments: argparse.Namespace):
     world, rank = values["data_parallel_size"], values["rank"] or 0
     if rank == "worst" or rank >= (world or 1):
         raise InputError(f"--rank: a script is recorded as one rank, from 0 to {(world or 1) - 1}: name it")
+    check_placeholders(arguments.command, PLACEHOLDERS)
     used = {symbol: any(mark in word for word in arguments.command) for symbol, mark in PLACEHOLDERS.items()}
     lists = dict(zip(SYMBOLS, ("batches", "sequences", "images")))
     chosen = {}
@@ -162,6 +165,15 @@ def _script(arguments: argparse.Namespace):
                           capacity_bytes=values["capacity_bytes"], world_size=world or 1, pretends=world is not None,
                           rank=rank)
     return source, plan(chosen["batch"], chosen["sequence"], chosen["images"], probe=not arguments.no_probe)
+
+
+def check_placeholders(command: list[str], known: Mapping[str, str]) -> None:
+    """Refuses a word in braces that is nearly a placeholder; other braces are the script's own, and a shell's."""
+    for word in command:
+        for name in re.findall(r"(?<!\$)\{(\w+)\}", word):
+            if name not in known and nearest(name, known):
+                raise InputError(f"{show(word, 80)}: {{{name}}} is no placeholder{nearest(name, known)}: they are "
+                                 f"{', '.join(known.values())}")
 
 
 def _values(option: str, text: str | None) -> tuple[int, ...]:

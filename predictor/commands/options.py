@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.errors import InputError
 from predictor.files import read_mapping
 from predictor.suggest import show
-from predictor.values import Flag, Invalid, Later
+from predictor.values import Flag, Invalid, Later, Table
 from predictor.workload import KEYS, Workload, check_names
 
 if TYPE_CHECKING:
@@ -82,12 +82,9 @@ def _from_text(name: str, kind: Any, given: Any) -> Any:
         return given
     try:
         if isinstance(given, list):
-            parts = [kind.from_text(text) for text in given]
-            if isinstance(parts[0], tuple):
-                return sum(parts, ())
-            # what each occurrence says, not the defaults that came with it
-            return {key: part[key] for text, part in zip(given, parts)
-                    for key in (part if text.lstrip().startswith("{") else [text.partition("=")[0]])}
+            if isinstance(kind, Table):  # what each occurrence says, without the defaults
+                return {key: item for text in given for key, item in kind.said(text).items()}
+            return sum(map(kind.from_text, given), ())
         return kind.from_text(given)
     except Invalid as error:
         raise InputError(f"{_called(name)} {error}") from None

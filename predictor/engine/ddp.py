@@ -31,10 +31,6 @@ BROADCAST_BYTES = 250 * MIB
 IN_FLIGHT = 2
 """Broadcasts under way at once."""
 INT32, INT64 = 4, 8
-NOTES = ("DDP's first bucket holds every gradient; where the host runs ahead of the GPU, it lives on through the "
-         "forward that follows the first backward, and the peak may be higher by up to that",)
-"""ProcessGroupNCCL.cpp, ``stashed_for_allocator_safety_``: its collective's tensors are let go in the next collective
-after its watchdog has seen it complete; the prediction has that done before the buckets are made anew."""
 
 
 class Ddp(AlikeRanks):

@@ -25,9 +25,6 @@ from predictor.formula import Mark, MicroStep
 
 ITEMSIZES = {"bf16": BF16, "fp32": FP32, None: None}
 
-NOTES = ("accelerate's mixed_precision runs the forward under autocast besides, and makes its outputs fp32: of it only "
-         "what fully_shard casts (param_dtype) is predicted",)
-
 
 class Fsdp2:
     """A run under FSDP2."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from predictor.events import Factor
 from predictor.prediction import Prediction
 from predictor.report import samples, verdict
-from predictor.report.units import gib, share
+from predictor.report.units import gib, share, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ def calibration(prediction: Prediction) -> list[str]:
     if not profile:
         return []
     levels = {f"{level:.0%}" for level in profile["level"].values()}
-    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else "; it has no intervals"
+    held = f"; intervals hold {' or '.join(sorted(levels))} of held-out jobs" if levels else "; no intervals are known"
     if levels and profile["extrapolates"]:
         held += ", and are wider here for what it did not cover (see: not modelled)"
     return [f"Calibration: {profile['name']}, {MEASURED_ON[profile['measured_on']]}{held}."]
@@ -79,6 +79,11 @@ def factors(console: Console, prediction: Prediction) -> None:
     if 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
         for line in wrapped(console, f"{gib(frozen)}\xa0GiB of the parameters are frozen: every GPU holds them whole, "
                                      "so more GPUs do not lower that.", indent=0):
+            console.print(line)
+    passed = ", ".join(f"{module} {size_text(size)}" for module, size in prediction.passed_bytes.items() if size)
+    if passed:
+        for line in wrapped(console, "Backward also runs through modules of which nothing trains, and until then their "
+                                     f"activations stay: {passed}.", indent=0):
             console.print(line)
     console.print()
 

@@ -57,6 +57,22 @@ def measured_and_predicted(asked: Workload) -> tuple[Record, Run, Simulation]:
     return record, run, survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
 
 
+SCALARS_BYTES = 64
+"""DeepSpeed's own scalars (loss scaling, norms, checks), which are not predicted: of at most eight bytes each."""
+
+
+def check_predicted(asked: Workload, events: str, *, reserved_off_bytes: int = 0) -> None:
+    """A job on the emulated GPU, whose events complete as said, needs what is predicted of it."""
+    job = pipeline.prepare(asked)
+    run = job.run(asked.capacity)
+    simulation = survival.play(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
+    record = measure(asked, events=events)
+    if events == "immediate":  # blocks that wait for another stream still count as requested
+        assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
+    assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * SCALARS_BYTES // 8
+    assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= reserved_off_bytes
+
+
 def words(directory: Path, *more: str) -> list[str]:
     """The same workload on a command line."""
     return ["measure", model_file(directory), "--sequence-length", str(SEQUENCE), "--per-device-train-batch-size",

@@ -14,8 +14,8 @@ from calibrate.measure import measure
 from calibrate.record import MeasuredOn
 from predictor.cli import main
 from predictor.errors import InputError
-from tests.calibrate.small_jobs import BATCH, ROOT, SEQUENCE, needs_emulator, workload
-from tests.predictor.small import small_config
+from tests.calibrate.small_jobs import ROOT, needs_emulator, workload
+from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 
 MIB = 1 << 20
 LOOP = """
@@ -137,30 +137,9 @@ def test_a_script_of_many_ranks_runs_alone(tmp_path):
 @pytest.mark.parametrize(("world_size", "zero"), [(None, {}), (8, {"zero_stage": 2, "data_parallel_size": 8, "rank": 7})])
 def test_hugging_faces_trainer_holds_a_few_bytes_more_than_the_reference_loop(tmp_path, world_size, zero):
     reference = measure(workload(tmp_path, **zero)).peak("requested_bytes")
-    config = {"bf16": {"enabled": True}, "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": "auto",
-              "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
-    (tmp_path / "zero2.json").write_text(json.dumps(config))
-    (tmp_path / "model.json").write_text(json.dumps(small_config()))
-    found = run(tmp_path, f"""
-        import json, torch
-        from transformers import AutoConfig, LlavaForConditionalGeneration, Trainer, TrainingArguments
-        document = json.load(open({str(tmp_path / "model.json")!r}))
-        config = AutoConfig.for_model(document.pop("model_type"), **document)
-        model = LlavaForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
-        model.model.vision_tower.requires_grad_(False)
-        ids = torch.full(({SEQUENCE},), 1)
-        ids[1:5] = config.image_token_id
-        labels = torch.where(ids == config.image_token_id, -100, ids)
-        sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28, dtype=torch.bfloat16)}}
-        arguments = TrainingArguments(
-            output_dir={str(tmp_path)!r}, per_device_train_batch_size={BATCH}, max_steps=3, report_to=[],
-            save_strategy="no", gradient_checkpointing=True, optim="adamw_torch_fused", logging_steps=1,
-            gradient_checkpointing_kwargs={{"use_reentrant": False}},
-            deepspeed={str(tmp_path / "zero2.json") if zero else None!r}, bf16={bool(zero)})
-        Trainer(model=model, args=arguments, train_dataset=[sample] * 64).train()
-    """, world_size=world_size, rank=7 if world_size else 0)
-    assert (found.exit_code, found.optimizer_steps) == (0, 3)
-    assert 0 < found.peak_requested_bytes - reference.bytes < 64  # the running loss, and what is logged
+    found = train(tmp_path, deepspeed=ZERO2_CONFIG if zero else None, bf16=bool(zero), world_size=world_size,
+                  rank=7 if world_size else 0)
+    assert 0 < found.peak_requested_bytes - reference.bytes < SCALARS_BYTES
     assert (found.peak.moment, found.peak.step) == (reference.moment.value, reference.step)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calibrate.commands.learn import check_placeholders
 from calibrate.learn import learn, recorded, sizes
 from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
-from calibrate.learn.jobs import ScriptSource, Shelf
+from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf
 from calibrate.learn.shapes import plan
 from predictor import Workload, learned, predict
+from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Factor, Moment
 from predictor.fit import monomials, solver
@@ -222,6 +224,32 @@ def test_what_never_varied_cannot_be_asked_otherwise(tmp_path):
 def test_an_answer_outside_the_recorded_shapes_says_so(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), sequence_length=512, per_device_train_batch_size=2))
     assert any("extrapolated: sequence 512 is outside the recorded 64 to 128" in note for note in answer.not_modelled)
+
+
+def test_intervals_hold_only_where_shapes_are_like_the_recorded_ones(tmp_path):
+    # embedding's backward, for one, sorts its indices from 3,073 tokens on: a list without that allocates less
+    path = on_disk(tmp_path)
+    inside, beyond = (predict(Workload(model=path, sequence_length=sequence, per_device_train_batch_size=3,
+                                       gpu="h100-80gb")) for sequence in (96, 1024))
+    assert inside.peak_reserved.low < inside.peak_reserved.bytes < inside.peak_reserved.high
+    assert beyond.peak_reserved.low is None and beyond.provenance["profile"]["level"] == {}
+    assert any(note.startswith("no interval holds") for note in beyond.not_modelled)
+
+
+@pytest.mark.parametrize("word, right", [("{Batch}", "batch"), ("--length={seq}", "sequence"), ("{image}", "images")])
+def test_a_mistyped_placeholder_is_refused_with_the_right_one(capsys, word, right):
+    assert main(["learn", "-o", "x.npz", "--", "python", "train.py", word]) == 2
+    assert f'is no placeholder (did you mean "{right}"?): they are {{batch}}, {{sequence}}, {{images}}' in \
+        capsys.readouterr().err
+
+
+def test_other_braces_are_the_scripts_own():
+    check_placeholders(["{foo}", "${BATCH}", '{"batch": 2}', "{batch}x{sequence}"], PLACEHOLDERS)
+
+
+def test_more_gpus_than_were_recorded_are_refused_by_the_formula(tmp_path):
+    with pytest.raises(InputError, match="data_parallel_size 4: .*decides data_parallel_size itself; leave it out"):
+        predict(Workload(model=on_disk(tmp_path), sequence_length=64, data_parallel_size=4))
 
 
 def test_a_sequence_between_the_multiples_that_were_recorded_says_so(tmp_path):

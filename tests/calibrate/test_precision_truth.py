@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
-from calibrate.dryrun import dryrun
 from predictor import pipeline, survival
-from tests.calibrate.small_jobs import BATCH, SEQUENCE, measured_and_predicted, needs_emulator, workload
-from tests.predictor.small import small_config
+from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator, workload
+from tests.calibrate.trainer import SCALARS_BYTES, train
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
-SCALARS_BYTES = 64
-"""DeepSpeed's norm and overflow flags, and what the Trainer logs, are not predicted."""
 RANK = {"data_parallel_size": 4, "rank": 3}
 
 
@@ -42,26 +34,6 @@ def test_a_measured_job_is_predicted(tmp_path, changes):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_trainer_in_mixed_precision_is_predicted(tmp_path, dtype):
     asked = workload(tmp_path, mixed_precision=dtype, gpu="h100-80gb", profile="none")
-    (tmp_path / "model.json").write_text(json.dumps(small_config()))
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(f"""
-        import json, torch
-        from transformers import AutoConfig, LlavaForConditionalGeneration, Trainer, TrainingArguments
-        document = json.load(open({str(tmp_path / "model.json")!r}))
-        config = AutoConfig.for_model(document.pop("model_type"), **document)
-        model = LlavaForConditionalGeneration._from_config(config, dtype=torch.float32)
-        model.model.vision_tower.requires_grad_(False)
-        ids = torch.full(({SEQUENCE},), 1)
-        ids[1:5] = config.image_token_id
-        labels = torch.where(ids == config.image_token_id, -100, ids)
-        sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28)}}
-        arguments = TrainingArguments(
-            output_dir={str(tmp_path)!r}, per_device_train_batch_size={BATCH}, max_steps=3, report_to=[],
-            save_strategy="no", gradient_checkpointing=True, optim="adamw_torch_fused", logging_steps=1,
-            gradient_checkpointing_kwargs={{"use_reentrant": False}}, remove_unused_columns=False, {dtype}=True)
-        Trainer(model=model, args=arguments, train_dataset=[sample] * 64).train()
-    """))
-    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL)
-    assert (found.exit_code, found.optimizer_steps) == (0, 3)
+    found = train(tmp_path, dtype="float32", **{dtype: True})
     predicted = pipeline.prepare(asked).run(asked.capacity, 0).peak
     assert 0 <= found.peak_requested_bytes - predicted < SCALARS_BYTES

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from calibrate.measure import measure
-from predictor import pipeline, survival
 from predictor.survival import PAGE_BYTES
-from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.calibrate.small_jobs import check_predicted, needs_emulator, workload
 
 pytestmark = needs_emulator
 
-SCALARS_BYTES = 64
-"""DeepSpeed's own scalars (loss scaling, norms), which are not predicted: of at most eight bytes each."""
 
 
 def config(**zero) -> dict:
@@ -32,14 +29,7 @@ LITTLE_ROOM = config(stage3_max_reuse_distance=20_000, stage3_max_live_parameter
 ])
 def test_a_job_needs_what_is_predicted(tmp_path, changes, events):
     asked = workload(tmp_path, **{"gpu": "h100-80gb", "profile": "none"} | changes)
-    job = pipeline.prepare(asked)
-    run = job.run(asked.capacity)
-    simulation = survival.play(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
-    record = measure(asked, events=events)
-    if events == "immediate":  # blocks that wait for another stream still count as requested
-        assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
-    assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * 8
-    assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= PAGE_BYTES
+    check_predicted(asked, events, reserved_off_bytes=PAGE_BYTES)
 
 
 def test_a_job_with_its_history_recorded_needs_the_same(tmp_path):

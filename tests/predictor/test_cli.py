@@ -48,6 +48,12 @@ def test_hugging_faces_underscores_are_understood(asked):
     assert (asked[0].sequence_length, asked[0].per_device_train_batch_size) == (9, 2)
 
 
+def test_an_option_given_again_adds_to_what_was_said_before(asked):
+    assert main(["predict", *ENOUGH, "--lora", "r=16", "--lora", '{"use_dora": true}', "--ddp", "static_graph=false",
+                 "--engine", "ddp"]) == 0
+    assert (asked[0].lora["r"], asked[0].lora["use_dora"]) == (16, True) and "static_graph" not in asked[0].ddp
+
+
 def test_options_override_the_file(asked, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("{model: m, sequence_length: 9, recipe: full, per_device_train_batch_size: 3}")
@@ -78,7 +84,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
 
 @pytest.mark.parametrize("argv, message", [
     (["predict"], "MODEL is not given: name one, such as llava-1.5-7b"),
-    (["predict", "m"], "--sequence-length is not given: say how many tokens a sample has, image tokens included"),
+    (["predict", "llava-1.5-7b"], "sequence_length is not given: say how many tokens a sample has, image tokens included"),
     (["predict", "m", "--sequence-length", "0"], "--sequence-length must be at least 1, not 0"),
     (["predict", "m", "--sequence-length", "many"], '--sequence-length must be a whole number, not "many"'),
     (["predict", "m", "--sequence-length"], "argument --sequence-length: expected one argument (see peakcast predict --help)"),
@@ -92,6 +98,11 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
      '--rank must be "worst" or the number of a rank: must be a whole number, not "last"'),
     (["predict", *ENOUGH, "--versions", "torch"],
      '--versions must be KEY=VALUE with a key of torch, transformers, deepspeed, peft, bitsandbytes, not "torch"'),
+    (["predict", *ENOUGH, "--quantization", "load_in_8bit=true"],
+     "--quantization load_in_8bit is not supported yet: use load_in_4bit"),
+    (["predict", *ENOUGH, "--lora", "r=0"], "--lora r must be at least 1, not 0"),
+    (["predict", *ENOUGH, "--lora", "target_modules=("],
+     "--lora target_modules is no regular expression: missing ), unterminated subpattern at position 0"),
     (["predict", *ENOUGH, "--deepspeed", "{"],
      "deepspeed: not valid JSON at line 1, column 2: Expecting property name enclosed in double quotes"),
     (["predict", *ENOUGH, "--deepspeed", "nowhere.json"],

@@ -17,6 +17,7 @@ from predictor import batches, cli, gpus, parser, pipeline, samples, workspaces
 from predictor.dataset import Dataset
 from predictor.errors import InputError
 from predictor.models import ModelConfig
+from predictor.report.samples import sentences
 from predictor.samples import Samples
 from predictor.sizes import Shape
 from predictor.workload import Workload
@@ -142,7 +143,7 @@ def test_a_workspace_of_many_shapes_is_that_of_each(name):
 @pytest.mark.parametrize("name, text", [
     ("a.json", '[812, {"tokens": 700, "images": 0}]'),
     ("a.jsonl", '812\n\n{"tokens": 700, "images": 0}\n'),
-    ("a.csv", "id,tokens,images\na,812,\nb,700,0\n"),
+    ("a.csv", "tokens, images\n812,\n\n700, 0\n"),
 ])
 def test_samples_are_read_from_each_form(tmp_path, name, text):
     (tmp_path / name).write_text(text)
@@ -156,9 +157,15 @@ def test_samples_are_read_from_each_form(tmp_path, name, text):
     ("a.json", "[]", "holds no sample"),
     ("a.json", "[812, 0]", "sample 2: tokens must be a whole number from 1 to 4,194,304, not 0"),
     ("a.jsonl", '812\n{"tokens": ', "line 2: not valid JSON"),
-    ("a.jsonl", '{"tokens": 812, "images": 1.5}', "sample 1: images must be a whole number"),
+    ("a.jsonl", '{"tokens": 812, "images": 1.5}', "line 1: images must be a whole number"),
+    ("a.jsonl", '812\n{"tokens": 800, "num_images": 3}', 'line 2: unknown name "num_images" (did you mean "images"?)'),
+    ("a.json", '[812, {"tokens": 800, "image": 3}]', 'sample 2: unknown name "image" (did you mean "images"?)'),
     ("a.csv", "812,1\n", "first line must name the columns"),
-    ("a.csv", "tokens\n812\nmany\n", 'sample 2: tokens must be a whole number from 1 to 4,194,304, not "many"'),
+    ("a.csv", "tokens,imgs,images\n", 'line 1: unknown name "imgs"'),
+    ("a.csv", "tokens,images,images\n800,1,3\n", "line 1: images is named twice"),
+    ("a.csv", "tokens,images\n812,1\n800,1,3,4\n", "line 3: has 4 value(s), but the first line names 2"),
+    ("a.csv", "tokens,images\n812\n", "line 2: has 1 value(s), but the first line names 2"),
+    ("a.csv", "tokens\n812\nmany\n", 'line 3: tokens must be a whole number from 1 to 4,194,304, not "many"'),
 ])
 def test_a_wrong_file_is_one_clear_line(tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
@@ -169,6 +176,7 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, text, said):
 
 @pytest.mark.parametrize("changes, drawn, said", [
     ({"images_per_sample": 1}, DRAWN, "images_per_sample: the samples say"),
+    ({"model": "toy.npz"}, DRAWN, 'model "toy.npz": a learned formula answers for one shape'),
     ({"padding": "packed"}, DRAWN, 'padding "packed": not predicted with samples yet: leave one of them out'),
     ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, DRAWN, "not predicted with samples yet"),
     ({"per_device_train_batch_size": 11}, DRAWN, "there are 6 samples only"),
@@ -191,4 +199,12 @@ def test_the_command_says_how_likely_a_batch_fits(tmp_path, capsys):
     assert code == 1 and document["samples"]["verdicts"]["does_not_fit"] > 0
     cli.main(words)
     text = capsys.readouterr().out
-    assert "This is the worst batch of 4 samples" in text and "of random batches do not fit: one in" in text
+    assert "This is the worst batch of 4 samples" in text and "of random batches do not fit: nearly every optimizer" in text
+    assert "padding included, which no mask hides" in " ".join(text.split()) and "images_per_sample" not in text
+
+
+def test_batches_without_images_are_said_to_be_answered_with_some():
+    drawn = of(*[(700, 0)] * 4)
+    text = " ".join(sentences(pipeline.predict(workload(**SAME_LENGTHS), samples=drawn)))
+    assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with no images (answered as if with 2: "
+                    "formulas are of batches with at least so many). Every random batch needs as much.")

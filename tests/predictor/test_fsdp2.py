@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from predictor import fsdp, gpus, pipeline
+from predictor import compared, fsdp, gpus, pipeline
 from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.fsdp2_units import Shard, Unit, Units
 from predictor.errors import InputError
 from predictor.events import Kind
 from predictor.facts import Parameter
-from predictor.workload import KEYS, Workload
+from predictor.workload import Workload
 from tests.predictor.small import small_config, small_llava
 from tests.predictor.test_formula import key
 
@@ -223,11 +223,12 @@ def test_reductions_that_narrow_gradients_are_refused(job):
         job(data_parallel_size=2, recipe="lora", fsdp={"reduce_dtype": "bf16"}).run(None, 0)
 
 
-@pytest.mark.parametrize("name", fsdp.CHECKED)
-def test_what_was_not_measured_with_fsdp2_is_refused(monkeypatch, name):
-    monkeypatch.setitem(fsdp.CHECKED, name, ("nothing else",))
-    if name in KEYS:
-        assert "which is not modelled yet with engine fsdp2: use \"nothing else\"" in refusal()
+@pytest.mark.parametrize("keys", [
+    {"dtype": "fp16"}, {"mixed_precision": "bf16", "dtype": "bf16"}, {"use_liger_kernel": True}, {"padding": "packed"},
+    {"attn_implementation": "flash_attention_2"}, {"recipe": "lora", "quantization": {"load_in_4bit": True}}])
+def test_what_was_not_measured_with_fsdp2_is_refused(keys):
+    with pytest.raises(InputError, match="fsdp2.*not predicted|not predicted.*fsdp2"):
+        compared.check(Workload(model="m", sequence_length=8, engine="fsdp2", **keys))
 
 
 def test_parameters_of_two_dtypes_in_one_unit_are_refused(job):

@@ -61,6 +61,17 @@ def test_a_frozen_weight_is_cast_at_each_use():
     assert copies(trainable=False) == [WEIGHT_BYTES, -WEIGHT_BYTES, WEIGHT_BYTES, -WEIGHT_BYTES, 4 * ROWS * WIDTH]
 
 
+def test_operators_of_other_libraries_remain_their_own():
+    library = torch.library.Library("of_another", "DEF")  # as torchvision registers its own for this key
+    library.define("twice(Tensor one) -> Tensor")
+    library.impl("twice", lambda one: 2 * one, autocast.KEY.name)
+    try:
+        with autocast.on_meta(Twice()):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key("of_another::twice", autocast.KEY.name)
+    finally:
+        library._destroy()
+
+
 def test_autocast_of_the_cpu_is_itself_again_afterwards():
     with autocast.on_meta(Twice()):
         pass

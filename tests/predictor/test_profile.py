@@ -240,7 +240,7 @@ def test_a_profile_without_any_residuals_is_not_shown_as_a_perfect_one(tmp_path,
     path = written(tmp_path, to_plain(calibration()))
     assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert " GiB to " not in shown and "measured on a real GPU; it has no intervals." in shown
+    assert " GiB to " not in shown and "measured on a real GPU; no intervals are known." in shown
 
 
 def test_an_answer_that_extrapolates_says_that_its_intervals_are_wider(tmp_path, capsys):

@@ -153,3 +153,9 @@ def test_no_width_cuts_a_layer_or_its_factors(width):
     assert max(map(len, lines)) <= width
     for word in ("parameters", "optimizer_states", "temporaries"):
         assert word in text
+
+
+def test_frozen_modules_that_backward_runs_through_are_named_with_what_they_keep():
+    text = " ".join(shown(explain.report, samples.prediction(passed_bytes={"head": 0, "language_model": 3 * GIB})).split())
+    assert "and until then their activations stay: language_model 3.00 GiB." in text
+    assert "Backward also runs" not in shown(table.report, samples.prediction())

@@ -101,7 +101,6 @@ def test_other_spellings_become_ours():
 
 @pytest.mark.parametrize("keys, message", [
     ({"model": None}, "model is not given: name one, such as llava-1.5-7b"),
-    ({"sequence_length": None}, "sequence_length is not given: say how many tokens a sample has, image tokens included"),
     ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1, not 0"),
     ({"per_device_train_batch_size": -3}, "per_device_train_batch_size must be at least 1, not -3"),
     ({"per_device_train_batch_size": True}, "per_device_train_batch_size must be a whole number, not True"),

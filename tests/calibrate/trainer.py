@@ -1,0 +1,51 @@
+"""Hugging Face's Trainer with the tiny LLaVA, a script of its own on the emulated GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from calibrate.dryrun import DryRun, dryrun
+from tests.calibrate.small_jobs import BATCH, SEQUENCE
+from tests.predictor.small import small_config
+
+SCALARS_BYTES = 64
+"""DeepSpeed's norm and overflow flags, the running loss and what the Trainer logs, which are not predicted."""
+ZERO2_CONFIG = {"bf16": {"enabled": True}, "gradient_clipping": "auto", "train_micro_batch_size_per_gpu": "auto",
+                "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
+ARGUMENTS = {"per_device_train_batch_size": BATCH, "max_steps": 3, "report_to": [], "save_strategy": "no",
+             "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+             "optim": "adamw_torch_fused", "logging_steps": 1, "remove_unused_columns": False, "bf16": False}
+FROZEN_TOWER = "model.model.vision_tower.requires_grad_(False)"
+
+
+def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOWER, world_size: int | None = None,
+          rank: int = 0, **arguments: Any) -> DryRun:
+    """Three steps of the samples that measured jobs have.
+
+    Args:
+        dtype: of the weights, as it is made on the CPU.
+        prepare: lines that make ``model`` ready to train.
+        arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`.
+    """
+    document = small_config()
+    script = directory / "train.py"
+    script.write_text(textwrap.dedent(f"""
+        import torch
+        from transformers import AutoConfig, LlavaForConditionalGeneration, Trainer, TrainingArguments
+        config = AutoConfig.for_model({document.pop("model_type")!r}, **{document!r})
+        model = LlavaForConditionalGeneration._from_config(config, dtype=torch.{dtype})
+        PREPARE
+        ids = torch.full(({SEQUENCE},), 1)
+        ids[1:5] = config.image_token_id
+        labels = torch.where(ids == config.image_token_id, -100, ids)
+        sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28, dtype=torch.{dtype})}}
+        arguments = TrainingArguments(output_dir={str(directory)!r}, **{ARGUMENTS | arguments!r})
+        Trainer(model=model, args=arguments, train_dataset=[sample] * 64).train()
+    """).replace("PREPARE", textwrap.dedent(prepare).strip()))
+    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL, world_size=world_size, rank=rank)
+    assert (found.exit_code, found.optimizer_steps) == (0, 3)
+    return found
