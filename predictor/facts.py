@@ -85,7 +85,8 @@ class ModelFacts:
         """Tokens that learned positions of the language model reach; None without such."""
         tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
                   and modality(p.name) not in TOWERS]
-        return min((table.shape[0] for table in tables), default=None)
+        writes = [table for table in tables if "decoder" in table.module.split(".")]  # an encoder may hear instead
+        return min((table.shape[0] for table in writes or tables), default=None)
 
     @cached_property
     def moved(self) -> list[int]:
