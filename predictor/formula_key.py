@@ -39,6 +39,9 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if config.routes_by_data:
+        raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
+                         "the tokens that each gets: use peakcast learn")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     for key, (asked, compared_with) in COMPARED_WITH.items():

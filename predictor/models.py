@@ -22,6 +22,13 @@ ANY_SIZE = ("pixtral",)
 """``model_type`` of vision towers that take pictures of any size, whatever the model around them."""
 
 
+ROUTED = ("aria", "aria_text", "dbrx", "jetmoe", "longcat_flash", "nllb-moe", "step3p5", "step3p7",
+          "switch_transformers")
+"""``model_type`` of mixtures whose experts run one after another, each over the tokens that chose it (transformers
+5.17, their modeling files): what is allocated depends on data. All others multiply them in groups, in buffers of the
+same size wherever tokens go (integrations/moe.py, grouped_mm_experts_forward)."""
+
+
 class Kind(str, Enum):
     """What a sample has."""
 
@@ -65,6 +72,12 @@ class ModelConfig:
         classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
         sees = "vocab_size" not in self.document and any(key in self.document for key in ("image_size", "num_channels"))
         return Kind.IMAGE if classifies or sees else Kind.TEXT
+
+    @property
+    def routes_by_data(self) -> bool:
+        """Whether what it allocates depends on which expert each token goes to."""
+        text = self.document.get("text_config")
+        return bool({self.document["model_type"], text.get("model_type") if isinstance(text, dict) else ""} & {*ROUTED})
 
     @property
     def windows(self) -> list[int]:

@@ -81,3 +81,8 @@ def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     with pytest.raises(InputError, match=line):
         prepared(tmp_path, MEDIA[name], **keys)
+
+
+def test_experts_that_run_one_after_another_are_refused(tmp_path):
+    with pytest.raises(InputError, match="depends on the tokens that each gets"):
+        prepared(tmp_path, {"model_type": "dbrx", "vocab_size": 320}, sequence_length=20)
