@@ -39,7 +39,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     """
     model = build_model(workload)
     config = code_models.at(models.find(workload.model), pipeline.shape_of(workload))
-    inputs = code_models.inputs_of(config, model, workload.picture, workload.dtype)
+    inputs = code_models.inputs_of(config, model, workload.picture, workload.video_frames, workload.dtype)
     facts = parser.describe(model, inputs.tokens_per_image)
     pipeline.check_room(workload, facts)
     batch = host_batch(inputs, workload)

@@ -307,13 +307,14 @@ class CodeInputs:
                 for name, tensor in batch.items()}
 
 
-def inputs_of(config: ModelConfig, model: Any, image_size: tuple[int, int] | None, dtype: str) -> Any:
+def inputs_of(config: ModelConfig, model: Any, image_size: tuple[int, int] | None, video_frames: int | None,
+              dtype: str) -> Any:
     """What feeds a model: by its configuration, or by the user's function."""
     if isinstance(config, CodeModel):
         return CodeInputs(config, _layout(model), dtype)
     from predictor.inputs import Inputs
 
-    return Inputs(config, model, image_size)
+    return Inputs(config, model, image_size, video_frames)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -189,6 +189,14 @@ def contiguous(out):
                  torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in out)
 
 
+def grouped_product(left, right, *others, **keywords):
+    """CUDA's takes any dtype (ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda), meta's bf16 alone."""
+    made = aten._grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **keywords)
+    return torch.empty_like(made, dtype=left.dtype)
+
+
+INSTEAD = {"aten::_grouped_mm": grouped_product}
+"""Operator -> what to call on meta tensors in its stead."""
 RESULTS = {"aten::convolution_backward": contiguous}
 """Operator -> its results as they are on CUDA, from those on meta tensors."""
 

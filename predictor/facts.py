@@ -9,6 +9,7 @@ from functools import cached_property
 
 MODALITIES = {
     "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
+    "audio_tower": "audio_tower",
     "multi_modal_projector": "projector", "connector": "projector", "merger": "projector",
     "deepstack_merger_list": "projector", "image_newline": "projector",
     "language_model": "language_model", "text_model": "language_model",
@@ -18,6 +19,8 @@ MODALITIES = {
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names that transformers' language models and vision towers give to theirs."""
 
+TOWERS = ("vision_tower", "audio_tower")
+"""Modality modules that see and hear."""
 POSITIONS = ("wpe", "position_embeddings", "embed_positions")
 """Names that transformers' language models give to learned positions."""
 
@@ -81,8 +84,9 @@ class ModelFacts:
     def positions(self) -> int | None:
         """Tokens that learned positions of the language model reach; None without such."""
         tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
-                  and modality(p.name) != "vision_tower"]
-        return min((table.shape[0] for table in tables), default=None)
+                  and modality(p.name) not in TOWERS]
+        writes = [table for table in tables if "decoder" in table.module.split(".")]  # an encoder may hear instead
+        return min((table.shape[0] for table in writes or tables), default=None)
 
     @cached_property
     def moved(self) -> list[int]:

@@ -8,7 +8,6 @@ from typing import Any
 from predictor import compared, fsdp, gpus, lora, models, quantization, regimes, store
 from predictor.errors import InputError
 from predictor.gpus import Gpu
-from predictor.models import Kind
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -21,7 +20,8 @@ traced apart where a mask would be padded."""
 
 COMPARED_WITH = {
     "use_liger_kernel": (lambda workload: workload.use_liger_kernel, ("llava",)),
-    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral")),
+    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
+                                                                         "qwen2_audio")),
 }
 """What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
 
@@ -35,10 +35,15 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     compared.check(workload)
     quantization.check(workload)
     config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size) and (config.image_size or config.kind is Kind.TEXT):
+    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if config.routes_by_data:
+        raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
+                         "the tokens that each gets: use peakcast learn")
+    if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
+        raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     for key, (asked, compared_with) in COMPARED_WITH.items():
         if asked(workload) and config.document["model_type"] not in compared_with:
             raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
@@ -55,7 +60,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture)
+        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture,
+        video_frames=workload.video_frames)
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:

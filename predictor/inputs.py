@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from predictor import pictures
+from predictor import pictures, sounds
 from predictor.errors import InputError
 from predictor.models import Kind, ModelConfig
 from predictor.sizes import Shape
@@ -21,23 +21,44 @@ class Inputs:
 
     Attributes:
         image_size: height and width of the pictures; None: as the vision tower takes them.
+        video_frames: how many pictures are one video, which then counts as an image; None: pictures are images.
     """
 
     config: ModelConfig
     model: torch.nn.Module
     image_size: tuple[int, int] | None = None
+    video_frames: int | None = None
 
     @cached_property
     def tokens_per_image(self) -> int:
-        """Placeholder tokens that one image fills, asked of the model itself; 0 if it has no place for images."""
+        """Placeholder tokens that one image, or clip of sound, fills, asked of the model itself; 0 if it takes none."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.tokens(self.model)
         if self.config.kind is not Kind.IMAGE_TEXT:
             return 0
-        features = getattr(self.model, "get_image_features", None)
+        tokens, runs = self._run
+        return tokens if runs == 1 else runs * (tokens + 1)
+
+    @cached_property
+    def _run(self) -> tuple[int, int]:
+        """Placeholder tokens that follow one another, and how often they do in one image."""
+        features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
         if features is None:
-            return 1  # cross-attention looks at the images: one token names each
-        found = ask(features, self._fitting(self._pixels([1]), features)).pooler_output
+            return 1, 1  # cross-attention looks at the images: one token names each
+        pixels = self._pixels([1])
+        if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
+            pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
+        found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
-        return sum(part.numel() // part.shape[-1] for part in parts)
+        tokens = sum(part.numel() // part.shape[-1] for part in parts)
+        runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
+        return tokens // runs, runs
+
+    @property
+    def _told_apart(self) -> bool:
+        """Whether text, the time, comes between the frames of a video (transformers 5.17,
+        models/qwen3_vl/processing_qwen3_vl.py, replace_video_token)."""
+        return self.config.document["model_type"].startswith("qwen3_vl")
 
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
         """Integers with their values on the CPU; floats, which only take room, on meta.
@@ -49,19 +70,25 @@ class Inputs:
         """
         if self.config.kind is Kind.IMAGE:
             return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
+        if self.config.kind is Kind.SPEECH:
+            labels = torch.ones(shape.batch, shape.sequence, dtype=torch.int64)
+            if padding == "right":
+                labels[:, -1] = -100
+            return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
         each, more = divmod(shape.images, shape.batch)
         counts = [each + (row < more) for row in range(shape.batch)]
         token = self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, count in enumerate(counts):
-            room = count * (self.tokens_per_image + 1) < shape.sequence
-            for start in range(1, 1 + count * (self.tokens_per_image + room), self.tokens_per_image + room or 1):
-                ids[row, start : start + self.tokens_per_image] = token
+            tokens, runs = self._run if count and self.config.kind is Kind.IMAGE_TEXT else (self.tokens_per_image, 1)
+            room = count * runs * (tokens + 1) < shape.sequence
+            for start in range(1, 1 + count * runs * (tokens + room), tokens + room or 1):
+                ids[row, start : start + tokens] = token
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
-                batch[name] = (ids == token).to(torch.int64)
-        pixels = self._fitting(self._pixels(counts), self.model.forward) if shape.images else {}
+                batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)
+        pixels = self._fitting(self._pixels(counts), type(self.model).forward) if shape.images else {}
         if pixels and "cross_attention_mask" in self._arguments:
             seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
             batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
@@ -83,12 +110,15 @@ class Inputs:
 
     @cached_property
     def _arguments(self) -> set[str]:
-        return set(inspect.signature(self.model.forward).parameters)
+        return set(inspect.signature(type(self.model).forward).parameters)  # mixed precision wraps it
 
     @property
     def _placeholder(self) -> int:
-        """The token that stands for a piece of an image; none has -1."""
-        found = [getattr(self.model.config, name, None) for name in ("image_token_id", "image_token_index")]
+        """The token that stands for a piece of an image or a sound; none has -1."""
+        names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+        if self.video_frames:
+            names = ("video_token_id", "video_token_index")
+        found = [getattr(self.model.config, name, None) for name in names]
         return next((token for token in found if token is not None), -1)
 
     @cached_property
@@ -96,8 +126,13 @@ class Inputs:
         return pictures.processor(self.config, self.model.config)
 
     def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
-        """Of so many pictures for each sample, in the dtype of the model."""
+        """Of so many pictures, or clips of sound, for each sample, in the dtype of the model."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.clips(self.model, sum(counts))
         config, dtype = self.model.config, self.model.dtype
+        if self.video_frames:
+            made = pictures.videos(self.config, config, sum(counts), self.video_frames, self.image_size)
+            return {name: values.to(dtype) if values.is_meta else values for name, values in made.items()}
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
             if self.image_size is None:

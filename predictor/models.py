@@ -22,12 +22,26 @@ ANY_SIZE = ("pixtral",)
 """``model_type`` of vision towers that take pictures of any size, whatever the model around them."""
 
 
+ROUTED = ("aria", "aria_text", "dbrx", "jetmoe", "longcat_flash", "nllb-moe", "step3p5", "step3p7",
+          "switch_transformers")
+"""``model_type`` of mixtures whose experts run one after another, each over the tokens that chose it (transformers
+5.17, their modeling files): what is allocated depends on data. All others multiply them in groups, in buffers of the
+same size wherever tokens go (integrations/moe.py, grouped_mm_experts_forward)."""
+
+
 class Kind(str, Enum):
     """What a sample has."""
 
     IMAGE_TEXT = "image_text"
     TEXT = "text"
     IMAGE = "image"
+    AUDIO_TEXT = "audio_text"
+    SPEECH = "speech"
+
+    @property
+    def has_media(self) -> bool:
+        """Whether samples have some number of images or clips of sound, which ``Shape.images`` counts."""
+        return self not in (Kind.TEXT, Kind.SPEECH)  # speech: one clip is heard for every sample, tokens are written
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,20 @@ class ModelConfig:
         """What a sample has, by what the configuration describes."""
         if "vision_config" in self.document:
             return Kind.IMAGE_TEXT
+        if "audio_config" in self.document:
+            return Kind.AUDIO_TEXT
+        if "num_mel_bins" in self.document and "vocab_size" in self.document:
+            return Kind.SPEECH
         named = self.document.get("architectures")
         classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
         sees = "vocab_size" not in self.document and any(key in self.document for key in ("image_size", "num_channels"))
         return Kind.IMAGE if classifies or sees else Kind.TEXT
+
+    @property
+    def routes_by_data(self) -> bool:
+        """Whether what it allocates depends on which expert each token goes to."""
+        text = self.document.get("text_config")
+        return bool({self.document["model_type"], text.get("model_type") if isinstance(text, dict) else ""} & {*ROUTED})
 
     @property
     def windows(self) -> list[int]:
@@ -110,11 +134,13 @@ def find(model: str) -> ModelConfig:
     if not found:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
-    beside = path.parent / "preprocessor_config.json"
-    return ModelConfig(model, _read_config(path), _settings(beside) if beside.is_file() else {})
+    beside, video = (path.parent / f"{kind}preprocessor_config.json" for kind in ("", "video_"))
+    settings = _settings(beside) if beside.is_file() else {}
+    settings |= {"video": _settings(video)} if video.is_file() else {}
+    return ModelConfig(model, _read_config(path), settings)
 
 
-NOT_SETTINGS = ("processor_class", "image_processor_type", "feature_extractor_type", "auto_map")
+NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -79,6 +79,15 @@ def gemm_4bit(call: Call) -> None:
         call.free(buffer)
 
 
+def grouped_product(call: Call) -> None:
+    """In bf16 by CUTLASS, on GPUs that have such a kernel (ATen/native/cuda/GroupMM.cu,
+    bf16bf16_grouped_gemm_impl_sm90_sm100); else one product after another into the result."""
+    left, right, groups = *call.args[:2], call.args[2].numel()
+    rows, columns = left.shape[0] * (1 if right.dim() == 3 else groups), right.shape[-1]
+    bf16 = call.out[0].dtype == torch.bfloat16
+    call.around(*((("grouped_arguments", (groups,)), ("grouped_workspace", (rows, groups, columns))) if bf16 else ()))
+
+
 def layer_norm(call: Call) -> None:
     """A copy of an input that is not contiguous (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
     source = call.args[0]
@@ -161,6 +170,14 @@ def safe_softmax(call: Call) -> None:
     """Where whole rows are masked: the mask, one flag a row, a zero (ATen/native/transformers/attention.cpp)."""
     source = call.args[0]
     call.around(source.numel(), source.numel() // source.shape[call.args[1]], source.element_size())
+
+
+def sort(call: Call) -> None:
+    """Of one row: its positions in order, then, if it is long, CUB's buffers (ATen/native/cuda/Sort.cu,
+    fillSliceWithIndex and launch_stable_sort_kernel)."""
+    source = call.args[0]
+    row = (source.numel(),) if source.dim() == 1 and source.dtype == torch.int64 else ()
+    call.around(*((8 * row[0], ("row_sort", row)) if row else ()))
 
 
 def masked_scatter(call: Call) -> None:
@@ -335,6 +352,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::baddbmm": matrix_product,
     "aten::addmm": fused_bias,
     "bitsandbytes::gemm_4bit": gemm_4bit,
+    "aten::_grouped_mm": grouped_product,
     "aten::native_layer_norm": layer_norm,
     "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::index": index,
@@ -344,6 +362,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::_safe_softmax": safe_softmax,
     "aten::_softmax_backward_data": softmax_backward,
     "aten::cumsum": cumulative,
+    "aten::sort": sort,
     "aten::masked_scatter": masked_scatter,
     "aten::masked_scatter_backward": masked_scatter_backward,
     "aten::nonzero": nonzero,

@@ -11,12 +11,12 @@ from predictor import lora as adapters
 from predictor import quantization as four_bit
 from predictor.code_models import CodeModel
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, Parameter, modality
+from predictor.facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.models import Kind, ModelConfig
 
 RECIPES: dict[str, Callable[[str], bool]] = {
     "pretrain": lambda module: module == "projector",
-    "finetune": lambda module: module != "vision_tower",
+    "finetune": lambda module: module not in TOWERS,
     "lora": lambda module: module == "projector",
     "full": lambda module: True,
 }
@@ -26,6 +26,8 @@ CLASSES = {
     Kind.IMAGE_TEXT: ("AutoModelForImageTextToText",),
     Kind.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
     Kind.IMAGE: ("AutoModelForImageClassification",),
+    Kind.AUDIO_TEXT: ("AutoModelForMultimodalLM",),
+    Kind.SPEECH: ("AutoModelForSpeechSeq2Seq",),
 }
 """What a sample has -> transformers' classes of models that give a loss for it."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -151,7 +153,9 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     """
     names = [name for name, _ in model.named_parameters()]
     chosen = {name for name in names if RECIPES[recipe](modality(name))} if chosen is None else chosen
-    if recipe == "lora":
+    if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
+        chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    else:
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):

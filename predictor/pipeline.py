@@ -185,15 +185,19 @@ def settled(workload: Workload) -> Workload:
         InputError: an unknown model, or one that does not take such samples.
     """
     config = models.find(workload.model)
-    tokens, images = (config.kind is not Kind.IMAGE), (config.kind is not Kind.TEXT)
+    tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:
         raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
+    if config.kind is Kind.SPEECH and workload.padding == "packed":
+        raise InputError(f"padding packed: {config.name} hears one clip for each sample, which does not pack: use none "
+                         "or right")
     if not tokens and workload.sequence_length is not None:
         raise InputError(f"sequence_length {workload.sequence_length}: {config.name} takes no tokens; leave it out")
     asked = workload.images_per_sample
     if asked is not None and (bool(asked) != images or (not tokens and asked > 1)):
-        takes = "one image a sample" if not tokens else "images, and samples without are not predicted yet" if images \
-            else "no images"
+        media = "clips of sound" if config.kind is Kind.AUDIO_TEXT else "images"
+        takes = "one image a sample" if not tokens else "one clip a sample" if config.kind is Kind.SPEECH else \
+            f"{media}, and samples without are not predicted yet" if images else "no images"
         raise InputError(f"images_per_sample {asked}: {config.name} takes {takes}; leave it out")
     if isinstance(config, code_models.CodeModel):
         return workload.fill(images_per_sample=int(images), gradient_checkpointing=False)

@@ -48,6 +48,13 @@ def on_host(name: str):
     return found
 
 
+def histc(twins: Twins, args, kwargs):
+    """Of integers, which CPUs do not count: the counts are as many as the bins, whatever they are."""
+    if args[0].device.type != "meta" or args[0].is_floating_point():
+        return UNKNOWN
+    return twins.like(torch.histc(twins.of(args[0]).float(), *args[1:], **kwargs).to(args[0].dtype))
+
+
 def equal(twins: Twins, args, _kwargs):
     """``torch.equal``: floats differ."""
     left, right = (_values(twins, arg) for arg in args[:2])
@@ -58,6 +65,7 @@ READS = {
     "aten::_local_scalar_dense": item,
     "aten::_to_copy": to_host,
     "aten::equal": equal,
+    "aten::histc": histc,
     **{f"aten::{name}": on_host(name)
        for name in ("nonzero", "repeat_interleave", "unique_consecutive", "unique_dim", "_unique2", "bincount")},
 }

@@ -43,6 +43,7 @@ class Key:
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
         quantization: layers of 4 bits, likewise.
         image_size: height and width of pictures, where a model takes any; left out of the document elsewhere.
+        video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
     """
 
     fingerprint: str
@@ -67,6 +68,7 @@ class Key:
     mixed_precision: str = "none"
     quantization: Quantized | None = None
     image_size: tuple[int, int] | None = None
+    video_frames: int | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

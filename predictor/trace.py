@@ -11,7 +11,7 @@ import torch
 
 from predictor import autocast, operators
 from predictor.code_models import loss_of
-from predictor.cuda_paths import RESULTS, as_on_cuda
+from predictor.cuda_paths import INSTEAD, RESULTS, as_on_cuda
 from predictor.events import Moment
 from predictor.host_copies import on_host
 from predictor.places import Places
@@ -45,7 +45,7 @@ class Tracer(Recorder):
         name = func._schema.name
         if name in MASKED:
             args = (args[0], self._positions(args[1]), *args[2:])
-        out = func(*args, **kwargs)
+        out = INSTEAD.get(name, func)(*args, **kwargs)
         if name in RESULTS:
             out = RESULTS[name](out)
         self.twins.follow(func, args, kwargs, _tensors(out))

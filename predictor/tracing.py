@@ -70,7 +70,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
-    inputs = code_models.inputs_of(config, model, key.image_size, key.dtype)
+    inputs = code_models.inputs_of(config, model, key.image_size, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
     facts = parser.describe(model, inputs.tokens_per_image)

@@ -188,9 +188,12 @@ class Workload:
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int | None = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images "
                                       "included")
-    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "default: 1 for a model that takes images")
+    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "default: 1 for a model that takes images, "
+                                         "or sound: clips then")
     image_size: int | str | None = key(_ImageSize(1, 16_384), None, "shape", "of the pictures before the model's own "
                                        "processor: pixels of a side, or HxW; default: as the model takes them")
+    video_frames: int | None = key(Whole(1, 4_096), None, "shape", "images are videos of so many frames; default: they "
+                                   "are pictures")
     padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
                        "something; packed: samples in one row, told apart by position_ids")
     per_device_eval_batch_size: int | None = key(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -57,6 +58,21 @@ def efficient_backward(width, dtype=torch.float32):
         gradient, query, key, value, None, out, sums, seed, seed, 0.0, [True, True, True, False], True)
 
 
+def grouped_product(rows, groups=9, columns=256, dtype=torch.bfloat16):
+    source, weight, ends = empty(rows, 64, dtype=dtype), empty(groups, 64, columns, dtype=dtype), zeros(groups).int()
+    return lambda: torch._grouped_mm(source, weight, offs=ends)
+
+
+def grouped_gradient(columns=256):
+    left, right, ends = empty(900, 512).t(), empty(900, columns), zeros(8).int()
+    return lambda: torch._grouped_mm(left, right, offs=ends)
+
+
+def sort(items):
+    row = zeros(items)
+    return lambda: row.sort()
+
+
 def product_of_4_bits(bias=False, nested=False, contiguous=True):
     import bitsandbytes
     source, weight = empty(2, 1000, 128), empty(256 * 64, 1, dtype=torch.uint8)
@@ -87,6 +103,12 @@ def calls():
         "flash attention": attention("flash", True, batch=32, length=577),
         **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
         "efficient attention backward": efficient_backward(128, torch.bfloat16),
+        "grouped product": grouped_product(1170),
+        "grouped product of few rows": grouped_product(1160),
+        "grouped product of few columns": grouped_product(9000, columns=128),
+        "grouped product in fp16": grouped_product(1170, dtype=torch.float16),
+        "grouped product of a weight's gradient": grouped_gradient(),
+        **{f"sort of {n}": sort(n) for n in (800, 4096, 4097, 100_000)},
         "product of 4-bit weights": product_of_4_bits(),
         "product of 4-bit weights, bias": product_of_4_bits(bias=True),
         "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
@@ -158,7 +180,8 @@ def traced(wanted: str, gpu) -> list[int]:
 
 
 @needs_emulator
-@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb", "rtx-4090"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, gpu", [
+    *product(NAMES, ["h100-80gb", "a100-80gb", "rtx-4090"]),
+    *((name, "b200") for name in NAMES if "grouped" in name)])
 def test_an_operator_allocates_and_frees_what_the_tracer_says_in_that_order(name, gpu):
     assert traced(name, gpus.find(gpu)) == on_device(gpu)[name]

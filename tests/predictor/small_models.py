@@ -47,3 +47,24 @@ IMAGE_TEXT = {
         "text_config": {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 64} | LLAMA},
 }
 ALL = TEXT | IMAGE | IMAGE_TEXT
+_EARS = {"num_mel_bins": 8, "max_source_positions": 24, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2,
+         "encoder_ffn_dim": 64}
+"""A clip is 48 columns of 8 bins."""
+MEDIA = {
+    "whisper": {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "decoder_layers": 2,
+                "decoder_attention_heads": 2, "decoder_ffn_dim": 64, "vocab_size": 320, "max_target_positions": 320,
+                "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 2} | _EARS,
+    "qwen2_audio": {
+        "model_type": "qwen2_audio", "architectures": ["Qwen2AudioForConditionalGeneration"],
+        "audio_token_index": 319, "audio_config": {"model_type": "qwen2_audio_encoder"} | _EARS,
+        "text_config": {"model_type": "qwen2"} | LLAMA},
+    "llava_next_video": {
+        "model_type": "llava_next_video", "architectures": ["LlavaNextVideoForConditionalGeneration"],
+        "image_token_index": 319, "video_token_index": 318, "image_grid_pinpoints": [[28, 56], [56, 28]],
+        "spatial_pool_mode": "average", "spatial_pool_stride": 2, "vision_config": CLIP,
+        "text_config": {"model_type": "llama"} | LLAMA},
+    "qwen2_5_vl": IMAGE_TEXT["qwen2_5_vl"],
+}
+"""Models of sound and video."""
+EXPERTS = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
+           "num_experts_per_tok": 2} | LLAMA

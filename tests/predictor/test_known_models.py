@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import pytest
 import torch
-import transformers
 
 from predictor import models, parser
 
@@ -49,6 +46,7 @@ PUBLISHED = {
     "paligemma-3b": 2_923_466_480,
     "paligemma2-3b": 3_032_242_416,
     "pixtral-12b": 12_247_782_400 + 403_489_792 + 31_467_520,  # Mistral-Nemo, and by hand the tower and the projector
+    "qwen2-audio-7b": 8_397_094_912,
     "qwen2-vl-2b": 2_208_985_600,
     "qwen2-vl-72b": 73_405_560_320,
     "qwen2-vl-7b": 8_291_375_616,
@@ -72,9 +70,8 @@ PUBLISHED = {
     "t5-base": 222_903_552,
     "t5-small": 60_506_624,
     "vit-base": 86_567_656,
+    "whisper-large-v3": 1_543_490_560,
 }
-SPEECH = {"qwen2-audio-7b": 8_397_094_912, "whisper-large-v3": 1_543_490_560}
-"""Models of sound: a sample of theirs is none that the parser knows."""
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -88,20 +85,5 @@ def test_a_known_name_has_the_published_number_of_parameters(name, published):
     assert abs(parameters(model) / published - 1) <= 0.001
 
 
-@pytest.mark.parametrize("name, published", SPEECH.items(), ids=SPEECH)
-def test_a_known_model_of_sound_has_the_published_number_of_parameters(name, published):
-    document = deepcopy(models.find(name).document)
-    library = getattr(transformers, document["architectures"][0])
-    with torch.device("meta"):
-        model = library._from_config(transformers.AutoConfig.for_model(**document))
-    assert abs(parameters(model) / published - 1) <= 0.001
-
-
-@pytest.mark.xfail(strict=True, reason="the parser knows no sample of sound")
-@pytest.mark.parametrize("name, published", SPEECH.items(), ids=SPEECH)
-def test_the_parser_builds_a_known_model_of_sound_whole(name, published):
-    assert abs(parameters(parser.bare(models.find(name), "sdpa")) / published - 1) <= 0.001
-
-
 def test_every_known_name_has_a_published_number():
-    assert {*PUBLISHED, *SPEECH} == {*models.known_names()}
+    assert {*PUBLISHED} == {*models.known_names()}
