@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from predictor.autocast import as_one
+from predictor.operators import convolution
 
 aten = torch.ops.aten
 
@@ -182,15 +183,17 @@ def constant(original):
     return made_on_host
 
 
-def contiguous(out):
-    """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
-    cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
-    return tuple(tensor if tensor is None or tensor.is_contiguous() else
-                 torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in out)
+def contiguous(args, out):
+    """Results that are contiguous on CUDA whatever the input's strides are."""
+    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
-RESULTS = {"aten::convolution_backward": contiguous}
-"""Operator -> its results as they are on CUDA, from those on meta tensors."""
+RESULTS = {
+    "aten::convolution": convolution.results,
+    "aten::convolution_backward": convolution.backward_results,
+    "aten::roll": contiguous,
+}
+"""Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
 
 
 @contextmanager
