@@ -42,9 +42,10 @@ class Inputs:
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
         """Integers with their values on the CPU; floats, which only take room, on meta.
 
-        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images,
-        then text; the first samples have what does not divide. Packed samples are one row, with position ids that
-        begin anew for each, as transformers' DataCollatorWithFlattening makes it.
+        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images, a
+        text token after each where there is room, then text; the first samples have what does not divide. Packed
+        samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
+        makes it.
         """
         if self.config.kind is Kind.IMAGE:
             return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
@@ -53,7 +54,9 @@ class Inputs:
         token = self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, count in enumerate(counts):
-            ids[row, 1 : 1 + count * self.tokens_per_image] = token
+            room = count * (self.tokens_per_image + 1) < shape.sequence
+            for start in range(1, 1 + count * (self.tokens_per_image + room), self.tokens_per_image + room or 1):
+                ids[row, start : start + self.tokens_per_image] = token
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:

@@ -50,7 +50,8 @@ class ModelConfig:
         """What a sample has, by what the configuration describes."""
         if "vision_config" in self.document:
             return Kind.IMAGE_TEXT
-        return Kind.TEXT if "vocab_size" in self.document else Kind.IMAGE
+        pictures = "num_channels" in self.document or "vocab_size" not in self.document  # BEiT's is of picture tokens
+        return Kind.IMAGE if pictures else Kind.TEXT
 
     @property
     def windows(self) -> list[int]:
@@ -104,31 +105,32 @@ def find(model: str) -> ModelConfig:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          f"and no such directory or config.json; known: {', '.join(known_names())}")
     beside = path.parent / "preprocessor_config.json"
-    return ModelConfig(model, _read_config(path), _settings(_read(beside)) if beside.is_file() else {})
+    return ModelConfig(model, _read_config(path), _settings(beside) if beside.is_file() else {})
 
 
 NOT_SETTINGS = ("processor_class", "image_processor_type", "feature_extractor_type", "auto_map")
 
 
-def _settings(preprocessor: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in preprocessor.items() if name not in NOT_SETTINGS}
+def _settings(path: Path) -> dict[str, Any]:
+    document = _read(path)
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+    return {name: value for name, value in document.items() if name not in NOT_SETTINGS}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Any:
     try:
         document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__}): give a readable config.json") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
     return document
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     document = _read(path)
-    if not isinstance(document.get("model_type"), str):
+    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     if "quantization_config" in document:
         raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")

@@ -79,7 +79,7 @@ def class_of(config: ModelConfig, hf_config):
     import transformers
 
     found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
-    found = [library for library in found if library is not None]
+    found = [library[0] if isinstance(library, tuple) else library for library in found if library is not None]
     named = [name for name in config.document.get("architectures") or () if hasattr(transformers, name)]
     found = [library for library in found if not named or library.__name__ in named]
     if not found:
@@ -110,10 +110,13 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
         modules: patterns of paths: layers elsewhere keep their activations; none: all layers are recomputed.
 
     Raises:
-        InputError: a pattern that matches no layer.
+        InputError: a model that cannot, or a pattern that matches no layer.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    if not model.supports_gradient_checkpointing:
+        raise InputError(f"gradient_checkpointing: {type(model).__name__} has none: switch it off "
+                         "(--no-gradient-checkpointing)")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
                                         every_n_layers=every_n_layers, offload=offload)
     if not modules:

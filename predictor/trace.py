@@ -55,7 +55,7 @@ class Tracer(Recorder):
         """Indices with the places of a mask's true values in its stead (ATen/native/IndexingUtils.h, expandTensors)."""
         expanded: list[torch.Tensor | None] = []
         for index in indices:
-            if index is None or index.dtype != torch.bool:
+            if index is None or index.dtype != torch.bool or not index.is_meta:
                 expanded.append(index)
                 continue
             places = READS["aten::nonzero"](self.twins, (index,), {})
