@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from predictor import rms_norm
 from predictor.autocast import as_one
 from predictor.operators import convolution
 
@@ -123,6 +124,8 @@ def scaled_dot_product_attention(backend: str, original):
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
+        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
+            kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -203,6 +206,7 @@ def as_on_cuda(backend: str):
     with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
           patch.object(functional, "linear", as_one(linear(functional.linear))),
           patch.object(functional, "dropout", dropout(functional.dropout)),
+          patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
           patch.object(functional, "softmax", softmax(functional.softmax)),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

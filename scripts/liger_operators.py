@@ -70,8 +70,8 @@ def fused_linear_jsd(x: int, config: Settings, mode: str, backward: Backward) ->
 
 
 def distill_jsd_loss(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Cross-entropy of a student of half the width, and its divergence from the teacher. Liger's own model, with weights
-    of its own, lies beside it."""
+    """Cross-entropy of a student of half the width, and its divergence from the teacher. Liger's own model, with
+    weights of its own, lies beside it."""
     width, vocabulary = config["H"], config["V"]
     heads = [nn.Linear(size, vocabulary, bias=False, dtype=BF16) for _ in range(2) for size in (width // 2, width)]
     kept = [torch.empty(x, width // 2, dtype=BF16), _leaf(x, width // 2, dtype=BF16)]
@@ -178,7 +178,11 @@ def fused_neighborhood_attention(x: int, config: Settings, mode: str, backward: 
         out = torch.matmul(weights, values)
         out = out.transpose(1, 2).contiguous().view(batch, x, width)
         return last(out)
-    return lambda: backward([forward()], [gradient], retain_graph=True)
+
+    def call() -> None:
+        backward([forward()], [gradient], retain_graph=True)
+        assert kept
+    return call
 
 
 def layer_norm(x: int, config: Settings, mode: str, backward: Backward) -> Made:

@@ -23,6 +23,8 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "bitsandbytes::gemm_4bit": products.gemm_4bit,
     "aten::native_layer_norm": norms.layer_norm,
     "aten::native_layer_norm_backward": norms.layer_norm_backward,
+    "peakcast::rms_norm": norms.layer_norm,
+    "peakcast::rms_norm_backward": norms.rms_norm_backward,
     "aten::roll": indexing.roll,
     "aten::index": indexing.index,
     "aten::sum": reductions.reduction,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from predictor.operators.call import Call, nbytes
 
 
@@ -16,10 +18,32 @@ def layer_norm(call: Call) -> None:
 
 
 def layer_norm_backward(call: Call) -> None:
-    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda)."""
-    gradient, source = call.args[:2]
+    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda); many
+    rows of few elements are added up in parts, and those by another sum (LayerNormBackwardKernelImplInternal)."""
+    _backward(call, *call.args[:2])
+
+
+def rms_norm_backward(call: Call) -> None:
+    """The same without a mean (the same file, _fused_rms_norm_backward_cuda)."""
+    _backward(call, *call.args[:2])
+
+
+def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
     copy = None if source.is_contiguous() else call.allocate(nbytes(source))
-    call.around(*(() if gradient.is_contiguous() else (nbytes(gradient),)))
+    of_source, *of_weights = call.out if call.args[-1][0] else (None, *call.out)
+    if of_source is not None:
+        call.results(of_source)
+    width = max((tensor.numel() for tensor in of_weights), default=1)
+    dimensions = (source.numel() // width, width)
+    first = [call.allocate(("norm_first", (*dimensions, tensor.element_size()))) for tensor in of_weights]
+    held = [] if gradient.is_contiguous() else [call.allocate(nbytes(gradient))]
+    held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in of_weights]
+    for tensor, before in zip(of_weights, first, strict=True):
+        call.results(tensor)
+        call.through(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
+        call.free(before)
+    for buffer in reversed(held):
+        call.free(buffer)
     if copy is not None:
         call.free(copy)
 

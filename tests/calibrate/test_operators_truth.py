@@ -84,9 +84,31 @@ def single(channels, layout):
         gradient, source, weight, [channels], *settings, [True, True, True])]
 
 
+def norm_backward(rows, width, bias=True):
+    source, weight, sums = empty(rows, width), empty(width), empty(rows, 1, dtype=torch.float32)
+    return lambda: aten.native_layer_norm_backward(source, source, [width], sums, sums, weight, weight if bias else None,
+                                                   [True, True, bias])
+
+
+def rms_norm(source):
+    weight = empty(source.shape[-1])
+    return lambda: torch.nn.functional.rms_norm(source, weight.shape, weight, 1e-6)
+
+
+def rms_norm_backward(source):
+    weight, gradient, sums = empty(source.shape[-1]), empty(*source.shape), empty(*source.shape[:-1], 1, dtype=torch.float32)
+    return lambda: rms_gradients(gradient, source, weight, sums)
+
+
 def index_put(target, indices, values, accumulate=True):
     indices = [None if shape is None else zeros(*shape) for shape in indices]
     return lambda: aten._index_put_impl_(target.clone(), indices, values, accumulate, True)
+
+
+def broadcast_attention():
+    from torch.nn import functional
+    query, key, value = empty(2, 8, 300, 64), empty(2, 1, 300, 64), empty(2, 1, 300, 64)
+    return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64):
@@ -134,6 +156,14 @@ def calls():
         **{f"convolution of a line{', transposed' * transposed}, {groups} groups": line_convolution(transposed, groups)
            for transposed in (False, True) for groups in (1, 64)},
         **{f"convolution of a pixel{layout and ', ' + layout}": single(96, layout) for layout in ("", "last")},
+        **{f"layer norm backward, {rows} rows of {width}{'' if bias else ', no bias'}": norm_backward(rows, width, bias)
+           for rows, width in ((65536, 96), (65537, 96), (100352, 384), (100352, 2112), (100352, 2100), (100352, 1700))
+           for bias in (True, False)},
+        "rms norm": rms_norm(empty(4, 1000, 64)),
+        "rms norm, strided": rms_norm(empty(4, 64, 1000).transpose(1, 2)),
+        "rms norm backward": rms_norm_backward(empty(4, 1000, 64)),
+        "rms norm backward of many rows": rms_norm_backward(empty(100352, 96)),
+        "rms norm backward, strided": rms_norm_backward(empty(4, 64, 1000).transpose(1, 2)),
         "roll": (lambda pictures=empty(2, 56, 56, 96): pictures.roll((3, 3), (1, 2))),
         "roll of one dimension": (lambda pictures=empty(2, 56, 56, 96): pictures.roll(3, 1)),
         "roll, strided": (lambda pictures=empty(2, 56, 56, 96).permute(0, 3, 1, 2): pictures.roll((3, 3), (2, 3))),
@@ -158,6 +188,7 @@ def calls():
         "product of 4-bit weights, bias": product_of_4_bits(bias=True),
         "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
         "product of 4-bit weights, strided": product_of_4_bits(bias=True, contiguous=False),
+        "attention of one key head": broadcast_attention(),
         "math attention, causal": attention("math", True, groups=4),
         "math attention, masked": attention("math", False, torch.bfloat16, groups=4),
         "math attention, boolean mask": attention("math", False, torch.bool, groups=4),
@@ -175,6 +206,10 @@ def chosen(backend, call):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if backend == "flash" else SDPBackend.MATH):
         return call()
+
+
+def rms_gradients(gradient, source, weight, sums):
+    return aten._fused_rms_norm_backward(gradient, source, list(weight.shape), sums, weight, [True, True])
 
 
 for dtype in (torch.float, torch.bfloat16):  # cuBLAS' workspace
@@ -210,7 +245,10 @@ def traced(wanted: str, gpu) -> list[int]:
     def chosen(backend, call):
         return call()
 
-    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen}
+    def rms_gradients(gradient, source, weight, sums):
+        return torch.ops.peakcast.rms_norm_backward(gradient, source, weight, [True, True])
+
+    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients}
     exec(CALLS, scope)
     call = dict(scope["calls"]())[wanted]
     with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
