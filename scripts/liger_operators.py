@@ -315,8 +315,10 @@ def fused_moe(x: int, config: Settings, mode: str, backward: Backward) -> Made:
             final.index_add_(0, token, states.to(final.dtype))
         return final
 
-    if mode == "forward":
-        return lambda: forward() and None
+    if mode == "forward":  # the process ran the whole before, so that cuBLAS has a workspace in backward's thread too
+        small = _leaf(2, 8, 8)
+        backward([torch.bmm(small, small).sum()])
+        return lambda: [forward()].clear()
     if mode == "backward":
         made = forward()
         gradient = torch.empty_like(made)
