@@ -108,13 +108,14 @@ def peak_mib(name: str, x: int, config: dict, mode: str, gpu: gpus.Gpu) -> float
 
 EXPLAINED = {
     "fused_moe": "which tokens go to which expert is drawn by chance, here and there",
-    "fused_neighborhood_attention": "1 MiB too much in nearly every row: the size of cuBLASLt's workspace, which PyTorch "
-                                    "2.11 keeps and that of the time perhaps did not",
+    "fused_neighborhood_attention": "1 MiB too much in nearly every row: the size of cuBLASLt's workspace, which "
+                                    "PyTorch 2.11 keeps and that of the time perhaps did not",
     "kto_loss": "measured 756 to 1,268 MiB more, whatever the batch; runs of the same code on other days differ by 509 "
-                "MiB: not explained by the operator, perhaps memory of what the process ran before. What a larger batch "
-                "adds is right",
-    "distill_jsd_loss": "measured two months before the code was published, which is what was rebuilt: measured were two "
-                        "fp32 tensors of the logits' size more, and 5,064 MiB that no batch changes: not explained",
+                "MiB: not explained by the operator, perhaps memory of what the process ran before. What a larger "
+                "batch adds is right",
+    "distill_jsd_loss": "measured two months before the code was published, which is what was rebuilt: measured were "
+                        "two fp32 tensors of the logits' size more, and 5,064 MiB that no batch changes: not "
+                        "explained",
 }
 """Why operators differ."""
 

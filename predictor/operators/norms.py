@@ -18,13 +18,17 @@ def layer_norm(call: Call) -> None:
 
 
 def layer_norm_backward(call: Call) -> None:
-    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda); many
-    rows of few elements are added up in parts, and those by another sum (LayerNormBackwardKernelImplInternal)."""
-    _backward(call, *call.args[:2])
+    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda)."""
+    gradient, source = call.args[:2]
+    copy = None if source.is_contiguous() else call.allocate(nbytes(source))
+    call.around(*(() if gradient.is_contiguous() else (nbytes(gradient),)))
+    if copy is not None:
+        call.free(copy)
 
 
 def rms_norm_backward(call: Call) -> None:
-    """The same without a mean (the same file, _fused_rms_norm_backward_cuda)."""
+    """The same without a mean (the same file, _fused_rms_norm_backward_cuda); many rows of few elements are added up
+    in parts, and those by another sum (LayerNormBackwardKernelImplInternal)."""
     _backward(call, *call.args[:2])
 
 

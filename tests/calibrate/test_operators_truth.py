@@ -84,12 +84,6 @@ def single(channels, layout):
         gradient, source, weight, [channels], *settings, [True, True, True])]
 
 
-def norm_backward(rows, width, bias=True):
-    source, weight, sums = empty(rows, width), empty(width), empty(rows, 1, dtype=torch.float32)
-    return lambda: aten.native_layer_norm_backward(source, source, [width], sums, sums, weight, weight if bias else None,
-                                                   [True, True, bias])
-
-
 def rms_norm(source):
     weight = empty(source.shape[-1])
     return lambda: torch.nn.functional.rms_norm(source, weight.shape, weight, 1e-6)
@@ -156,9 +150,6 @@ def calls():
         **{f"convolution of a line{', transposed' * transposed}, {groups} groups": line_convolution(transposed, groups)
            for transposed in (False, True) for groups in (1, 64)},
         **{f"convolution of a pixel{layout and ', ' + layout}": single(96, layout) for layout in ("", "last")},
-        **{f"layer norm backward, {rows} rows of {width}{'' if bias else ', no bias'}": norm_backward(rows, width, bias)
-           for rows, width in ((65536, 96), (65537, 96), (100352, 384), (100352, 2112), (100352, 2100), (100352, 1700))
-           for bias in (True, False)},
         "rms norm": rms_norm(empty(4, 1000, 64)),
         "rms norm, strided": rms_norm(empty(4, 64, 1000).transpose(1, 2)),
         "rms norm backward": rms_norm_backward(empty(4, 1000, 64)),
