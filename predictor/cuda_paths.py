@@ -13,7 +13,9 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from predictor import rms_norm
 from predictor.autocast import as_one
+from predictor.operators import convolution
 
 aten = torch.ops.aten
 
@@ -122,6 +124,8 @@ def scaled_dot_product_attention(backend: str, original):
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
+        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
+            kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -182,11 +186,9 @@ def constant(original):
     return made_on_host
 
 
-def contiguous(out):
-    """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
-    cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
-    return tuple(tensor if tensor is None or tensor.is_contiguous() else
-                 torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in out)
+def contiguous(args, out):
+    """Results that are contiguous on CUDA whatever the input's strides are."""
+    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def grouped_product(left, right, *others, **keywords):
@@ -197,8 +199,12 @@ def grouped_product(left, right, *others, **keywords):
 
 INSTEAD = {"aten::_grouped_mm": grouped_product}
 """Operator -> what to call on meta tensors in its stead."""
-RESULTS = {"aten::convolution_backward": contiguous}
-"""Operator -> its results as they are on CUDA, from those on meta tensors."""
+RESULTS = {
+    "aten::convolution": convolution.results,
+    "aten::convolution_backward": convolution.backward_results,
+    "aten::roll": contiguous,
+}
+"""Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
 
 
 @contextmanager
@@ -208,6 +214,7 @@ def as_on_cuda(backend: str):
     with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
           patch.object(functional, "linear", as_one(linear(functional.linear))),
           patch.object(functional, "dropout", dropout(functional.dropout)),
+          patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
           patch.object(functional, "softmax", softmax(functional.softmax)),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

@@ -142,7 +142,8 @@ class Inputs:
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}
         vision = getattr(config, "vision_config", config)
-        size = self.image_size or (fixed or getattr(vision, "image_size", None) or 224,) * 2
+        side = fixed or getattr(vision, "image_size", None) or 224
+        size = self.image_size or (tuple(side) if isinstance(side, (tuple, list)) else (side, side))
         return {"pixel_values": torch.empty(sum(counts), vision.num_channels, *size, dtype=dtype, device="meta")}
 
     @staticmethod

@@ -70,7 +70,7 @@ class ModelConfig:
             return Kind.SPEECH
         named = self.document.get("architectures")
         classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
-        sees = "vocab_size" not in self.document and any(key in self.document for key in ("image_size", "num_channels"))
+        sees = "num_channels" in self.document or ("image_size" in self.document and "vocab_size" not in self.document)
         return Kind.IMAGE if classifies or sees else Kind.TEXT
 
     @property

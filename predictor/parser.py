@@ -89,7 +89,7 @@ def class_of(config: ModelConfig, hf_config):
     import transformers
 
     found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
-    found = [library for library in found if library is not None]
+    found = [library[0] if isinstance(library, tuple) else library for library in found if library is not None]
     named = [name for name in config.document.get("architectures") or () if hasattr(transformers, name)]
     found = [library for library in found if not named or library.__name__ in named]
     if not found:

@@ -47,7 +47,7 @@ class Tracer(Recorder):
             args = (args[0], self._positions(args[1]), *args[2:])
         out = INSTEAD.get(name, func)(*args, **kwargs)
         if name in RESULTS:
-            out = RESULTS[name](out)
+            out = RESULTS[name](args, out)
         self.twins.follow(func, args, kwargs, _tensors(out))
         self._play(name, args, kwargs, out)
         return out

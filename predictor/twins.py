@@ -80,5 +80,7 @@ class Twins:
             return None
         host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
         host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
+        if func is torch.ops.aten.histc.default:  # CUDA counts integers too
+            return [func(host_args[0].double(), *host_args[1:], **host_kwargs).to(host_args[0].dtype)]
         result = func(*host_args, **host_kwargs)
         return [result] if isinstance(result, torch.Tensor) else list(result)

@@ -215,6 +215,36 @@ def _threads(gpu):
     return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
+def norm_partials(gpu, rows, width, itemsize):
+    """Gradients of a norm's weight by blocks of 32 rows and columns, up to 32,768, for many short rows
+    (ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    return np.where(_in_parts(gpu, rows, width), _norm_parts(rows, width) * width * itemsize, 0)
+
+
+def norm_first(gpu, rows, width, itemsize):
+    """The result that the sum of those replaces (the same function)."""
+    return np.where(_in_parts(gpu, rows, width), width * itemsize, 0)
+
+
+def norm_buffer(gpu, rows, width):
+    """Partial results of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width), reduction_buffer(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def norm_semaphores(gpu, rows, width):
+    """Counters of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width),
+                    reduction_semaphores(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def _in_parts(gpu, rows, width):
+    return (np.asarray(rows) > 64 << 10) & (width // 32 < gpu.multiprocessors // 2)
+
+
+def _norm_parts(rows, width):
+    return np.minimum(_ceil_div(rows, 32), (32 << 10) // _ceil_div(width, 32))
+
+
 # Liger ------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +351,7 @@ FUNCTIONS = {
         cublas_workspace, cublaslt_workspace, grouped_arguments, grouped_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
         efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
-        reduction_buffer, reduction_semaphores,
+        reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
         liger_partials, liger_logits,
         cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
