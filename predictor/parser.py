@@ -46,8 +46,8 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
     if isinstance(config, CodeModel):
         model = code_models.build(config, dtype)
         model.train()
-        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        select(model, recipe=recipe, trainable=trainable, frozen=frozen, chosen=left if recipe != "full" else None)
+        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad or recipe == "full"}
+        select(model, recipe=recipe, trainable=trainable, frozen=frozen, chosen=left)
         return model
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
@@ -152,10 +152,11 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     A pattern matches a parameter's whole path, or the path of any module above it.
     """
     names = [name for name, _ in model.named_parameters()]
-    chosen = {name for name in names if RECIPES[recipe](modality(name))} if chosen is None else chosen
-    if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
-        chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    else:
+    if chosen is None:
+        chosen = {name for name in names if RECIPES[recipe](modality(name))}
+        if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
+            chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):

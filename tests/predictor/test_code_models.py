@@ -124,7 +124,7 @@ def test_a_default_dtype_is_that_of_the_workload():
 
 def test_integers_keep_their_values():
     config = code_models.at(models.find(f"{OWN}:train"), Shape(2, 8, 3))
-    batch = code_models.inputs_of(config, code_models.build(config, "bf16"), None, "bf16").batch(config.shape, "none")
+    batch = code_models.inputs_of(config, code_models.build(config, "bf16"), None, None, "bf16").batch(config.shape, "none")
     assert batch["owners"].tolist() == [0, 1, 0] and batch["pictures"].is_meta
 
 
