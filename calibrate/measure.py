@@ -24,7 +24,7 @@ from calibrate.job import Order
 from calibrate.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record
 from predictor import gpus
 from predictor.errors import InputError
-from predictor.pipeline import DEFAULT_GPU
+from predictor.pipeline import DEFAULT_GPU, settled
 from predictor.plain import from_plain
 from predictor.suggest import show
 from predictor.version import VERSION
@@ -61,7 +61,10 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
             out of GPU memory.
     """
     device = device or default_device()
-    workload = workload.replace(images_per_sample=workload.images_per_sample or 1)
+    whole = settled(workload)
+    workload = workload.replace(images_per_sample=whole.images_per_sample)
+    if whole.gradient_checkpointing != workload.gradient_checkpointing:  # of the user's own code there is none
+        workload = workload.replace(gradient_checkpointing=whole.gradient_checkpointing)
     changes: dict[str, str] = {}
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)

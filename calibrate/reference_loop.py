@@ -14,10 +14,8 @@ import torch
 
 from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, liger, lora, models, parser, pipeline, quantization
+from predictor import autocast, code_models, liger, lora, models, parser, pipeline, quantization
 from predictor.events import Moment
-from predictor.sizes import Shape
-from predictor.trace import make_batch
 from predictor.workload import Workload
 
 STEPS = 3
@@ -40,9 +38,11 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    facts = parser.describe(model)
-    pipeline.check_room(workload, facts.tokens_per_image)
-    batch = host_batch(model, facts, workload)
+    config = code_models.at(models.find(workload.model), pipeline.shape_of(workload))
+    inputs = code_models.inputs_of(config, model, workload.picture, workload.video_frames, workload.dtype)
+    facts = parser.describe(model, inputs.tokens_per_image)
+    pipeline.check_room(workload, facts)
+    batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)
     if built:
         built(model)
@@ -61,7 +61,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             enter(Moment.FORWARD, number)
             if number == 1 and micro_step == 0:
                 batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-            loss = forward(**batch, use_cache=False).loss
+            loss = code_models.loss_of(forward(**batch, **inputs.options))
             enter(Moment.BACKWARD, number)
             backward(loss)
             del loss
@@ -69,23 +69,25 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             step()
     if workload.per_device_eval_batch_size:
         enter(Moment.EVALUATION, STEPS)
-        evaluate(forward if workload.engine == "deepspeed" else model, host_batch(model, facts, workload.replace(
-            per_device_train_batch_size=workload.per_device_eval_batch_size)))
+        other = workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size)
+        evaluated = host_batch(inputs, other)  # the training batch stays on the device
+        evaluate(forward if workload.engine == "deepspeed" else model, evaluated, inputs.options)
     torch.cuda.synchronize()
 
 
 @torch.no_grad()
-def evaluate(model, batch: dict[str, torch.Tensor]) -> None:
+def evaluate(model, batch: dict[str, torch.Tensor], options: dict[str, bool]) -> None:
     """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
     model.eval()
     batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-    loss = model(**batch, use_cache=False).loss
+    loss = code_models.loss_of(model(**batch, **options))
     del loss
 
 
 def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
-    model = parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation,
+    config = code_models.at(models.find(workload.model), pipeline.shape_of(workload))
+    model = parser.build(config, attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
                          lora=lora.adapters(workload), dtype=workload.dtype,
                          quantization=quantization.quantized(workload))
@@ -122,10 +124,14 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     Weights become small random numbers, written in place. Buffers get their true values: they index
     tables (position ids) and would send a real kernel out of bounds.
     """
+    if not hasattr(model, "_init_weights"):
+        code_to_device(model)
+        return
     chosen = list(model.modules() if modules is None else modules)
     for module in chosen:
-        if any(buffer is not None for buffer in module._buffers.values()):
-            module.to_empty(device="cpu", recurse=False)
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
+        if buffers:
             model._init_weights(module)
     owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
              if parameter is not None]
@@ -148,23 +154,23 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
         parameter.normal_(std=WEIGHT_SCALE)
 
 
-def host_batch(model, facts, workload: Workload) -> dict[str, torch.Tensor]:
-    """The micro batch that the trace uses, with its true ids and zeros for pixels, on the CPU."""
-    images = workload.per_device_train_batch_size * workload.images_per_sample
-    shape = Shape(workload.per_device_train_batch_size, workload.sequence_length, images)
-    values = _Values()
-    batch = make_batch(model, facts, shape, workload.padding, values)
-    return {name: values.of(tensor) for name, tensor in batch.items()}
+@torch.no_grad()
+def code_to_device(model) -> None:
+    """As :func:`to_device` for a model outside transformers: what has values keeps them (``code_models.build``), other
+    parameters become small random numbers, other buffers ones."""
+    on_meta = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
+    code_models.move(model, lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta
+                     else tensor.to("cuda"))
+    for name, parameter in model.named_parameters():
+        if name in on_meta:
+            parameter.normal_(std=WEIGHT_SCALE)
+    for name, buffer in model.named_buffers():
+        if name in on_meta:
+            buffer.fill_(1)
 
 
-class _Values:
-    """Keeps the values that :func:`make_batch` gives with its meta tensors."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, torch.Tensor] = {}
-
-    def adopt(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        self._known[id(tensor)] = values
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._known.get(id(tensor), torch.zeros(tensor.shape, dtype=tensor.dtype))
+def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:
+    """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
+    batch = inputs.batch(pipeline.shape_of(workload), workload.padding)
+    return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+            for name, tensor in batch.items()}

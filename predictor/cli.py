@@ -27,6 +27,7 @@ COMMANDS = {
     "learn": "calibrate.commands.learn",
     "dryrun": "calibrate.commands.dryrun",
     "replay": "predictor.commands.replay",
+    "models": "predictor.commands.models",
     "profiles": "predictor.commands.profiles",
 }
 # An option that makes another module answer for a command, with ``run(arguments)`` alone.

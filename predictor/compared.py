@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from predictor import quantization
+from predictor import code_models, quantization
 from predictor.engine.engines import BF16, ENGINES, name_of
 from predictor.errors import InputError
 from predictor.suggest import show
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from predictor.workload import Workload
 
 OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
+OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
+            "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
+            "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,)}
 FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "quantization": (lambda w: w.quantization is not None, quantization.COMPARED),
+    "a model from code": (lambda w: code_models.is_named(w.model), OWN_CODE),
     "offload": (lambda w: w.offload, BF16),
     "gradient_checkpointing_kwargs offload": (
         lambda w: w.gradient_checkpointing and w.gradient_checkpointing_kwargs.get("offload"),

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 
+from predictor import rms_norm
 from predictor.autocast import as_one
+from predictor.operators import convolution
 
 aten = torch.ops.aten
 
@@ -101,8 +104,13 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
     """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     cuDNN takes head sizes that are multiples of 8, up to 256; flash attention no mask;
-    memory-efficient attention no grouped heads.
+    memory-efficient attention no grouped heads. Only the latter has a gradient for a mask; none
+    takes a mask whose rows do not lie whole in memory.
     """
+    if backend == "cudnn" and mask is not None and mask.requires_grad:
+        backend = "efficient"
+    if mask is not None and mask.stride(-1) != 1 and mask.shape[-1] != 1:
+        backend = "math"
     if backend == "cudnn" and (width % 8 or width > 256):
         backend = "flash"
     if backend == "flash" and mask is not None:
@@ -116,6 +124,8 @@ def scaled_dot_product_attention(backend: str, original):
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
+        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
+            kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -160,32 +170,51 @@ def softmax(original):
     return fused
 
 
-def contiguous(out):
-    """cuDNN's gradients, whose strides are those of input and weight (ATen/native/cudnn/ConvShared.cpp,
-    cudnn_conv_suggest_memory_format); meta tensors get those of a gradient that is channels last."""
-    return tuple(tensor if tensor is None or tensor.is_contiguous() else
-                 torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in out)
+def constant(original):
+    """``torch.tensor`` reads tensors in a list, and copies to a device, out of a dispatch mode's sight."""
+
+    def values(data):
+        if isinstance(data, (list, tuple)):
+            return [values(part) for part in data]
+        return data.item() if isinstance(data, torch.Tensor) else data
+
+    def made_on_host(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+        made = original(values(data) if isinstance(data, (list, tuple)) else data, dtype=dtype)
+        made = made if device is None else made.to(device)
+        return made.requires_grad_() if requires_grad else made
+
+    return made_on_host
 
 
-RESULTS = {"aten::convolution_backward": contiguous}
-"""Operator -> its results as they are on CUDA, from those on meta tensors."""
+def contiguous(args, out):
+    """Results that are contiguous on CUDA whatever the input's strides are."""
+    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def grouped_product(left, right, *others, **keywords):
+    """CUDA's takes any dtype (ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda), meta's bf16 alone."""
+    made = aten._grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **keywords)
+    return torch.empty_like(made, dtype=left.dtype)
+
+
+INSTEAD = {"aten::_grouped_mm": grouped_product}
+"""Operator -> what to call on meta tensors in its stead."""
+RESULTS = {
+    "aten::convolution": convolution.results,
+    "aten::convolution_backward": convolution.backward_results,
+    "aten::roll": contiguous,
+}
+"""Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
 
 
 @contextmanager
 def as_on_cuda(backend: str):
     """Replace the functions while the block runs."""
-    replaced = {
-        "scaled_dot_product_attention": as_one(scaled_dot_product_attention(
-            backend, functional.scaled_dot_product_attention)),
-        "linear": as_one(linear(functional.linear)),
-        "dropout": dropout(functional.dropout),
-        "softmax": softmax(functional.softmax),
-    }
-    originals = {name: getattr(functional, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(functional, name, function)
-    try:
+    attention = scaled_dot_product_attention(backend, functional.scaled_dot_product_attention)
+    with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
+          patch.object(functional, "linear", as_one(linear(functional.linear))),
+          patch.object(functional, "dropout", dropout(functional.dropout)),
+          patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
+          patch.object(functional, "softmax", softmax(functional.softmax)),
+          patch.object(torch, "tensor", constant(torch.tensor))):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(functional, name, function)

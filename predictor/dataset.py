@@ -9,9 +9,10 @@ from functools import cache
 
 import numpy as np
 
-from predictor import batches, learned, pipeline, timeline
+from predictor import batches, learned, models, pipeline, regimes, timeline
 from predictor.errors import InputError
 from predictor.formula_key import regime_at
+from predictor.models import Kind
 from predictor.prediction import Chances
 from predictor.samples import Samples
 from predictor.sizes import Shape
@@ -58,6 +59,15 @@ class Dataset:
             raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
         if size > MOST_IN_A_BATCH:
             raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
+        config = models.find(workload.model)
+        if config.kind is Kind.IMAGE:
+            raise InputError(f"samples: {config.name} takes no tokens: all its batches are alike")
+        if config.kind is Kind.TEXT:
+            if samples.images.max() > 1:
+                raise InputError(f"samples: some have images, which {config.name} does not take")
+            samples = replace(samples, images=np.zeros_like(samples.images))
+        if workload.sequence_length is None:
+            workload = workload.fill(sequence_length=int(samples.tokens.max()))
         samples = samples.cut(workload.sequence_length)
         varied = size > 1 and samples.tokens.min() < samples.tokens.max()
         return cls(workload.fill(padding="right") if varied else workload, samples, progress)
@@ -75,7 +85,7 @@ class Dataset:
     @property
     def least_images(self) -> int:
         """Batches with fewer are answered as if they had so many: formulas are traced from there on."""
-        return min(self.size, 2)
+        return min(self.size, 2) if models.find(self.workload.model).kind is Kind.IMAGE_TEXT else 0
 
     def worst(self) -> pipeline.Job:
         """Of the batch with the highest requested peak.
@@ -85,6 +95,9 @@ class Dataset:
         """
         jobs = [self.job(*batch) for batch in batches.largest(self.samples, self.size)]
         self._check_room(jobs[0].formula.facts.tokens_per_image)
+        if not all(regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])) for job in jobs):
+            raise InputError(f"samples: {self.workload.model} goes over images or tokens one by one, so that each "
+                             "batch would have to be traced: predict the largest ones without samples")
         return max(jobs, key=lambda job: job.run(None).peak)
 
     def _check_room(self, tokens_per_image: int) -> None:
@@ -132,9 +145,9 @@ class Dataset:
         peaks = np.empty((len(images), len(lengths)), dtype=np.int64)
         for few in np.unique(np.minimum(images, 2)).tolist():  # a regime has one image or more
             rows = np.minimum(images, 2) == few
-            regimes = [regime_at(self.workload, Shape(self.size, tokens, few)) for tokens in lengths.tolist()]
-            for regime in set(regimes):
-                columns = np.array([one == regime for one in regimes])
+            of_lengths = [regime_at(self.workload, Shape(self.size, tokens, few)) for tokens in lengths.tolist()]
+            for regime in set(of_lengths):
+                columns = np.array([one == regime for one in of_lengths])
                 job = plain.job(int(lengths[columns.argmax()]), few)
                 form = timeline.closed_form(job.run(None).events, at_least=job.lowest())
                 image, tokens = np.meshgrid(images[rows], lengths[columns], indexing="ij")

@@ -127,6 +127,10 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
 
     def by_width(name: str, auto: int) -> int:
         value = "auto" if short_form else setting(name)
+        if value == "auto" and not hidden_size and (workload.zero_stage == 3 or not name.startswith("stage3_")):
+            # as transformers 5.17 stops (integrations/deepspeed.py, trainer_config_finalize)
+            raise InputError(f"{workload.deepspeed_name}: {name} is filled in by the model's hidden_size, and this "
+                             "model has none: give the number in a DeepSpeed config")
         return auto if value == "auto" else value
 
     overlap = setting("overlap_comm")

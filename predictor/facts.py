@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MODALITIES = {
-    "vision_tower": "vision_tower",
-    "multi_modal_projector": "projector",
-    "language_model": "language_model",
+    "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
+    "audio_tower": "audio_tower",
+    "multi_modal_projector": "projector", "connector": "projector", "merger": "projector",
+    "deepstack_merger_list": "projector", "image_newline": "projector",
+    "language_model": "language_model", "text_model": "language_model",
     "lm_head": "head",
 }
-"""Submodule name of transformers' LLaVA -> modality module."""
+"""Submodule names of transformers' multimodal models -> modality module."""
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names that transformers' language models and vision towers give to theirs."""
+
+TOWERS = ("vision_tower", "audio_tower")
+"""Modality modules that see and hear."""
+POSITIONS = ("wpe", "position_embeddings", "embed_positions")
+"""Names that transformers' language models give to learned positions."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,14 @@ class ModelFacts:
         """Bytes of an element of the weights; adapters over them may be wider."""
         return self.parameters[0].itemsize
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens that learned positions of the language model reach; None without such."""
+        tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
+                  and modality(p.name) not in TOWERS]
+        writes = [table for table in tables if "decoder" in table.module.split(".")]  # an encoder may hear instead
+        return min((table.shape[0] for table in writes or tables), default=None)
+
     @cached_property
     def moved(self) -> list[int]:
         """Indices of the tensors in the order of ``model.to(device)``: children first (``nn.Module._apply``)."""
@@ -94,7 +109,5 @@ class ModelFacts:
 
 def modality(path: str) -> str:
     """Modality module of a parameter or module path; ``model`` for what lies between them."""
-    for part in path.split("."):
-        if part in MODALITIES:
-            return MODALITIES[part]
-    return "model"
+    found = [MODALITIES[part] for part in path.split(".") if part in MODALITIES]
+    return ("projector" if "projector" in found else found[0]) if found else "model"

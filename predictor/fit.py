@@ -11,14 +11,11 @@ import numpy as np
 from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.formula import MicroStep
 from predictor.recorder import RecordedBuffer, Recording
+from predictor.regimes import NotOneRegime
 from predictor.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
 
 DEGREES = {"batch": 1, "sequence": 2, "images": 1}
 """Highest power of each symbol: attention masks and scores are the quadratic ones."""
-
-
-class NotOneRegime(Exception):
-    """The recordings differ in more than sizes, or a size is no polynomial of the shape."""
 
 
 PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
@@ -50,8 +47,7 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
     """
     first = recordings[0]
     for recording, shape in zip(recordings, shapes):
-        if signature(recording) != signature(first):
-            raise NotOneRegime(f"the list of events at {shape} is not that at {shapes[0]}")
+        same_list(first, recording, shape)
     solve = _Solver(shapes, monomials(shapes, packed))
     polynomial_rows: dict[tuple, tuple] = {}
     rows: dict[tuple, int] = {}
@@ -63,6 +59,12 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
         size[index] = rows.setdefault(polynomial_rows[key], len(rows))
     return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
                      *_of_sharded(first))
+
+
+def same_list(first: Recording, other: Recording, shape: Shape) -> None:
+    """Raises :class:`NotOneRegime` if two recordings are not the same list; ``shape`` is that of the other."""
+    if signature(other) != signature(first):
+        raise NotOneRegime(f"the list of events at {shape} is not that of the first shape")
 
 
 def signature(recording: Recording) -> list:

@@ -14,6 +14,17 @@ from predictor.workload import Workload
 PINNED_LIGER = "0.8.5"
 """The release whose loss ``predictor.liger`` knows."""
 
+MASKED_ON_DEMAND = ("llava",)
+"""``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
+traced apart where a mask would be padded."""
+
+COMPARED_WITH = {
+    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, ("llava",)),
+    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
+                                                                         "qwen2_audio")),
+}
+"""What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
+
 
 def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.ModelConfig, store.Key]:
     """Which formula answers for a workload, and the model that it is of.
@@ -24,9 +35,19 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     compared.check(workload)
     quantization.check(workload)
     config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size):
-        raise InputError(f"image_size {workload.image_size}: the vision tower of {config.name} takes "
-                         f"{config.image_size} only; leave it out")
+    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
+        takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
+            f"{config.name} takes no images"
+        raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if config.routes_by_data:
+        raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
+                         "the tokens that each gets: use peakcast learn")
+    if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
+        raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
+    for key, (asked, compared_with) in COMPARED_WITH.items():
+        if asked(workload) and config.document["model_type"] not in compared_with:
+            raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
+                             "or use peakcast learn")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
@@ -39,7 +60,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload))
+        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture,
+        video_frames=workload.video_frames)
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
@@ -82,5 +104,6 @@ def _regime(workload: Workload, config: models.ModelConfig, shape: Shape, gpu: G
             raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
                              "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
-    return regimes.regime_of(row, pads_masks=masked and _backend(workload, gpu) in ("flash", "efficient"),
+    padded = masked and _backend(workload, gpu) in ("flash", "efficient")
+    return regimes.regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND,
                              windows=windows)

@@ -23,10 +23,11 @@ def kinds(workload: Workload, formula: Formula) -> dict[str, str]:
 
 
 def _model(workload: Workload, _: Formula) -> str:
-    """Architecture, with those of its parts."""
+    """Architecture, with those of its parts, and whether its pictures are videos."""
     document = models.find(workload.model).document
     parts = [part["model_type"] for part in document.values() if isinstance(part, dict) and "model_type" in part]
-    return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else [])])
+    seen = ["over video"] if workload.video_frames else []
+    return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else []), *seen])
 
 
 def _recipe(workload: Workload, _: Formula) -> str:
@@ -73,7 +74,7 @@ def _options(given: Mapping[str, Any] | None) -> str:
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] = {
     "formula": ((), lambda *_: "traced"),
-    "model": (("model",), _model),
+    "model": (("model", "video_frames"), _model),
     "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
     "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload"), _engine),
     "optimizer": (("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),

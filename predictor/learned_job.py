@@ -107,6 +107,8 @@ def prepare(workload: Workload) -> LearnedJob:
     """
     made = learned.load(workload.model)
     _refuse(workload, made)
+    if workload.sequence_length is None:
+        raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
     workload = workload.fill(images_per_sample=_images_per_sample(made))
     gpu = _gpu(workload, made)
     batch = workload.per_device_train_batch_size

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
+from predictor.facts import modality
 from predictor.suggest import show
 from predictor.values import Choice, Flag, FrozenMap, Invalid, Number, Table, Text, Whole
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 PINNED_PEFT = "0.21.2"
 ALL_LINEAR = "all-linear"
-PATTERN = "*multi_modal_projector*"
-"""What trains beside the adapters."""
 ADAPTERS, COPIED = ".lora_", ".modules_to_save."
 """Parts of the names of what peft adds: adapters, and trained copies of modules."""
 UNTRAINED = (".base_layer.", ".original_module.")
@@ -139,8 +138,7 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
-    language_model = "model.language_model"
-    targets = wanted.target_modules or linear_layers(model.get_submodule(language_model), f"{language_model}.")
+    targets = wanted.target_modules or _of_language_model(model)
     config = LoraConfig(
         task_type="CAUSAL_LM", r=wanted.r, target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.1 if wanted.dropout else 0.0, bias=wanted.bias, use_dora=wanted.use_dora,
@@ -165,13 +163,23 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     return model
 
 
+def _of_language_model(model) -> list[str]:
+    """Paths of its linear layers, without the head.
+
+    Raises:
+        InputError: it has none.
+    """
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    found = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+             and modality(name) in ("language_model", "model")]
+    if not found:
+        raise InputError("lora: the language model has no linear layers (torch.nn.Linear), and no others are "
+                         "supported yet")
+    return found
+
+
 def quiet() -> None:
     """bitsandbytes, which peft imports too, misses kernels for CPUs aloud."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
-def linear_layers(module, prefix: str = "") -> list[str]:
-    """Paths of all linear layers below a module."""
-    from torch import nn
-
-    return [prefix + name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]

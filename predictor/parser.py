@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
+from copy import deepcopy
 
+from predictor import code_models
 from predictor import lora as adapters
 from predictor import quantization as four_bit
+from predictor.code_models import CodeModel
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, Parameter
-from predictor.models import ModelConfig
+from predictor.facts import TOWERS, ModelFacts, Parameter, modality
+from predictor.models import Kind, ModelConfig
 
-RECIPES = {
-    "pretrain": ("*multi_modal_projector*",),
-    "finetune": ("*multi_modal_projector*", "*language_model*", "lm_head*"),
-    "lora": (adapters.PATTERN,),
-    "full": ("*",),
+RECIPES: dict[str, Callable[[str], bool]] = {
+    "pretrain": lambda module: module == "projector",
+    "finetune": lambda module: module not in TOWERS,
+    "lora": lambda module: module == "projector",
+    "full": lambda module: True,
 }
-"""Recipe name -> patterns of the parameters that train (LLaVA's own stages, and everything); with ``lora``, what peft
+"""Recipe name -> whether a modality module trains (LLaVA's own stages, and everything); with ``lora``, what peft
 trains does too."""
+CLASSES = {
+    Kind.IMAGE_TEXT: ("AutoModelForImageTextToText",),
+    Kind.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
+    Kind.IMAGE: ("AutoModelForImageClassification",),
+    Kind.AUDIO_TEXT: ("AutoModelForMultimodalLM",),
+    Kind.SPEECH: ("AutoModelForSpeechSeq2Seq",),
+}
+"""What a sample has -> transformers' classes of models that give a loss for it."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """``dtype`` -> what PyTorch calls it."""
 
@@ -28,9 +40,15 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
     """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
-        InputError: not a LLaVA, a configuration that transformers refuses, a pattern that
-            matches nothing, or nothing left to train.
+        InputError: a configuration that transformers refuses, a pattern that matches nothing, or nothing left to
+            train.
     """
+    if isinstance(config, CodeModel):
+        model = code_models.build(config, dtype)
+        model.train()
+        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad or recipe == "full"}
+        select(model, recipe=recipe, trainable=trainable, frozen=frozen, chosen=left)
+        return model
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
         four_bit.replace(model, quantization)
@@ -43,18 +61,41 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
 def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
     """The model on meta, as transformers builds it."""
     import torch
-    from transformers import AutoConfig, LlavaForConditionalGeneration
+    from transformers import AutoConfig
 
     try:
-        hf_config = AutoConfig.for_model(**config.document)
+        hf_config = AutoConfig.for_model(**deepcopy(config.document))
+        library = class_of(config, hf_config)
+        if attn_implementation == "sdpa" and not library._supports_sdpa:
+            attn_implementation = "eager"  # what transformers takes by itself
         with torch.device("meta"):
-            model = LlavaForConditionalGeneration._from_config(
-                hf_config, dtype=getattr(torch, DTYPES[dtype]), attn_implementation=attn_implementation)
+            model = library._from_config(hf_config, dtype=getattr(torch, DTYPES[dtype]),
+                                         attn_implementation=attn_implementation)
+    except InputError:
+        raise
     except Exception as error:  # transformers raises whatever the field leads to
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "
                          f"{type(error).__name__}: {reason}") from None
     return model
+
+
+def class_of(config: ModelConfig, hf_config):
+    """The class that builds the model: the one its configuration names, or else the first that gives a loss.
+
+    Raises:
+        InputError: transformers has none.
+    """
+    import transformers
+
+    found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
+    found = [library[0] if isinstance(library, tuple) else library for library in found if library is not None]
+    named = [name for name in config.document.get("architectures") or () if hasattr(transformers, name)]
+    found = [library for library in found if not named or library.__name__ in named]
+    if not found:
+        raise InputError(f"model {config.name}: transformers trains no class for model_type "
+                         f"{config.document['model_type']!r} and {config.kind.value.replace('_', ' and ')}")
+    return found[0]
 
 
 def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,
@@ -79,10 +120,13 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
         modules: patterns of paths: layers elsewhere keep their activations; none: all layers are recomputed.
 
     Raises:
-        InputError: a pattern that matches no layer.
+        InputError: a model that cannot, or a pattern that matches no layer.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    if not model.supports_gradient_checkpointing:
+        raise InputError(f"gradient_checkpointing: {type(model).__name__} has none: switch it off "
+                         "(--no-gradient-checkpointing)")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
                                         every_n_layers=every_n_layers, offload=offload)
     if not modules:
@@ -101,13 +145,17 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")
 
 
-def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...]) -> None:
-    """Set ``requires_grad`` by recipe, then ``trainable``, then ``frozen`` patterns.
+def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...],
+           chosen: set[str] | None = None) -> None:
+    """Set ``requires_grad`` by recipe, or as ``chosen`` says instead, then ``trainable``, then ``frozen`` patterns.
 
     A pattern matches a parameter's whole path, or the path of any module above it.
     """
     names = [name for name, _ in model.named_parameters()]
-    chosen = {name for name in names for pattern in RECIPES[recipe] if fnmatch.fnmatch(name, pattern)}
+    if chosen is None:
+        chosen = {name for name in names if RECIPES[recipe](modality(name))}
+        if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
+            chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -126,7 +174,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         parameter.requires_grad_(name in chosen)
 
 
-def describe(model) -> ModelFacts:
+def describe(model, tokens_per_image: int) -> ModelFacts:
     """Facts of a built model."""
     import torch
 
@@ -137,8 +185,19 @@ def describe(model) -> ModelFacts:
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
                 for name, b in model.named_buffers()]
-    config = model.config
-    return ModelFacts(config.model_type, config.text_config.hidden_size, tokens_per_image(model), tuple(tensors))
+    config = getattr(model, "config", None)  # a model outside transformers need not have one
+    return ModelFacts(str(getattr(config, "model_type", code_models.MODEL_TYPE)), _hidden_size(config),
+                      tokens_per_image, tuple(tensors))
+
+
+def _hidden_size(config) -> int:
+    """What Hugging Face fills "auto" buckets by (transformers 5.17, integrations/deepspeed.py,
+    trainer_config_finalize); 0 where it finds nothing."""
+    for part in (config, getattr(config, "text_config", None)):
+        for name, choose in (("hidden_size", int), ("hidden_sizes", max)):
+            if getattr(part, name, None) is not None:
+                return choose(getattr(part, name))
+    return 0
 
 
 def decayed(model) -> set[str]:
@@ -148,18 +207,3 @@ def decayed(model) -> set[str]:
 
     patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
     return set(get_parameter_names(model, [nn.LayerNorm], patterns))
-
-
-def tokens_per_image(model) -> int:
-    """Placeholder tokens that one image fills, asked of the model itself."""
-    import torch
-
-    pixels = torch.empty(1, *image_extent(model.config), dtype=model.dtype, device="meta")
-    with torch.no_grad():
-        return model.get_image_features(pixels).pooler_output[0].shape[0]
-
-
-def image_extent(config) -> tuple[int, int, int]:
-    """Channels, height and width of the pixels that the vision tower takes."""
-    vision = config.vision_config
-    return vision.num_channels, vision.image_size, vision.image_size

@@ -9,9 +9,11 @@ from typing import Any
 
 from predictor import (
     calibrated,
+    code_models,
     deepspeed_config,
     gpus,
     learned,
+    models,
     profile,
     quantization,
     regimes,
@@ -26,11 +28,12 @@ from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
 from predictor.events import EventList
-from predictor.facts import modality
+from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula, MicroStep
 from predictor.formula_key import formula_key
 from predictor.gpus import Gpu
 from predictor.kinds import kinds
+from predictor.models import Kind
 from predictor.prediction import Prediction
 from predictor.profile import Choice
 from predictor.run import Run, evaluate, sizes_at
@@ -169,10 +172,36 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
         from predictor import learned_job
 
         return learned_job.prepare(workload)
-    workload = workload.fill(images_per_sample=1)
+    workload = settled(workload)
     job = at(workload, shape_of(workload), progress)
     check_shape(workload, job.formula)
     return job
+
+
+def settled(workload: Workload) -> Workload:
+    """With what a sample has, as far as the model settles it: tokens, images.
+
+    Raises:
+        InputError: an unknown model, or one that does not take such samples.
+    """
+    config = models.find(workload.model)
+    tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
+    if tokens and workload.sequence_length is None:
+        raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
+    if config.kind is Kind.SPEECH and workload.padding == "packed":
+        raise InputError(f"padding packed: {config.name} hears one clip for each sample, which does not pack: use none "
+                         "or right")
+    if not tokens and workload.sequence_length is not None:
+        raise InputError(f"sequence_length {workload.sequence_length}: {config.name} takes no tokens; leave it out")
+    asked = workload.images_per_sample
+    if asked is not None and (bool(asked) != images or (not tokens and asked > 1)):
+        media = "clips of sound" if config.kind is Kind.AUDIO_TEXT else "images"
+        takes = "one image a sample" if not tokens else "one clip a sample" if config.kind is Kind.SPEECH else \
+            f"{media}, and samples without are not predicted yet" if images else "no images"
+        raise InputError(f"images_per_sample {asked}: {config.name} takes {takes}; leave it out")
+    if isinstance(config, code_models.CodeModel):
+        return workload.fill(images_per_sample=int(images), gradient_checkpointing=False)
+    return workload.fill(images_per_sample=int(images))
 
 
 def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Job:
@@ -191,7 +220,7 @@ def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Jo
     formula = formula if micro is formula.micro else replace(formula, micro=micro)
     if workload.per_device_eval_batch_size:
         batch = workload.per_device_eval_batch_size
-        evaluated = Shape(batch, workload.sequence_length, batch * (workload.images_per_sample or 1))
+        evaluated = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
         found = find_formula(workload, evaluated, gpu, progress, evaluation=True)
         evaluation = with_workspaces(found.micro, evaluated), evaluated
     setup = replace(setup_of(workload, formula), gpu=gpu,
@@ -201,7 +230,7 @@ def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Jo
 
 def shape_of(workload: Workload) -> Shape:
     """Of one micro-batch; ``images_per_sample`` must be known."""
-    return Shape(workload.per_device_train_batch_size, workload.sequence_length,
+    return Shape(workload.per_device_train_batch_size, workload.sequence_length or 0,
                  workload.per_device_train_batch_size * workload.images_per_sample)
 
 
@@ -212,27 +241,34 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
     if evaluation:
         key = replace(key, evaluation=True, checkpointing="off", checkpointing_kwargs=())
 
-    def trace() -> Formula:
+    def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
         return trace_formula(config, key, progress=progress)
 
-    return store.get(key, trace)
+    keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
+    found = store.get(keys, trace)
+    if isinstance(config, code_models.CodeModel) and not code_models.agrees(config, found, shape, workload.dtype):
+        return store.get(keys[-1:], trace)
+    return found
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
     """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
-    check_room(workload, formula.facts.tokens_per_image)
+    check_room(workload, formula.facts)
     quantization.check_rows(workload, formula.facts)
 
 
-def check_room(workload: Workload, tokens_per_image: int) -> None:
-    """The sequence must hold the image tokens and at least one of text."""
-    tokens = workload.images_per_sample * tokens_per_image
-    if workload.sequence_length <= tokens:
+def check_room(workload: Workload, facts: ModelFacts) -> None:
+    """The sequence must hold the image tokens and one of text, and be within the positions that the model knows."""
+    tokens = workload.images_per_sample * facts.tokens_per_image
+    if workload.sequence_length is not None and workload.sequence_length <= tokens:
         raise InputError(f"sequence_length {workload.sequence_length} has no room for "
-                         f"{workload.images_per_sample} image(s) of {tokens_per_image} tokens: "
+                         f"{workload.images_per_sample} image(s) of {facts.tokens_per_image} tokens: "
                          f"give at least {tokens + 1}")
+    if facts.positions is not None and (workload.sequence_length or 0) > facts.positions:
+        raise InputError(f"sequence_length {workload.sequence_length}: the model knows {facts.positions:,} positions "
+                         "only")
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:

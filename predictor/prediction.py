@@ -20,13 +20,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Peak:
-    """Where the peak is: the outermost call, the module and operator whose allocation made it."""
+    """Where the peak is: the outermost call, the module and operator whose allocation made it.
+
+    ``rank`` requests the most, ``reserved_rank`` reserves the most.
+    """
 
     moment: Moment
     module: str
     operator: str
     rank: int
     step: int
+    reserved_rank: int
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ class Prediction:
                 "module": self.peak.module,
                 "operator": self.peak.operator,
                 "rank": self.peak.rank,
+                "reserved_rank": self.peak.reserved_rank,
                 "step": self.peak.step,
             },
             "factors": {factor.value: self.factors.get(factor, 0) for factor in Factor},

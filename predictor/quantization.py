@@ -105,9 +105,9 @@ def check(workload: Workload) -> None:
 def check_rows(workload: Workload, facts: ModelFacts) -> None:
     """The same for shapes at which products do not go as they were traced."""
     samples = workload.per_device_train_batch_size
-    rows = {True: samples * workload.sequence_length,
+    rows = {True: samples * (workload.sequence_length or 0),
             False: samples * workload.images_per_sample * facts.tokens_per_image}
-    least = min((rows[modality(tensor.name) in ("language_model", "head")] for tensor in facts.parameters
+    least = min((rows[modality(tensor.name) not in ("vision_tower", "projector")] for tensor in facts.parameters
                  if tensor.packed), default=FEW_ROWS + 1)
     if least <= FEW_ROWS:
         raise InputError(f"quantization: layers of 4 bits would see {least} tokens: up to {FEW_ROWS} bitsandbytes may "

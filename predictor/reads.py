@@ -32,15 +32,27 @@ def to_host(twins: Twins, args, kwargs):
     return values.to(kwargs.get("dtype") or values.dtype)
 
 
-def nonzero(twins: Twins, args, _kwargs):
-    """Indices of true elements, with their true number."""
-    values = _values(twins, args[0])
-    if values is None or args[0].device.type != "meta":
-        return UNKNOWN
-    indices = values.nonzero()
-    found = torch.empty(indices.shape, dtype=indices.dtype, device="meta")
-    twins.adopt(found, indices)
+def on_host(name: str):
+    """An operator of integers whose results are as large as their values say: it runs on the host."""
+    packet = getattr(torch.ops.aten, name)
+    function = getattr(packet, packet.overloads()[0])
+
+    def found(twins: Twins, args, kwargs):
+        if args[0].device.type != "meta":
+            return UNKNOWN
+        values = twins.run(function, args, kwargs)
+        if values is None:
+            return UNKNOWN
+        return twins.like(values[0]) if len(values) == 1 else tuple(map(twins.like, values))
+
     return found
+
+
+def histc(twins: Twins, args, kwargs):
+    """Of integers, which CPUs do not count: the counts are as many as the bins, whatever they are."""
+    if args[0].device.type != "meta" or args[0].is_floating_point():
+        return UNKNOWN
+    return twins.like(torch.histc(twins.of(args[0]).float(), *args[1:], **kwargs).to(args[0].dtype))
 
 
 def equal(twins: Twins, args, _kwargs):
@@ -52,7 +64,9 @@ def equal(twins: Twins, args, _kwargs):
 READS = {
     "aten::_local_scalar_dense": item,
     "aten::_to_copy": to_host,
-    "aten::nonzero": nonzero,
     "aten::equal": equal,
+    "aten::histc": histc,
+    **{f"aten::{name}": on_host(name)
+       for name in ("nonzero", "repeat_interleave", "unique_consecutive", "unique_dim", "_unique2", "bincount")},
 }
 """Operator -> its answer."""

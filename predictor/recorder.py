@@ -127,8 +127,10 @@ class Recorder(TorchDispatchMode):
         """The operator that would have been called, had no dispatch mode been on."""
         if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
             return accumulated(func, args)
-        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD:
+        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
             return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
+        if func is torch.ops.aten.scatter.src and self.moment is Moment.BACKWARD and _by_engine():
+            return torch.ops.aten.scatter_.src, args  # the same file, value_selecting_reduction_backward_symint
         return func, args
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -144,18 +146,27 @@ UNSHARED = (4, 2)
 """Use counts, of tensor and storage, that a dispatch mode sees of an operand nobody else holds."""
 
 
+PASSED_THROUGH = ("inner", "_fn", "__torch_dispatch__", "as_without_mode", "accumulated")
+"""Functions between the engine and the question whether it calls."""
+
+
 def accumulated(func, args):
     """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
 
     torch/csrc/autograd/input_buffer.cpp (``accumulate``) adds into the gradient that came first, if only the
     engine holds it, but never while a dispatch mode is on. The engine calls with no Python frame between.
     """
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "__torch_dispatch__"):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "_engine_run_backward":
+    if not _by_engine():
         return func, args
     first, second = args[:2]
     if (first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)) == UNSHARED:
         return torch.ops.aten.add_.Tensor, (first, second)
     return func, args
+
+
+def _by_engine() -> bool:
+    """Whether the engine itself calls the operator, with no Python frame between."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in PASSED_THROUGH:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib import resources
@@ -19,6 +19,7 @@ from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.lora import Adapters
 from predictor.quantization import Quantized
+from predictor.regimes import NotOneRegime
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -41,6 +42,8 @@ class Key:
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
         quantization: layers of 4 bits, likewise.
+        image_size: height and width of pictures, where a model takes any; left out of the document elsewhere.
+        video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
     """
 
     fingerprint: str
@@ -64,6 +67,8 @@ class Key:
     dtype: str = "bf16"
     mixed_precision: str = "none"
     quantization: Quantized | None = None
+    image_size: tuple[int, int] | None = None
+    video_frames: int | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
@@ -90,17 +95,29 @@ def shipped_directory() -> Path:
     return Path(str(resources.files("profiles"))) / "formulas"
 
 
-def get(key: Key, trace: Callable[[], Formula]) -> Formula:
-    """The formula of a key; ``trace`` makes it when nobody has it, and it is kept for the next time."""
-    shipped = shipped_directory() / key.filename()
-    cached = cache_directory() / "formulas" / key.filename()
-    if shipped.is_file():
-        return _load(shipped, shipped.stat().st_mtime_ns)
-    with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
-        return _load(cached, cached.stat().st_mtime_ns)
-    made = trace()
+def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
+    """The formula of the first of these keys that somebody has; else ``trace`` makes it, of the first key that is one
+    regime, and it is kept for the next time."""
+    for key in keys:
+        shipped = shipped_directory() / key.filename()
+        cached = _cached(key)
+        if shipped.is_file():
+            return _load(shipped, shipped.stat().st_mtime_ns)
+        with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
+            return _load(cached, cached.stat().st_mtime_ns)
+    for key in keys[:-1]:
+        with contextlib.suppress(NotOneRegime):
+            return _kept(key, trace(key))
+    return _kept(keys[-1], trace(keys[-1]))
+
+
+def _cached(key: Key) -> Path:
+    return cache_directory() / "formulas" / key.filename()
+
+
+def _kept(key: Key, made: Formula) -> Formula:
     with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
-        save(made, cached)
+        save(made, _cached(key))
     return made
 
 

@@ -35,12 +35,26 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """What PyTorch reserves at its highest on a rank; bytes.
+
+    Attributes:
+        low, high: at both ends of when events complete, where that matters.
+    """
+
+    rank: int
+    bytes: int
+    low: int | None
+    high: int | None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The run that was looked at and what became of it.
 
     Attributes:
         limit_bytes: what PyTorch could have in ``simulation``; None for no limit.
-        reserved_low, reserved_high: peak reserved bytes at both ends of when events complete, where that matters.
+        reserved: of the rank that reserves the most, which need not be that of ``run``.
         failure: where a rank ran out of memory, unless it fits.
         verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
     """
@@ -48,8 +62,7 @@ class Outcome:
     run: Run
     simulation: Simulation
     limit_bytes: int | None
-    reserved_low: int | None
-    reserved_high: int | None
+    reserved: Reserved
     failure: Failure | None
     verdict: str | None = None
 
@@ -83,27 +96,32 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
     """Whether a job fits a GPU of a capacity: surely, at best, or not. It fits if every rank that is looked at does."""
 
     def outcome(limit: int | None, run: Run) -> Outcome:
+        """Of one rank."""
         ends = [play(run, settings, completion=completion, limit_bytes=limit, total_bytes=capacity_bytes)
                 for completion in completions(run)]
         reserved = [end.peak_reserved_bytes for end in ends]
         low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
         failed = next((end for end in ends if end.failed_at is not None), None)
-        return Outcome(run, ends[0], limit, low, high, failed and Failure(run, failed))
+        return Outcome(run, ends[0], limit, Reserved(run.rank, reserved[0], low, high),
+                       failed and Failure(run, failed))
 
-    def worst(limit: int | None) -> Outcome:
-        outcomes = [outcome(limit, run) for run in runs_at(limit)]  # of equals max keeps the first
-        return max(outcomes, key=lambda found: (found.simulation.failed_at is not None, found.failure is not None))
+    def worst(limit: int | None, runs: Sequence[Run]) -> Outcome:
+        outcomes = [outcome(limit, run) for run in runs]  # of equals max keeps the first
+        found = max(outcomes, key=lambda one: (one.simulation.failed_at is not None, one.failure is not None))
+        return replace(found, reserved=max((one.reserved for one in outcomes), key=lambda reserved: reserved.bytes))
 
     if capacity_bytes is None:
-        return outcome(None, runs_at(None)[0])
+        return worst(None, runs_at(None))
     surely, at_best = margin.limits(capacity_bytes)
-    certain = worst(surely)
+    certain = worst(surely, runs_at(surely))
     if certain.failure is None:
         return replace(certain, verdict="fits")
-    possible = worst(at_best)
+    runs = runs_at(at_best)
+    possible = worst(at_best, runs)
     if possible.simulation.failed_at is None:
         return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
-    return replace(outcome(None, possible.run), verdict="does_not_fit", failure=possible.failure)
+    failing_first = sorted(runs, key=lambda run: run is not possible.run)
+    return replace(worst(None, failing_first), verdict="does_not_fit", failure=possible.failure)
 
 
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
 from predictor import autocast, operators
-from predictor.cuda_paths import RESULTS, as_on_cuda
+from predictor.code_models import loss_of
+from predictor.cuda_paths import INSTEAD, RESULTS, as_on_cuda
 from predictor.events import Moment
 from predictor.host_copies import on_host
-from predictor.parser import image_extent
 from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording
 from predictor.sharded import Sharded
-from predictor.sizes import Shape
 from predictor.twins import Twins
 from predictor.wrapped import Wrapped
+
+MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+"""Operators that take masks for indices."""
 
 
 class Tracer(Recorder):
@@ -39,12 +43,26 @@ class Tracer(Recorder):
                 return answer
         func, args = self.as_without_mode(func, args)
         name = func._schema.name
-        out = func(*args, **kwargs)
+        if name in MASKED:
+            args = (args[0], self._positions(args[1]), *args[2:])
+        out = INSTEAD.get(name, func)(*args, **kwargs)
         if name in RESULTS:
-            out = RESULTS[name](out)
+            out = RESULTS[name](args, out)
         self.twins.follow(func, args, kwargs, _tensors(out))
         self._play(name, args, kwargs, out)
         return out
+
+    def _positions(self, indices) -> list[torch.Tensor | None]:
+        """Indices with the places of a mask's true values in its stead (ATen/native/IndexingUtils.h, expandTensors)."""
+        expanded: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype != torch.bool or not index.is_meta:
+                expanded.append(index)
+                continue
+            places = READS["aten::nonzero"](self.twins, (index,), {})
+            self._play("aten::nonzero", (index,), {}, places)
+            expanded += places.unbind(1)
+        return expanded
 
     def _play(self, name: str, args, kwargs, out) -> None:
         """Record the call as it would go on CUDA."""
@@ -68,18 +86,21 @@ def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
 
 
-def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharded: bool = False,
-          evaluation: bool = False, wrapped: tuple[str, ...] = (), mixed_precision: str = "none") -> Recording:
-    """Record one micro-step of the reference loop at a shape, on meta tensors.
+def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sdpa_backend: str,
+          sharded: bool = False, evaluation: bool = False, wrapped: tuple[str, ...] = (),
+          mixed_precision: str = "none") -> Recording:
+    """Record one micro-step of the reference loop, on meta tensors.
 
     Args:
+        batch: what the model is fed (``inputs.Inputs.batch``).
+        options: what it is called with besides.
         sharded: as under ZeRO-3.
         evaluation: its evaluation instead.
         wrapped: as under FSDP2 (:func:`predictor.fsdp.units`).
     """
     places = Places(model)
     tracer = Tracer(places)
-    batch = make_batch(model, facts, shape, padding, tracer.twins)
+    batch = on_meta(batch, tracer.twins) | options
     casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
     scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
     with as_on_cuda(sdpa_backend), on_host(tracer), casts:
@@ -89,7 +110,7 @@ def trace(model, facts, shape: Shape, *, padding: str, sdpa_backend: str, sharde
         return record_micro_step(model, batch, tracer, places, hooks, scaler)
 
 
-def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places,
+def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: Places,
                       sharded: Sharded | Wrapped | None = None,
                       scaler: torch.amp.GradScaler | None = None) -> Recording:
     """Run forward, loss and backward of the reference loop under a recorder.
@@ -99,8 +120,7 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
     """
     recorder.ignore([*model.parameters(), *model.buffers()])
     recorder.moment = Moment.FORWARD
-    for name, tensor in batch.items():
-        recorder.watch(tensor, name, role="input")
+    _watch(batch, recorder)
     hooks = [parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name: recorder.gradient_ready(name, p.grad))
              for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -108,7 +128,7 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
         with places.active(), sharded.active() if sharded else nullcontext(), recorder:
-            loss = model(**batch, use_cache=False).loss
+            loss = loss_of(model(**batch))
             if sharded:
                 sharded.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
@@ -125,50 +145,39 @@ def record_micro_step(model, batch: dict[str, torch.Tensor], recorder: Recorder,
             parameter.grad = None
 
 
-def record_evaluation(model, batch: dict[str, torch.Tensor], recorder: Recorder, places: Places) -> Recording:
+def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: Places) -> Recording:
     """Run the forward of the reference loop's evaluation; what the recording does not free is an input."""
     recorder.ignore([*model.parameters(), *model.buffers()])
     recorder.moment = Moment.EVALUATION
-    for name, tensor in batch.items():
-        recorder.watch(tensor, name, role="input")
+    _watch(batch, recorder)
     model.eval()
     gc.collect()
     gc.disable()
     try:
         with places.active(), recorder, torch.no_grad():
-            loss = model(**batch, use_cache=False).loss
+            loss = loss_of(model(**batch))
             del loss
             return recorder.closed()
     finally:
         gc.enable()
 
 
-def make_batch(model, facts, shape: Shape, padding: str, twins: Twins) -> dict[str, torch.Tensor]:
-    """Inputs of the reference loop: ids and labels int64 [batch, sequence], pixels [images, C, H, W].
+def _watch(batch: dict[str, Any], recorder: Recorder) -> None:
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            recorder.watch(value, name, role="input")
 
-    Each sample begins with one text token, then its images, then text; the first samples have what does not divide.
-    Packed samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
-    makes it.
-    """
-    images_per_sample, more = divmod(shape.images, shape.batch)
-    token = model.config.image_token_id
-    ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
-    ids[:, 1 : 1 + images_per_sample * facts.tokens_per_image] = token
-    ids[:more, 1 : 1 + (images_per_sample + 1) * facts.tokens_per_image] = token
-    batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
-    if padding == "right":
-        mask = torch.ones_like(ids)
-        mask[:, -1] = 0
-        batch["attention_mask"] = mask
-    if padding == "packed":
-        batch["labels"][:, 0] = -100
-        batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
-        batch = {name: values.reshape(1, -1) for name, values in batch.items()}
-    on_meta = {}
+
+def on_meta(batch: dict[str, torch.Tensor], twins: Twins) -> dict[str, torch.Tensor]:
+    """The same batch on meta; the twins keep the values."""
+    moved = {name: torch.empty_like(values, device="meta") for name, values in batch.items()}
     for name, values in batch.items():
-        on_meta[name] = torch.empty_like(values, device="meta")
-        twins.adopt(on_meta[name], values)
-    if shape.images:
-        on_meta["pixel_values"] = torch.empty(shape.images, *image_extent(model.config), dtype=model.dtype,
-                                              device="meta")
-    return on_meta
+        twins.adopt(moved[name], torch.ones(values.shape, dtype=values.dtype) if values.is_meta else values)
+    return moved
+
+
+def ask(function: Callable, batch: dict[str, torch.Tensor]) -> Any:
+    """What a function of the model says of a batch, on meta."""
+    tracer = Tracer(lambda: ("", False))
+    with torch.no_grad(), as_on_cuda("math"), tracer:
+        return function(**on_meta(batch, tracer.twins))

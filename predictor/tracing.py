@@ -6,12 +6,16 @@ import importlib.metadata
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from predictor import regimes
+from predictor import code_models, regimes
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.models import ModelConfig
 from predictor.store import Key
+
+if TYPE_CHECKING:
+    from predictor.recorder import Recording
 
 
 def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
@@ -24,7 +28,8 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
     Raises:
         InputError: torch or transformers is missing or of another version, or the model cannot be
-            built, traced, or written as one regime.
+            built or traced.
+        NotOneRegime: shapes of the regime do not share one list of events.
     """
     _require(config, key)
     import transformers
@@ -37,9 +42,17 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
         with warnings.catch_warnings(), flash_attention.on_meta() if packaged else nullcontext():
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
-    except InputError:
+    except regimes.NotOneRegime as error:
+        if not regimes.is_alone(key.regime):
+            raise
+        raise InputError(f"model {config.name}: cannot be traced: {error}") from error
+    except InputError as error:
+        if isinstance(error, code_models.Raised) and not regimes.is_alone(key.regime):
+            raise regimes.NotOneRegime(str(error)) from error
         raise
     except Exception as error:  # a configuration can lead torch and transformers anywhere
+        if not regimes.is_alone(key.regime):  # it may not take the traced shapes
+            raise regimes.NotOneRegime(str(error)) from error
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
 
@@ -48,6 +61,8 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor import autocast, fit, liger, parser
     from predictor.trace import trace
 
+    own = isinstance(config, code_models.CodeModel)
+    config = code_models.at(config, regimes.traced_shapes(key.regime, 0)[0])
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
                          dtype=key.dtype, quantization=key.quantization)
@@ -55,13 +70,19 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
-    facts = parser.describe(model)
+    inputs = code_models.inputs_of(config, model, key.image_size, key.video_frames, key.dtype)
+    if own:
+        code_models.on_meta(model)
+    facts = parser.describe(model, inputs.tokens_per_image)
     shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
     with liger.on_meta(model) if key.liger else nullcontext():
-        recordings = [trace(model, facts, shape, padding=key.padding, sdpa_backend=key.sdpa_backend,
-                            sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped,
-                            mixed_precision=key.mixed_precision)
-                      for shape in (progress(shapes) if progress else shapes)]
+        recordings: list[Recording] = []
+        for shape in progress(shapes) if progress else shapes:
+            recordings.append(trace(
+                model, inputs.batch(shape, key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
+                sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped,
+                mixed_precision=key.mixed_precision))
+            fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
 

@@ -26,14 +26,15 @@ class Twins:
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
-    def adopt(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Give a meta tensor that owns a fresh storage its values."""
+    def adopt(self, tensor: torch.Tensor, values: torch.Tensor | None = None) -> None:
+        """Give the storage of a meta tensor its values, or zeros."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        host = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        host = torch.UntypedStorage(storage.nbytes(), device="cpu").fill_(0)
         self._storages[key] = host
         weakref.finalize(storage, self._storages.pop, key, None)
-        self.of(tensor).copy_(values)
+        if values is not None:
+            self.of(tensor).copy_(values)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's values on the host, or None where nobody knows them."""
@@ -50,28 +51,36 @@ class Twins:
         fresh = [out for out in outputs if discrete(out) and self.of(out) is None]
         if not fresh and not (func._schema.is_mutable and any(map(discrete, outputs))):
             return
-        results = self._run(func, args, kwargs, len(outputs))
+        results = self.run(func, args, kwargs)
+        results = results if results and len(results) == len(outputs) else None
         for index, out in enumerate(outputs):
             if any(out is new for new in fresh):
-                values = results[index] if results else torch.zeros(out.shape, dtype=out.dtype)
-                self.adopt(out, values)
+                self.adopt(out, results[index] if results else None)
 
-    def _run(self, func, args, kwargs, count: int) -> list[torch.Tensor]:
+    def like(self, values: torch.Tensor) -> torch.Tensor:
+        """A new meta tensor with these values."""
+        made = torch.empty_like(values, device="meta")
+        self.adopt(made, values)
+        return made
+
+    def run(self, func, args, kwargs) -> list[torch.Tensor] | None:
+        """Results of an operator on the values of its arguments; None if some are unknown."""
         unknown = False
 
         def host(value):
             nonlocal unknown
             if isinstance(value, torch.Tensor):
-                twin = self.of(value) if discrete(value) or value.device.type != "meta" else None
+                twin = self.of(value)
                 unknown |= twin is None
                 return twin
             return value
 
         host_args, host_kwargs = tree_map(host, (args, kwargs))
         if unknown:
-            return []
+            return None
         host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
         host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
+        if func is torch.ops.aten.histc.default:  # CUDA counts integers too
+            return [func(host_args[0].double(), *host_args[1:], **host_kwargs).to(host_args[0].dtype)]
         result = func(*host_args, **host_kwargs)
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
-        return results if len(results) == count else []
+        return [result] if isinstance(result, torch.Tensor) else list(result)

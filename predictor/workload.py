@@ -93,6 +93,22 @@ class _Offload(Choice):
         return None if value is False or value == "none" else super().check(value)
 
 
+class _ImageSize(Whole):
+    """Pixels of a side, or text such as ``768x1024``: height, width."""
+
+    metavar = "N|HxW"
+
+    def check(self, value: Any) -> int | str:
+        if not isinstance(value, str):
+            return super().check(value)
+        sides = [super(_ImageSize, self).from_text(part) for part in value.lower().split("x")]
+        if len(sides) > 2:
+            raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, not {show(value)}")
+        return sides[0] if len(set(sides)) == 1 else f"{sides[0]}x{sides[1]}"
+
+    from_text = check
+
+
 class _Gpu(Text):
     def check(self, value: Any) -> str:
         try:
@@ -157,7 +173,8 @@ class Workload:
         InputError: a value that makes no sense, is not supported yet, or contradicts another.
     """
 
-    model: str = key(Text("MODEL"), None, "model", "known name, local directory, or config.json")
+    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or "
+                     "module:function of a model in Python")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
                       "pretrain: the projector trains; finetune: projector and language model; lora: projector and "
                       "adapters of the language model; full: all")
@@ -169,9 +186,14 @@ class Workload:
     quantization: FrozenMap | None = key(quantization.KIND, None, "model", quantization.HELP)
 
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
-    sequence_length: int = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images included")
-    images_per_sample: int | None = key(Whole(1, 4_096), None, "shape", "default: 1 for a multimodal model")
-    image_size: int | None = key(Whole(1, 16_384), None, "shape", "pixels of a side; default: the model's own")
+    sequence_length: int | None = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images "
+                                      "included")
+    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "default: 1 for a model that takes images, "
+                                         "or sound: clips then")
+    image_size: int | str | None = key(_ImageSize(1, 16_384), None, "shape", "of the pictures before the model's own "
+                                       "processor: pixels of a side, or HxW; default: as the model takes them")
+    video_frames: int | None = key(Whole(1, 4_096), None, "shape", "images are videos of so many frames; default: they "
+                                   "are pictures")
     padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
                        "something; packed: samples in one row, told apart by position_ids")
     per_device_eval_batch_size: int | None = key(
@@ -255,6 +277,14 @@ class Workload:
         object.__setattr__(self, "filled_in", tuple(name for name in KEYS if name not in given))
         if self.engine == "deepspeed":
             deepspeed_config.read(self, hidden_size=1)  # finds what this release of DeepSpeed would stop at
+
+    @property
+    def picture(self) -> tuple[int, int] | None:
+        """Height and width of ``image_size``."""
+        if self.image_size is None:
+            return None
+        height, _, width = str(self.image_size).partition("x")
+        return int(height), int(width or height)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str | Callable[[str], str] = "") -> Workload:

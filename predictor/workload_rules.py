@@ -39,10 +39,8 @@ class KeyProblem(InputError):
 
 def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) -> None:
     """Fills the keys that follow from others, in place, and finds what contradicts what."""
-    for name, why in (("model", "name one, such as llava-1.5-7b"),
-                      ("sequence_length", "say how many tokens a sample has, image tokens included")):
-        if name not in given:
-            raise KeyProblem(name, f"is not given: {why}")
+    if "model" not in given:
+        raise KeyProblem("model", "is not given: name one, such as llava-1.5-7b")
     if values["gradient_checkpointing_modules"] and not values["gradient_checkpointing"]:
         raise KeyProblem("gradient_checkpointing_modules", "are named, but gradient_checkpointing is off")
     if not values["gradient_checkpointing"] and any(values["gradient_checkpointing_kwargs"].values()):
@@ -72,7 +70,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     attention, backend = values["attn_implementation"], values["sdpa_backend"]
     if attention != "sdpa" and backend != "auto":
         raise KeyProblem("sdpa_backend", f"is {backend}, which attn_implementation {attention} does not use")
-    batch, length = values["per_device_train_batch_size"], values["sequence_length"]
+    batch, length = values["per_device_train_batch_size"], values["sequence_length"] or 1
     batch = max(batch, values["per_device_eval_batch_size"] or 1)
     if batch * length > MOST_TOKENS:
         raise KeyProblem("sequence_length", f"x per_device_train_batch_size is {batch * length:,} tokens: "

@@ -53,6 +53,25 @@ def cublaslt_workspace(gpu):
     return 1 * MIB
 
 
+def grouped_arguments(gpu, groups):
+    """Of each group three addresses, in pairs of groups, its size and three strides (ATen/native/cuda/GroupMM.cu,
+    input_args_size)."""
+    return (24 * _round_up(groups, 2) + 36 * groups) * _groups_products(gpu)
+
+
+def grouped_workspace(gpu, rows, groups, columns):
+    """What CUTLASS asks for, for each multiprocessor (the same file, workspace_size): four descriptors on Hopper; on
+    Blackwell (read off an emulated B200) more, by whether groups are large (dispatch_bf16_grouped_kernel_on_tile_size).
+    """
+    small = (rows // groups <= 128) | (columns <= 128)
+    each = {9: 512, 10: np.where(small, 5376, 5888)}.get(gpu.compute_capability[0], 0)
+    return gpu.multiprocessors * each
+
+
+def _groups_products(gpu):
+    return gpu.compute_capability[0] in (9, 10)
+
+
 # Attention --------------------------------------------------------------------------------------------
 
 
@@ -108,6 +127,12 @@ def efficient_rows(gpu, batch, heads, sequence, width):
 def padded_mask(gpu, rows, length, itemsize):
     """A float mask whose rows are padded to multiples of 8 (ATen/native/transformers/attention.cpp, pad_bias)."""
     return rows * _round_up(length, 8) * itemsize
+
+
+def bias_gradient(gpu, rows, length, itemsize):
+    """The gradient of a mask, its rows padded to multiples of 16 (ATen/native/transformers/cuda/attention_backward.cu,
+    _efficient_attention_backward)."""
+    return rows * _round_up(length, 16) * itemsize
 
 
 def efficient_delta(gpu, batch, heads, sequence, width):
@@ -190,6 +215,36 @@ def _threads(gpu):
     return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
+def norm_partials(gpu, rows, width, itemsize):
+    """Gradients of a norm's weight by blocks of 32 rows and columns, up to 32,768, for many short rows
+    (ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    return np.where(_in_parts(gpu, rows, width), _norm_parts(rows, width) * width * itemsize, 0)
+
+
+def norm_first(gpu, rows, width, itemsize):
+    """The result that the sum of those replaces (the same function)."""
+    return np.where(_in_parts(gpu, rows, width), width * itemsize, 0)
+
+
+def norm_buffer(gpu, rows, width):
+    """Partial results of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width), reduction_buffer(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def norm_semaphores(gpu, rows, width):
+    """Counters of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width),
+                    reduction_semaphores(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def _in_parts(gpu, rows, width):
+    return (np.asarray(rows) > 64 << 10) & (width // 32 < gpu.multiprocessors // 2)
+
+
+def _norm_parts(rows, width):
+    return np.minimum(_ceil_div(rows, 32), (32 << 10) // _ceil_div(width, 32))
+
+
 # Liger ------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +303,11 @@ def index_sort(gpu, items, rows):
     return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
 
 
+def row_sort(gpu, items):
+    """int64 pairs by all 64 bits (ATen/native/cuda/Sort.cu, launch_stable_sort_kernel); up to 4096 in shared memory."""
+    return np.where(items > 4096, _radix_sort(gpu, items, 8), 0)
+
+
 def embedding_indices(gpu, tokens):
     """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
@@ -288,12 +348,12 @@ def embedding_partials(gpu, tokens, vocabulary, width):
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        cublas_workspace, cublaslt_workspace,
+        cublas_workspace, cublaslt_workspace, grouped_arguments, grouped_workspace,
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
-        efficient_rows, padded_mask, efficient_delta, efficient_backward,
-        reduction_buffer, reduction_semaphores,
+        efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
+        reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
         liger_partials, liger_logits,
-        cub_scan, cub_select, cub_count, cub_sum, index_sort,
+        cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials,
     )

@@ -50,19 +50,24 @@ measured. Made by `python scripts/check_recipes.py` on {date} from `checks/recip
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table-only", action="store_true", help="run nothing")
-    arguments = parser.parse_args()
-    rows = [json.loads(line) for line in TARGET.read_text().splitlines()] if TARGET.is_file() else []
+    if not parser.parse_args().table_only:
+        measure_missing(JOBS, TARGET)
+    return write_table()
+
+
+def measure_missing(jobs: Path, target: Path) -> None:
+    """Append a row for each job of a list, by what it stands for, that has none yet."""
+    rows = [json.loads(line) for line in target.read_text().splitlines()] if target.is_file() else []
     known = [row["job"] for row in rows]
-    missing = [(line, job) for line, jobs in json.loads(JOBS.read_text()).items() for job in jobs if job not in known]
-    for line, job in bar([] if arguments.table_only else missing, "Measuring"):
+    missing = [(line, job) for line, group in json.loads(jobs.read_text()).items() for job in group if job not in known]
+    for line, job in bar(missing, "Measuring"):
         try:
             row = compact.row(job, run(job), group=line)
         except InputError as error:
             print(f"{json.dumps(job)}: {error}", file=sys.stderr)
             continue
-        with TARGET.open("a") as stream:
+        with target.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
-    return write_table()
 
 
 def write_table() -> int:

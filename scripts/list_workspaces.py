@@ -4,7 +4,7 @@
     pip install -e '.[trace]'
     python scripts/list_workspaces.py
 
-The text is that of the tables which predictions use: predictor/operators.py and predictor/workspaces.py.
+The text is that of the tables which predictions use: predictor/operators/ and predictor/workspaces.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEAD = """# Workspaces
 What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it,
 or of the library that is named.
 An operator that is not listed allocates its results and nothing else. Made by `scripts/list_workspaces.py` from
-the tables that predictions use, `predictor/operators.py` and `predictor/workspaces.py`.
+the tables that predictions use, `predictor/operators/` and `predictor/workspaces.py`.
 """
 
 
@@ -44,7 +44,7 @@ def page() -> str:
 def formulas(play: Callable) -> list[str]:
     """Names in ``workspaces.FUNCTIONS`` that an entry of the operators' table uses, also by what it calls."""
     text = inspect.getsource(play)
-    text += "".join(inspect.getsource(one) for name, one in vars(operators).items()
+    text += "".join(inspect.getsource(one) for name, one in vars(inspect.getmodule(play)).items()
                     if inspect.isfunction(one) and one is not play and f"{name}(call" in text)
     return [name for name in workspaces.FUNCTIONS if f'"{name}"' in text]
 

@@ -12,6 +12,7 @@ from predictor import gpus, pipeline, regimes, survival, timeline
 from predictor.allocator import AllocatorSettings
 from predictor.sizes import Shape
 from predictor.workload import Workload
+from tests.predictor.small import traced_at
 
 H100 = gpus.find("h100-80gb")
 SHAPE = Shape(16, 1024, 16)
@@ -54,12 +55,10 @@ def test_the_command_with_a_shipped_formula(benchmark):
 
 def test_tracing_llava_7b(benchmark):
     from predictor import models, parser
-    from predictor.trace import trace
 
     model = parser.build(models.find("llava-1.5-7b"), attn_implementation="sdpa", recipe="finetune")
     model.gradient_checkpointing_enable()
-    facts = parser.describe(model)
-    recording = benchmark.pedantic(trace, (model, facts, SHAPE), {"padding": "none", "sdpa_backend": "cudnn"}, rounds=2)
+    recording = benchmark.pedantic(traced_at, (model, SHAPE), rounds=2)
     assert recording.events
 
 

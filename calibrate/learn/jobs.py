@@ -21,7 +21,7 @@ from calibrate.measure import default_device, measure
 from calibrate.record import MeasuredOn
 from predictor import gpus, snapshot
 from predictor.errors import InputError
-from predictor.pipeline import DEFAULT_GPU
+from predictor.pipeline import DEFAULT_GPU, settled
 from predictor.sizes import Shape
 from predictor.store import cache_directory
 from predictor.suggest import show
@@ -67,7 +67,7 @@ class WorkloadSource:
             InputError: the worst rank is asked for and cannot be predicted.
         """
         device = device or default_device()
-        workload = workload.replace(images_per_sample=workload.images_per_sample or 1, profile=None)
+        workload = workload.replace(images_per_sample=settled(workload).images_per_sample, profile=None)
         if device is MeasuredOn.EMULATED:
             workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         rank, _ = predicted.choose_rank(workload)

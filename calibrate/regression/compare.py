@@ -12,7 +12,7 @@ from predictor import calibrated, pipeline, survival
 from predictor.answer import answer
 from predictor.prediction import Bound, Prediction
 from predictor.run import Run
-from predictor.survival import Outcome
+from predictor.survival import Outcome, Reserved
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
     reserved = [end.peak_reserved_bytes for end in ends]
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
     verdict = _verdict(job, run, max(reserved))
-    said = answer(job, Outcome(run, ends[0], None, low, high, None, verdict), with_timeline=False, with_history=False,
-                  minimum_capacity_bytes=None)
+    outcome = Outcome(run, ends[0], None, Reserved(run.rank, reserved[0], low, high), None, verdict)
+    said = answer(job, outcome, with_timeline=False, with_history=False, minimum_capacity_bytes=None)
     said = replace(said, peak_device=_device(said, job, case))
     upper, runtime = said.peak_reserved.high or said.peak_reserved.bytes, _runtime(job, case)
     return Comparison(

@@ -30,15 +30,17 @@ def collapse(layers: Mapping[str, Mapping[Factor, int]]) -> list[LayerRow]:
         number = None if place is None else int(parts[place])
         key = path if place is None else ".".join([*parts[:place], "{}", *parts[place + 1:]])
         groups.setdefault(key, []).append((number, factors))
-    rows = [LayerRow(_name(key, [number for number, _ in members]), len(members), _total(members))
+    rows = [LayerRow(put_together(key, [number for number, _ in members if number is not None]), len(members),
+                     _total(members))
             for key, members in groups.items()]
     return sorted(rows, key=lambda row: (-row.bytes, row.path))
 
 
-def _name(key: str, numbers: Sequence[int | None]) -> str:
-    if numbers[0] is None:
+def put_together(key: str, numbers: Sequence[int]) -> str:
+    """A path with its numbers in place of ``{}``: ``layers.{0..31}``; as it is without numbers."""
+    if not numbers:
         return key
-    numbers = sorted(number for number in numbers if number is not None)
+    numbers = sorted(numbers)
     if len(numbers) == 1:
         text = str(numbers[0])
     elif numbers == list(range(numbers[0], numbers[-1] + 1)):

@@ -30,6 +30,7 @@ import pynvml
 import torch.distributed as dist
 from torch import nn
 from calibrate.emulator.process_group import init_process_group
+from tests.predictor.small import facts_of
 
 pynvml.nvmlInit()
 torch.cuda.memory._record_memory_history(max_entries=10**6, context=None)

@@ -16,11 +16,12 @@ import pytest
 from calibrate.measure import _read as measured_answer
 from calibrate.measure import measure
 from calibrate.record import MeasuredOn, RankChoice, Record, read
+from predictor import pipeline
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Moment
 from tests.calibrate.small_jobs import ROOT, needs_emulator, words, workload
-from tests.predictor.small import small_config
+from tests.predictor.small import facts_of, small_config
 
 TOLERANCE = 0.003  # of requested bytes, the mean that measurements of real models are held to
 
@@ -83,9 +84,8 @@ def test_the_peak_is_in_the_predicted_moment(engine, plain, zero):
 
 def test_start_up_counts_the_flatten_copy_although_deepspeed_resets_the_counters(zero, directory):
     from calibrate.reference_loop import build_model
-    from predictor.parser import describe
 
-    tensors = describe(build_model(workload(directory))).parameters
+    tensors = facts_of(build_model(pipeline.settled(workload(directory)))).parameters
     flat = sum(t.numel for t in tensors if t.trainable and t.decay) * 2  # bf16, while the tensors still live
     init = next(row for row in zero[0].job.moments if row.moment is Moment.INIT)
     assert init.requested_bytes == pytest.approx(sum(t.bytes for t in tensors) + flat, abs=64 * 8)

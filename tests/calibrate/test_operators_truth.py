@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -42,6 +43,69 @@ def convolution(bias, channels_last=True):
                                              [1, 1], False, [0, 0], 1, [False, True, bias])
 
 
+def in_layout(layout, *shape, dtype=torch.bfloat16):
+    made = empty(*shape, dtype=dtype)
+    if layout == "last":
+        return made.contiguous(memory_format=torch.channels_last)
+    return empty(*shape[:2], *(size + 2 for size in shape[2:]), dtype=dtype)[:, :, 1:-1, 1:-1] if layout == "cut" else made
+
+
+def image_convolution(layouts, kind, dtype=torch.bfloat16, wanted=(True, True, True)):
+    """Forward and backward, with input, weight and gradient each in a layout."""
+    groups, channels, kernel, stride, side = {
+        "dense": (1, 96, 2, 2, 14), "one wide": (1, 96, 1, 1, 28), "groups": (4, 96, 3, 1, 28),
+        "a channel each": (64, 64, 3, 1, 28), "a channel each, 7 wide": (64, 64, 7, 1, 28)}[kind]
+    source, weight = in_layout(layouts[0], 4, 64, 28, 28, dtype=dtype), in_layout(
+        layouts[1], channels, 64 // groups, kernel, kernel, dtype=dtype)
+    gradient = in_layout(layouts[2], 4, channels, side, side, dtype=dtype)
+    settings = [stride] * 2, [kernel // 2 if stride == 1 else 0] * 2, [1, 1], False, [0, 0], groups
+
+    def call():
+        made = aten.convolution(source, weight, None, *settings)
+        gradients = aten.convolution_backward(gradient, source, weight, [channels], *settings, list(wanted))
+        layouts = [tensor.stride() for tensor in (made, *gradients) if tensor is not None and tensor.dim() > 1]
+        del made, gradients
+        for stride in layouts:  # what comes after looks at them
+            empty(2 * stride[1], stride[-1], 64)
+    return call
+
+
+def line_convolution(transposed, groups):
+    source = empty(4, 300, 64).transpose(1, 2) if transposed else empty(4, 64, 300)
+    gradient, weight, settings = empty(4, 300, 64).transpose(1, 2), empty(64, 64 // groups, 3), ([1], [1], [1], False, [0])
+    return lambda: [aten.convolution(source, weight, None, *settings, groups), aten.convolution_backward(
+        gradient, source, weight, [64], *settings, groups, [True, True, True])]
+
+
+def single(channels, layout):
+    """Pictures of one pixel: their strides say no layout."""
+    source = empty(4, 64, 1, 1).as_strided((4, 64, 1, 1), (64, 1, 64, 64) if layout == "last" else (64, 1, 1, 1))
+    weight, gradient, settings = empty(channels, 64, 1, 1), empty(4, channels, 1, 1), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    return lambda: [aten.convolution(source, weight, None, *settings), aten.convolution_backward(
+        gradient, source, weight, [channels], *settings, [True, True, True])]
+
+
+def rms_norm(source):
+    weight = empty(source.shape[-1])
+    return lambda: torch.nn.functional.rms_norm(source, weight.shape, weight, 1e-6)
+
+
+def rms_norm_backward(source):
+    weight, gradient, sums = empty(source.shape[-1]), empty(*source.shape), empty(*source.shape[:-1], 1, dtype=torch.float32)
+    return lambda: rms_gradients(gradient, source, weight, sums)
+
+
+def index_put(target, indices, values, accumulate=True):
+    indices = [None if shape is None else zeros(*shape) for shape in indices]
+    return lambda: aten._index_put_impl_(target.clone(), indices, values, accumulate, True)
+
+
+def broadcast_attention():
+    from torch.nn import functional
+    query, key, value = empty(2, 8, 300, 64), empty(2, 1, 300, 64), empty(2, 1, 300, 64)
+    return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64):
     from torch.nn import functional
     query, key, value = empty(batch, 8, length, width), *(empty(batch, 8 // groups, length, width) for _ in range(2))
@@ -55,6 +119,21 @@ def efficient_backward(width, dtype=torch.float32):
     sums, seed = empty(2, 4, 320, dtype=torch.float32), zeros(1)
     return lambda: aten._scaled_dot_product_efficient_attention_backward(
         gradient, query, key, value, None, out, sums, seed, seed, 0.0, [True, True, True, False], True)
+
+
+def grouped_product(rows, groups=9, columns=256, dtype=torch.bfloat16):
+    source, weight, ends = empty(rows, 64, dtype=dtype), empty(groups, 64, columns, dtype=dtype), zeros(groups).int()
+    return lambda: torch._grouped_mm(source, weight, offs=ends)
+
+
+def grouped_gradient(columns=256):
+    left, right, ends = empty(900, 512).t(), empty(900, columns), zeros(8).int()
+    return lambda: torch._grouped_mm(left, right, offs=ends)
+
+
+def sort(items):
+    row = zeros(items)
+    return lambda: row.sort()
 
 
 def product_of_4_bits(bias=False, nested=False, contiguous=True):
@@ -76,6 +155,31 @@ def calls():
         "convolution backward": convolution(False),
         "convolution backward, bias": convolution(True),
         "convolution backward, contiguous": convolution(False, channels_last=False),
+        **{f"convolution, {kind}, {', '.join(layouts)}": image_convolution(layouts, kind)
+           for kind in ("dense", "one wide", "groups", "a channel each")
+           for layouts in (("", "", "last"), ("", "last", ""), ("last", "", ""), ("last", "last", "last"),
+                           ("cut", "", "cut"))},
+        "convolution, input alone": image_convolution(("cut", "", "cut"), "dense", wanted=(True, False, False)),
+        "convolution, weight alone": image_convolution(("cut", "", "cut"), "dense", wanted=(False, True, False)),
+        **{f"convolution in fp16, {kind}": image_convolution(("", "", "last"), kind, torch.float16)
+           for kind in ("a channel each", "a channel each, 7 wide")},
+        **{f"convolution of a line{', transposed' * transposed}, {groups} groups": line_convolution(transposed, groups)
+           for transposed in (False, True) for groups in (1, 64)},
+        **{f"convolution of a pixel{layout and ', ' + layout}": single(96, layout) for layout in ("", "last")},
+        "rms norm": rms_norm(empty(4, 1000, 64)),
+        "rms norm, strided": rms_norm(empty(4, 64, 1000).transpose(1, 2)),
+        "rms norm backward": rms_norm_backward(empty(4, 1000, 64)),
+        "rms norm backward of many rows": rms_norm_backward(empty(100352, 96)),
+        "rms norm backward, strided": rms_norm_backward(empty(4, 64, 1000).transpose(1, 2)),
+        "roll": (lambda pictures=empty(2, 56, 56, 96): pictures.roll((3, 3), (1, 2))),
+        "roll of one dimension": (lambda pictures=empty(2, 56, 56, 96): pictures.roll(3, 1)),
+        "roll, strided": (lambda pictures=empty(2, 56, 56, 96).permute(0, 3, 1, 2): pictures.roll((3, 3), (2, 3))),
+        "index_put, strided values": index_put(empty(169, 24), [(2401,)], empty(24, 2401).t()),
+        "index_put, two indices": index_put(empty(100, 50, 24), [(30, 1), (1, 40)], empty(30, 40, 24)),
+        "index_put, second dimension": index_put(empty(100, 50, 24), [None, (40,)], empty(100, 40, 24)),
+        "index_put, one value": index_put(empty(100, 50, 24), [(30,)], empty(24)),
+        "index_put, dimensions apart": index_put(empty(100, 50, 24), [(30,), None, (30,)], empty(30, 50)),
+        "index_put, no sums": index_put(empty(100, 50, 24), [(30,)], empty(30, 50, 24), accumulate=False),
         "cumsum of a row": (lambda ids=zeros(1, 9000): ids.cumsum(-1)),
         "cumsum of rows": (lambda ids=zeros(2, 9000): ids.cumsum(-1)),
         "cumsum of a row of flags": (lambda row=empty(1, 9000, dtype=torch.bool): row.cumsum(-1)),
@@ -87,10 +191,17 @@ def calls():
         "flash attention": attention("flash", True, batch=32, length=577),
         **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
         "efficient attention backward": efficient_backward(128, torch.bfloat16),
+        "grouped product": grouped_product(1170),
+        "grouped product of few rows": grouped_product(1160),
+        "grouped product of few columns": grouped_product(9000, columns=128),
+        "grouped product in fp16": grouped_product(1170, dtype=torch.float16),
+        "grouped product of a weight's gradient": grouped_gradient(),
+        **{f"sort of {n}": sort(n) for n in (800, 4096, 4097, 100_000)},
         "product of 4-bit weights": product_of_4_bits(),
         "product of 4-bit weights, bias": product_of_4_bits(bias=True),
         "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
         "product of 4-bit weights, strided": product_of_4_bits(bias=True, contiguous=False),
+        "attention of one key head": broadcast_attention(),
         "math attention, causal": attention("math", True, groups=4),
         "math attention, masked": attention("math", False, torch.bfloat16, groups=4),
         "math attention, boolean mask": attention("math", False, torch.bool, groups=4),
@@ -108,6 +219,10 @@ def chosen(backend, call):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if backend == "flash" else SDPBackend.MATH):
         return call()
+
+
+def rms_gradients(gradient, source, weight, sums):
+    return aten._fused_rms_norm_backward(gradient, source, list(weight.shape), sums, weight, [True, True])
 
 
 for dtype in (torch.float, torch.bfloat16):  # cuBLAS' workspace
@@ -143,7 +258,10 @@ def traced(wanted: str, gpu) -> list[int]:
     def chosen(backend, call):
         return call()
 
-    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen}
+    def rms_gradients(gradient, source, weight, sums):
+        return torch.ops.peakcast.rms_norm_backward(gradient, source, weight, [True, True])
+
+    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients}
     exec(CALLS, scope)
     call = dict(scope["calls"]())[wanted]
     with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
@@ -158,7 +276,8 @@ def traced(wanted: str, gpu) -> list[int]:
 
 
 @needs_emulator
-@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb", "rtx-4090"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, gpu", [
+    *product(NAMES, ["h100-80gb", "a100-80gb", "rtx-4090"]),
+    *((name, "b200") for name in NAMES if "grouped" in name)])
 def test_an_operator_allocates_and_frees_what_the_tracer_says_in_that_order(name, gpu):
     assert traced(name, gpus.find(gpu)) == on_device(gpu)[name]

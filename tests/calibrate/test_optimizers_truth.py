@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate.measure import measure
-from predictor import gpus, parser, pipeline
+from predictor import gpus, pipeline
 from predictor.engine.compose import Tape
 from predictor.engine.optimizer import OPTIMIZERS, Steps, partition
 from predictor.facts import Parameter
 from tests.calibrate.small_jobs import needs_emulator, workload
 from tests.calibrate.test_emulator import run_job
-from tests.predictor.small import small_llava
+from tests.predictor.small import facts_of, small_llava
 
 TENSORS = {
     "embed_tokens.weight": (3000, 64), "a.weight": (700, 333), "b.weight": (64, 63), "a.bias": (5000,),
@@ -125,7 +125,7 @@ def test_an_optimizer_is_built_as_hugging_face_builds_it(name):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
 def test_an_embedding_is_known_by_its_name_where_an_older_formula_did_not_look(model_type):
-    facts = parser.describe(small_llava(recipe="full", model_type=model_type))
+    facts = facts_of(small_llava(recipe="full", model_type=model_type))
     looked = {p.name: p.is_embedding for p in facts.parameters}
     by_name = {p.name: Parameter(p.name, p.shape, 2, True).is_embedding for p in facts.parameters}
     assert looked == by_name and sum(looked.values()) == 2  # of tokens, and of the vision tower's positions

@@ -70,13 +70,12 @@ def run(case: Case) -> dict:
     """Live bytes at each mark of three steps, true and predicted."""
     import torch
 
-    from predictor import parser
     from predictor.fit import fit
     from predictor.places import Places
     from predictor.recorder import Recorder
     from predictor.sizes import Shape
     from predictor.trace import record_micro_step
-    from tests.predictor.small import small_llava
+    from tests.predictor.small import facts_of, small_llava
 
     torch.manual_seed(0)
     model = small_llava(recipe=case.recipe, device="cpu")
@@ -85,7 +84,7 @@ def run(case: Case) -> dict:
     ids = torch.full((2, 16), 5)
     ids[:, 1:5] = model.config.image_token_id
     batch = {"input_ids": ids, "labels": ids.clone(), "pixel_values": torch.randn(2, 3, 28, 28, dtype=torch.bfloat16)}
-    facts = parser.describe(small_llava(recipe=case.recipe, device="meta"))
+    facts = facts_of(small_llava(recipe=case.recipe, device="meta"))
     record_micro_step(model, batch, Recorder(device="cpu"), Places(model))  # lazily made things first
     places = Places(model)
     recording = record_micro_step(model, batch, Recorder(places, device="cpu"), places)

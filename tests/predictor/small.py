@@ -31,3 +31,26 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
     model.train()
     select(model, recipe=recipe, trainable=(), frozen=())
     return model
+
+
+def inputs_of(model):
+    """What feeds a model."""
+    from predictor.inputs import Inputs
+    from predictor.models import ModelConfig
+
+    return Inputs(ModelConfig("model", model.config.to_dict()), model)
+
+
+def facts_of(model):
+    """The facts of a model."""
+    from predictor.parser import describe
+
+    return describe(model, inputs_of(model).tokens_per_image)
+
+
+def traced_at(model, shape, *, padding: str = "none", sdpa_backend: str = "cudnn", **settings):
+    """One micro-step of a model."""
+    from predictor.trace import trace
+
+    inputs = inputs_of(model)
+    return trace(model, inputs.batch(shape, padding), inputs.options, sdpa_backend=sdpa_backend, **settings)

@@ -20,9 +20,8 @@ from predictor.models import ModelConfig
 from predictor.report.samples import sentences
 from predictor.samples import Samples
 from predictor.sizes import Shape
-from predictor.trace import trace
 from predictor.workload import Workload
-from tests.predictor.small import small_config
+from tests.predictor.small import small_config, traced_at
 from tests.predictor.test_formula import key, made
 
 H100 = gpus.find("h100-80gb")
@@ -116,7 +115,7 @@ def test_images_that_samples_do_not_share_evenly_are_traced_as_the_formula_says(
     k, shape = key(), Shape(5, 61, 8)  # 2, 2, 2, 1 and 1 images of 4 tokens
     model = parser.build(ModelConfig("small", small_config()), attn_implementation="sdpa", recipe="finetune")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    recording = trace(model, parser.describe(model), shape, padding="none", sdpa_backend="cudnn")
+    recording = traced_at(model, shape, padding="none", sdpa_backend="cudnn")
     micro = made(k).micro
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](H100, *b.size[1]))
             for b in recording.buffers]

@@ -10,9 +10,9 @@ from predictor.errors import InputError
 from predictor.events import Moment
 from predictor.models import ModelConfig
 from predictor.sizes import Shape
-from predictor.trace import Tracer, trace
+from predictor.trace import Tracer
 from predictor.workload import Workload
-from tests.predictor.small import small_config
+from tests.predictor.small import small_config, traced_at
 
 H100 = gpus.find("h100-80gb")
 BATCH, SEQUENCE, HEADS, GROUPS, WIDTH = 2, 200, 64, 4, 72
@@ -69,7 +69,7 @@ def test_transformers_packs_what_is_padded_or_packed(padding, packs):
     with flash_attention.on_meta():
         model = parser.build(ModelConfig("small", small_config()), attn_implementation="flash_attention_2",
                              recipe="full")
-        recording = trace(model, parser.describe(model), Shape(2, 16, 2), padding=padding, sdpa_backend="")
+        recording = traced_at(model, Shape(2, 16, 2), padding=padding, sdpa_backend="")
     functions = {b.size[0] for b in recording.buffers if "language_model" in b.module and isinstance(b.size, tuple)}
     assert ("flash_dq_accumulator" not in functions) is packs
 

@@ -15,9 +15,8 @@ from predictor.errors import InputError
 from predictor.models import ModelConfig
 from predictor.sizes import Shape
 from predictor.store import Key
-from predictor.trace import trace
 from predictor.tracing import trace_formula
-from tests.predictor.small import small_config
+from tests.predictor.small import small_config, traced_at
 
 H100 = gpus.find("h100-80gb")
 TOKENS = 4
@@ -40,7 +39,7 @@ def traced(k: Key, shape: Shape):
     model = parser.build(ModelConfig("small", small_config()), attn_implementation=k.attn_implementation, recipe=k.recipe)
     if k.checkpointing != "off":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": k.checkpointing == "reentrant"})
-    return trace(model, parser.describe(model), shape, padding=k.padding, sdpa_backend=k.sdpa_backend)
+    return traced_at(model, shape, padding=k.padding, sdpa_backend=k.sdpa_backend)
 
 
 def draw(rng: random.Random, regime: tuple[str, str, str], pads: bool) -> Shape:
@@ -98,7 +97,7 @@ def test_a_sequence_that_reaches_a_sliding_window_is_another_regime(sequence, ro
     model = parser.build(config, attn_implementation="sdpa", recipe="finetune")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     shape = Shape(2, sequence, 2)
-    recording = trace(model, parser.describe(model), shape, padding="none", sdpa_backend="cudnn")
+    recording = traced_at(model, shape, padding="none", sdpa_backend="cudnn")
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](H100, *b.size[1]))
             for b in recording.buffers]
     assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events

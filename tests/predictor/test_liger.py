@@ -6,14 +6,13 @@ import pytest
 import torch
 from transformers.models.llama import modeling_llama
 
-from predictor import gpus, liger, parser, workspaces
+from predictor import gpus, liger, workspaces
 from predictor.errors import InputError
 from predictor.formula_key import PINNED_LIGER, formula_key
 from predictor.pipeline import shape_of
 from predictor.sizes import Shape
-from predictor.trace import trace
 from predictor.workload import Workload
-from tests.predictor.small import TEXT, small_llava
+from tests.predictor.small import TEXT, small_llava, traced_at
 
 H100 = gpus.find("h100-80gb")
 SHAPE = Shape(2, 40, 2)
@@ -25,7 +24,7 @@ def buffers(**settings):
     pytest.importorskip("liger_kernel")
     model = small_llava(**settings)
     with liger.on_meta(model):
-        return trace(model, parser.describe(model), SHAPE, padding="none", sdpa_backend="cudnn").buffers
+        return traced_at(model, SHAPE, padding="none", sdpa_backend="cudnn").buffers
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(16_384, 2048), (16_385, 4096), (5, 1)])

@@ -13,7 +13,7 @@ from predictor.events import Factor
 from predictor.models import ModelConfig
 from predictor.pipeline import predict
 from predictor.workload import Workload
-from tests.predictor.small import TEXT, VISION, small_config, small_llava
+from tests.predictor.small import TEXT, VISION, facts_of, small_config, small_llava
 
 HIDDEN, INTERMEDIATE, LAYERS = TEXT["hidden_size"], TEXT["intermediate_size"], TEXT["num_hidden_layers"]
 WIDTHS = LAYERS * (4 * 2 * HIDDEN + 3 * (HIDDEN + INTERMEDIATE))
@@ -30,7 +30,7 @@ def facts(**keys):
     asked = ask(**{"lora": {}} | keys)
     model = parser.build(ModelConfig("small", small_config()), attn_implementation="sdpa", recipe="lora",
                          trainable=asked.trainable, frozen=asked.frozen, lora=lora.adapters(asked))
-    return {p.name: p for p in parser.describe(model).parameters}
+    return {p.name: p for p in facts_of(model).parameters}
 
 
 def error_of(**keys) -> str:

@@ -6,24 +6,23 @@ import json
 
 import pytest
 
-from predictor import parser, pipeline, twins
+from predictor import pipeline
 from predictor.errors import InputError
 from predictor.pipeline import predict
 from predictor.sizes import Shape
-from predictor.trace import make_batch
 from predictor.workload import Workload
-from tests.predictor.small import small_config, small_llava
+from tests.predictor.small import inputs_of, small_config, small_llava
 
 
 def test_the_row_is_what_transformers_collates():
     from transformers import DataCollatorWithFlattening
 
-    model, values = small_llava(), twins.Twins()
-    alone = make_batch(model, parser.describe(model), Shape(1, 16, 1), "none", values)
-    sample = {name: values.of(alone[name])[0].tolist() for name in ("input_ids", "labels")}
-    row = make_batch(model, parser.describe(model), Shape(3, 16, 3), "packed", values)
+    inputs = inputs_of(small_llava())
+    alone = inputs.batch(Shape(1, 16, 1), "none")
+    sample = {name: alone[name][0].tolist() for name in ("input_ids", "labels")}
+    row = inputs.batch(Shape(3, 16, 3), "packed")
     wanted = DataCollatorWithFlattening()([sample] * 3, return_tensors="pt")
-    assert {name: values.of(row[name]).tolist() for name in wanted} == {n: t.tolist() for n, t in wanted.items()}
+    assert {name: row[name].tolist() for name in wanted} == {n: t.tolist() for n, t in wanted.items()}
 
 
 def test_the_mask_has_a_flag_for_each_pair_of_tokens(tmp_path):

@@ -15,7 +15,7 @@ from predictor.events import Kind
 from predictor.lora import adapters
 from predictor.models import ModelConfig
 from predictor.workload import Workload
-from tests.predictor.small import TEXT, small_config
+from tests.predictor.small import TEXT, facts_of, small_config
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY = (TEXT[name] for name in (
     "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"))
@@ -38,7 +38,7 @@ def model_of(asked: Workload, **text):
 
 def facts(asked: Workload):
     """Tensors of a small model, by name."""
-    return {tensor.name: tensor for tensor in parser.describe(model_of(asked)).parameters}
+    return {tensor.name: tensor for tensor in facts_of(model_of(asked)).parameters}
 
 
 # --- the key --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def start_up(asked: Workload, model) -> Tape:
     from predictor.formula import Formula
 
     tape = Tape()
-    to_device(tape, pipeline.setup_of(asked, Formula(None, parser.describe(model), {})))
+    to_device(tape, pipeline.setup_of(asked, Formula(None, facts_of(model), {})))
     return tape
 
 

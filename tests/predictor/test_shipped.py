@@ -10,7 +10,7 @@ import pytest
 from predictor import formula, gpus, parser, store, workspaces
 from predictor.models import find
 from predictor.sizes import Shape
-from predictor.trace import trace
+from tests.predictor.small import traced_at
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from build_formulas import named_keys, record_keys  # noqa: E402
@@ -38,7 +38,7 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
     if key.checkpointing == "on":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     shape, gpu = SHAPES[key.regime[:2]], gpus.find("h100-80gb")
-    recording = trace(model, parser.describe(model), shape, padding="none", sdpa_backend=key.sdpa_backend)
+    recording = traced_at(model, shape, padding="none", sdpa_backend=key.sdpa_backend)
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]
     assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events

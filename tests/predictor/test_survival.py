@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,9 +97,16 @@ def test_cached_segments_are_given_back_before_it_fails():
 def test_when_events_complete_bounds_the_reserved_peak():
     rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]  # reused at once, or not before a synchronisation
     outcome = survival.judge(lambda _: one(rows, [GIB, GIB]), DEFAULT, None)
-    assert (outcome.reserved_low, outcome.reserved_high) == (GIB, 2 * GIB)
+    assert (outcome.reserved.low, outcome.reserved.high) == (GIB, 2 * GIB)
     synchronised = survival.judge(lambda _: one([*rows[:3], (Kind.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
-    assert (synchronised.reserved_low, synchronised.reserved_high) == (GIB, GIB)
+    assert (synchronised.reserved.low, synchronised.reserved.high) == (GIB, GIB)
+
+
+def test_the_rank_that_reserves_the_most_need_not_request_the_most():
+    requests = run([(1, 0)], [3 * GIB])
+    keeps = replace(run([(1, 0), (-1, 0), (1, 1)], [2 * GIB, 2 * GIB + 1]), rank=7)
+    outcome = survival.judge(lambda _: [requests, keeps], DEFAULT, None)
+    assert (outcome.run.rank, outcome.reserved.rank, outcome.reserved.bytes) == (0, 7, 4 * GIB + (2 << 20))
 
 
 def test_an_emptied_cache_is_not_reserved():

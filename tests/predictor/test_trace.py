@@ -7,14 +7,13 @@ import contextlib
 import pytest
 import torch
 
-from predictor import parser
 from predictor.cuda_paths import as_on_cuda
 from predictor.events import Moment
 from predictor.places import Places
 from predictor.recorder import Recorder
 from predictor.sizes import Shape
-from predictor.trace import Tracer, trace
-from tests.predictor.small import small_llava
+from predictor.trace import Tracer
+from tests.predictor.small import small_llava, traced_at
 
 WRAPPED_NUMBER_BYTES = 16
 """Python numbers reach a dispatch mode as host scalars of 8 bytes: never device memory."""
@@ -51,7 +50,7 @@ def test_recording_does_not_change_what_a_cpu_step_allocates(checkpointing):
 
 def traced(padding="none", **settings):
     model = small_llava(**settings)
-    return trace(model, parser.describe(model), Shape(2, 16, 2), padding=padding, sdpa_backend="cudnn")
+    return traced_at(model, Shape(2, 16, 2), padding=padding, sdpa_backend="cudnn")
 
 
 def test_every_trainable_parameter_s_gradient_is_noted_once():
@@ -118,7 +117,7 @@ def test_a_float_reads_as_zero():
 def test_backward_knows_its_module_and_recomputation():
     model = small_llava()
     model.gradient_checkpointing_enable()
-    recording = trace(model, parser.describe(model), Shape(2, 16, 2), padding="none", sdpa_backend="cudnn")
+    recording = traced_at(model, Shape(2, 16, 2), padding="none", sdpa_backend="cudnn")
     recomputed = {b.module for b in recording.buffers if b.recomputed}
     assert "model.language_model.layers.1.mlp.up_proj" in recomputed
     assert all(b.moment is Moment.BACKWARD for b in recording.buffers if b.recomputed)
@@ -130,5 +129,5 @@ def test_places_survive_a_recomputation_that_ends_early():
     with places.active():
         model = small_llava()
         model.gradient_checkpointing_enable()
-        trace(model, parser.describe(model), Shape(2, 16, 2), padding="none", sdpa_backend="cudnn")
+        traced_at(model, Shape(2, 16, 2), padding="none", sdpa_backend="cudnn")
     assert places() == ("", False)

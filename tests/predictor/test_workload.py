@@ -26,7 +26,7 @@ def test_the_documented_defaults():
     workload = make()
     assert workload.resolved() == ENOUGH | {
         "recipe": "finetune", "trainable": [], "frozen": [], "lora": None, "quantization": None,
-        "per_device_train_batch_size": 1, "images_per_sample": None, "image_size": None, "padding": "none", "per_device_eval_batch_size": None,
+        "per_device_train_batch_size": 1, "images_per_sample": None, "image_size": None, "video_frames": None, "padding": "none", "per_device_eval_batch_size": None,
         "gradient_accumulation_steps": 1,
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "gradient_checkpointing_modules": [], "use_liger_kernel": False, "torch_compile": None,
@@ -101,7 +101,6 @@ def test_other_spellings_become_ours():
 
 @pytest.mark.parametrize("keys, message", [
     ({"model": None}, "model is not given: name one, such as llava-1.5-7b"),
-    ({"sequence_length": None}, "sequence_length is not given: say how many tokens a sample has, image tokens included"),
     ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1, not 0"),
     ({"per_device_train_batch_size": -3}, "per_device_train_batch_size must be at least 1, not -3"),
     ({"per_device_train_batch_size": True}, "per_device_train_batch_size must be a whole number, not True"),

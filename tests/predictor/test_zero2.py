@@ -17,7 +17,7 @@ from predictor.formula import Formula, MicroStep
 from predictor.models import ModelConfig
 from predictor.sizes import Shape
 from predictor.workload import Workload
-from tests.predictor.small import small_config
+from tests.predictor.small import facts_of, small_config
 from tests.predictor.test_formula import key, made
 
 GIB = 1 << 30
@@ -28,7 +28,7 @@ def llava_7b() -> ModelFacts:
     """LLaVA-1.5-7B with the 32,000 tokens of the original checkpoint: 6,759,395,328 parameters train."""
     config = models.find("llava-1.5-7b")
     config.document["text_config"] |= {"vocab_size": 32000, "pad_token_id": 0}
-    return parser.describe(parser.build(ModelConfig("7b", config.document), attn_implementation="sdpa", recipe="finetune"))
+    return facts_of(parser.build(ModelConfig("7b", config.document), attn_implementation="sdpa", recipe="finetune"))
 
 
 def run(degree: int, rank: int, optim: str) -> tuple:

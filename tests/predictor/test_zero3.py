@@ -20,7 +20,7 @@ from predictor.facts import Parameter
 from predictor.formula import Mark
 from predictor.store import Key
 from predictor.workload import Workload
-from tests.predictor.small import TEXT, small_config, small_llava
+from tests.predictor.small import TEXT, small_config, small_llava, traced_at
 from tests.predictor.test_formula import key, made
 
 ROOT, FIRST, SECOND = 0, 1, 2
@@ -173,13 +173,11 @@ def test_a_mark_of_a_row_that_is_not_there_is_no_formula(tmp_path):
 
 
 def test_a_sharded_trace_marks_each_gradient_and_leaves_the_model_as_it_was():
-    from predictor import parser, trace
     from predictor.sizes import Shape
 
     model = small_llava()
     shapes = [parameter.shape for parameter in model.parameters()]
-    facts = parser.describe(model)
-    recording = trace.trace(model, facts, Shape(1, 12, 1), padding="none", sdpa_backend="cudnn", sharded=True)
+    recording = traced_at(model, Shape(1, 12, 1), padding="none", sdpa_backend="cudnn", sharded=True)
     ready = [index for _, kind, index in recording.marks if kind == Mark.READY]
     assert ready == list(range(len(recording.gradients)))
     assert {parameter for _, parameter in recording.owners} == set(range(len(shapes)))

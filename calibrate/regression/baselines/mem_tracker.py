@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.subject import shape_of, single
+from predictor import models
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
 from predictor.workload import Workload
@@ -49,23 +50,26 @@ def tracked(workload: Workload) -> Estimate:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from calibrate.reference_loop import build_model
+    from predictor.inputs import Inputs
 
     model = build_model(workload)
+    inputs = Inputs(models.find(workload.model), model, workload.picture)
+    shapes = inputs.batch(shape_of(workload), workload.padding)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             model.tie_weights()
             model.model.get_placeholder_mask = types.MethodType(_mask, model.model)
             optimizer = _optimizer(model, workload)
-            batch = _batch(model, workload)
-            _step(model, optimizer, batch)
+            batch = _batch(shapes)
+            _step(model, optimizer, batch, inputs.options)
             tracker = MemTracker()
             tracker.track_external(model, optimizer, *batch.values())
             for parameter in model.parameters():
                 if not parameter.requires_grad:
                     tracker._param_to_grad_hook_handles[parameter] = (_Handle(), _Handle())
             with tracker:
-                _step(model, optimizer, batch)
+                _step(model, optimizer, batch, inputs.options)
             peak = tracker.get_tracker_snapshot("peak")
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:LONGEST_REASON]
@@ -73,9 +77,9 @@ def tracked(workload: Workload) -> Estimate:
     return Estimate(int(peak[torch.device("cpu")]["Total"]))
 
 
-def _step(model, optimizer, batch: dict) -> None:
+def _step(model, optimizer, batch: dict, options: dict) -> None:
     """Forward, backward and optimizer step as the reference loop has them."""
-    loss = model(**batch, use_cache=False).loss
+    loss = model(**batch, **options).loss
     loss.backward()
     del loss
     optimizer.step()
@@ -91,19 +95,11 @@ def _optimizer(model, workload: Workload):
     return entry.load()([parameter for parameter in model.parameters() if parameter.requires_grad], **flags)
 
 
-def _batch(model, workload: Workload) -> dict:
+def _batch(shapes: dict) -> dict:
     """Inputs as the reference loop has them, without values."""
     import torch
 
-    from predictor.parser import image_extent
-
-    shape = shape_of(workload)
-    ids = torch.ones(shape.batch, shape.sequence, dtype=torch.long)
-    batch = {"input_ids": ids, "labels": ids.clone(),
-             "pixel_values": torch.empty(shape.images, *image_extent(model.config), dtype=model.dtype)}
-    if workload.padding == "right":
-        batch["attention_mask"] = torch.ones_like(ids)
-    return batch
+    return {name: torch.ones(tensor.shape, dtype=tensor.dtype) for name, tensor in shapes.items()}
 
 
 def _mask(llava, input_ids, inputs_embeds, image_features):

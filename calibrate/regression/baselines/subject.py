@@ -57,7 +57,7 @@ def single(workload: Workload) -> Workload:
     Raises:
         InputError: the model's configuration cannot be found.
     """
-    images = 1 if workload.images_per_sample is None else workload.images_per_sample
+    images = pipeline.settled(workload).images_per_sample
     of_engines = [name for name, entry in KEYS.items() if entry.metadata["group"] in ("engine", "gpu")]
     return workload.replace(**dict.fromkeys([*of_engines, "max_grad_norm", "gradient_accumulation_steps"]) | {
         "per_device_train_batch_size": workload.per_device_train_batch_size, "images_per_sample": images,
@@ -67,7 +67,7 @@ def single(workload: Workload) -> Workload:
 def shape_of(workload: Workload) -> Shape:
     """Samples, tokens and images of the micro-batch."""
     batch = workload.per_device_train_batch_size
-    return Shape(batch, workload.sequence_length, batch * (workload.images_per_sample or 1))
+    return Shape(batch, workload.sequence_length or 0, batch * (workload.images_per_sample or 0))
 
 
 def partitions(workload: Workload) -> int:

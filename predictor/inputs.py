@@ -1,0 +1,153 @@
+"""What a model is fed: the batch of the reference loop at a shape."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from predictor import pictures, sounds
+from predictor.errors import InputError
+from predictor.models import Kind, ModelConfig
+from predictor.sizes import Shape
+from predictor.trace import ask
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Makes batches for one model.
+
+    Attributes:
+        image_size: height and width of the pictures; None: as the vision tower takes them.
+        video_frames: how many pictures are one video, which then counts as an image; None: pictures are images.
+    """
+
+    config: ModelConfig
+    model: torch.nn.Module
+    image_size: tuple[int, int] | None = None
+    video_frames: int | None = None
+
+    @cached_property
+    def tokens_per_image(self) -> int:
+        """Placeholder tokens that one image, or clip of sound, fills, asked of the model itself; 0 if it takes none."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.tokens(self.model)
+        if self.config.kind is not Kind.IMAGE_TEXT:
+            return 0
+        tokens, runs = self._run
+        return tokens if runs == 1 else runs * (tokens + 1)
+
+    @cached_property
+    def _run(self) -> tuple[int, int]:
+        """Placeholder tokens that follow one another, and how often they do in one image."""
+        features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
+        if features is None:
+            return 1, 1  # cross-attention looks at the images: one token names each
+        pixels = self._pixels([1])
+        if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
+            pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
+        found = ask(features, self._fitting(pixels, features)).pooler_output
+        parts = found if isinstance(found, (tuple, list)) else [found]
+        tokens = sum(part.numel() // part.shape[-1] for part in parts)
+        runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
+        return tokens // runs, runs
+
+    @property
+    def _told_apart(self) -> bool:
+        """Whether text, the time, comes between the frames of a video (transformers 5.17,
+        models/qwen3_vl/processing_qwen3_vl.py, replace_video_token)."""
+        return self.config.document["model_type"].startswith("qwen3_vl")
+
+    def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
+        """Integers with their values on the CPU; floats, which only take room, on meta.
+
+        Token ids and labels are int64 [batch, sequence]. Each sample begins with one text token, then its images, a
+        text token after each where there is room, then text; the first samples have what does not divide. Packed
+        samples are one row, with position ids that begin anew for each, as transformers' DataCollatorWithFlattening
+        makes it.
+        """
+        if self.config.kind is Kind.IMAGE:
+            return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
+        if self.config.kind is Kind.SPEECH:
+            labels = torch.ones(shape.batch, shape.sequence, dtype=torch.int64)
+            if padding == "right":
+                labels[:, -1] = -100
+            return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
+        each, more = divmod(shape.images, shape.batch)
+        counts = [each + (row < more) for row in range(shape.batch)]
+        token = self._placeholder
+        ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
+        for row, count in enumerate(counts):
+            tokens, runs = self._run if count and self.config.kind is Kind.IMAGE_TEXT else (self.tokens_per_image, 1)
+            room = count * runs * (tokens + 1) < shape.sequence
+            for start in range(1, 1 + count * runs * (tokens + room), tokens + room or 1):
+                ids[row, start : start + tokens] = token
+        batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if shape.images and name in self._arguments:
+                batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)
+        pixels = self._fitting(self._pixels(counts), type(self.model).forward) if shape.images else {}
+        if pixels and "cross_attention_mask" in self._arguments:
+            seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
+            batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
+        if padding == "right":
+            mask = torch.ones_like(ids)
+            mask[:, -1] = 0
+            batch["attention_mask"] = mask
+        if padding == "packed":
+            batch["labels"][:, 0] = -100
+            batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
+            batch = {name: values.reshape(1, -1) for name, values in batch.items()}
+        return batch | pixels
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """What the reference loop calls the model with besides."""
+        takes = "use_cache" in self._arguments or self.config.kind is not Kind.IMAGE
+        return {"use_cache": False} if takes else {}
+
+    @cached_property
+    def _arguments(self) -> set[str]:
+        return set(inspect.signature(type(self.model).forward).parameters)  # mixed precision wraps it
+
+    @property
+    def _placeholder(self) -> int:
+        """The token that stands for a piece of an image or a sound; none has -1."""
+        names = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+        if self.video_frames:
+            names = ("video_token_id", "video_token_index")
+        found = [getattr(self.model.config, name, None) for name in names]
+        return next((token for token in found if token is not None), -1)
+
+    @cached_property
+    def _processor(self):
+        return pictures.processor(self.config, self.model.config)
+
+    def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
+        """Of so many pictures, or clips of sound, for each sample, in the dtype of the model."""
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return sounds.clips(self.model, sum(counts))
+        config, dtype = self.model.config, self.model.dtype
+        if self.video_frames:
+            made = pictures.videos(self.config, config, sum(counts), self.video_frames, self.image_size)
+            return {name: values.to(dtype) if values.is_meta else values for name, values in made.items()}
+        fixed = self.config.image_size
+        if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
+            if self.image_size is None:
+                raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
+                                 "or 768x1024 (height x width)")
+            made = pictures.processed(self._processor, counts, self.image_size)
+            return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
+                    else values for name, values in made.items()}
+        vision = getattr(config, "vision_config", config)
+        side = fixed or getattr(vision, "image_size", None) or 224
+        size = self.image_size or (tuple(side) if isinstance(side, (tuple, list)) else (side, side))
+        return {"pixel_values": torch.empty(sum(counts), vision.num_channels, *size, dtype=dtype, device="meta")}
+
+    @staticmethod
+    def _fitting(made: dict[str, torch.Tensor], function) -> dict[str, torch.Tensor]:
+        """Those that a function takes."""
+        takes = inspect.signature(function).parameters
+        return {name: values for name, values in made.items() if name in takes}

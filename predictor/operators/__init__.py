@@ -1,0 +1,55 @@
+"""What CUDA does that meta tensors do not show, by aten operator: the one table of it.
+
+Each entry plays one call: what it allocates before and after its results, and frees, in order. Sizes are
+byte counts, or the name of a function in ``predictor.workspaces`` with its dimensions. An operator that is
+not in the table allocates its results and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from predictor import flash_attention, liger
+from predictor.operators import attention, convolution, indexing, norms, products, reductions
+from predictor.operators.call import Call, results_only
+
+__all__ = ["TABLE", "Call", "results_only"]
+
+TABLE: dict[str, Callable[[Call], None]] = {
+    "aten::mm": products.matrix_product,
+    "aten::bmm": products.matrix_product,
+    "aten::baddbmm": products.matrix_product,
+    "aten::addmm": products.fused_bias,
+    "bitsandbytes::gemm_4bit": products.gemm_4bit,
+    "aten::_grouped_mm": products.grouped_product,
+    "aten::native_layer_norm": norms.layer_norm,
+    "aten::native_layer_norm_backward": norms.layer_norm_backward,
+    "peakcast::rms_norm": norms.layer_norm,
+    "peakcast::rms_norm_backward": norms.rms_norm_backward,
+    "aten::roll": indexing.roll,
+    "aten::index": indexing.index,
+    "aten::sum": reductions.reduction,
+    "aten::native_dropout": norms.dropout,
+    "aten::convolution": convolution.forward,
+    "aten::convolution_backward": convolution.backward,
+    "aten::_safe_softmax": norms.safe_softmax,
+    "aten::_softmax_backward_data": norms.softmax_backward,
+    "aten::cumsum": reductions.cumulative,
+    "aten::sort": indexing.sort,
+    "aten::masked_scatter": indexing.masked_scatter,
+    "aten::masked_scatter_backward": indexing.masked_scatter_backward,
+    "aten::nonzero": indexing.nonzero,
+    "aten::repeat_interleave": indexing.repeat_interleave,
+    "aten::_index_put_impl_": indexing.index_put,
+    "aten::embedding_dense_backward": indexing.embedding_backward,
+    "aten::_scaled_dot_product_cudnn_attention": attention.cudnn_forward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": attention.cudnn_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash_forward,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "aten::constant_pad_nd": attention.padded_mask,
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient_forward,
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    **liger.OPERATORS,
+    **flash_attention.OPERATORS,
+}
+"""Operator -> how a call plays out on CUDA."""

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Measure jobs of every model that peakcast knows by name on the emulated H100, beside predictions.
+
+    pip install -e '.[test]'
+    python scripts/check_models.py                # what is not measured yet, then the table: an hour or two
+    python scripts/check_models.py --table-only   # the table from what is saved: each model is traced, half an hour
+
+No GPU is needed. The jobs are those of scripts/models.json, two of each model, of other recipes and shapes; what was
+measured goes to profiles/checks/models.jsonl, one line a job; jobs that are there are not run again. Each prediction of
+the table, profiles/models.md, is a first one, in a process and a cache of its own: its time and memory are in the
+table. Exit code 1: a prediction is off by more than 2 % of allocated bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+
+from check_recipes import HERE, TABLE, TARGET, bar, line_of, measure_missing
+
+from calibrate.regression import files
+from calibrate.regression.compare import Comparison, compare
+
+JOBS = HERE / "models.json"
+TARGET = TARGET.with_name("models.jsonl")
+TABLE = TABLE.with_name("models.md")
+MOST = 0.02
+"""Error of allocated bytes, as a fraction."""
+HEAD = """# Every model, measured and predicted
+
+Peaks in bytes of jobs on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted less
+measured. Made by `python scripts/check_models.py` on {date} from `checks/models.jsonl`, which has the date and software
+of each measurement. {jobs} jobs of {models} models: allocated off by {mean:.4%} in the mean and at most {most:.4%},
+reserved at most {reserved:.4%}. The last columns are of a first prediction: model built, traced and fitted in a process
+and a cache of its own, on {cores} cores: at most {seconds:.0f} s and {memory:.1f} GB.
+
+| kind | job | requested | off by | allocated | off by | reserved | off by | seconds | GB |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+@dataclass(frozen=True)
+class First:
+    """What a first prediction took: wall time, and the most memory of its process."""
+
+    found: Comparison
+    seconds: float
+    resident_bytes: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table-only", action="store_true", help="run nothing")
+    if not parser.parse_args().table_only:
+        measure_missing(JOBS, TARGET)
+    return write_table()
+
+
+def write_table() -> int:
+    """The table of all measured jobs; 1 if a prediction is too far off."""
+    cases, skipped = files.read([TARGET])
+    for one in skipped:
+        print(f"{one.source}: {one.why}", file=sys.stderr)
+    found = [first(case) for case in bar(cases, "Predicting")]
+    errors = {counter: [abs(one.found.error(counter)) for one in found] for counter in ("allocated", "reserved")}
+    TABLE.write_text(HEAD.format(
+        date=date.today().isoformat(), jobs=len(found), models=len({one.found.case.model for one in found}),
+        mean=statistics.fmean(errors["allocated"]), most=max(errors["allocated"]), reserved=max(errors["reserved"]),
+        cores=os.cpu_count(), seconds=max(one.seconds for one in found),
+        memory=max(one.resident_bytes for one in found) / 1e9) + "".join(
+            f"{line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
+            for one in sorted(found, key=lambda one: one.found.case.group)))
+    return int(max(errors["allocated"]) > MOST)
+
+
+def first(case) -> First:
+    """A prediction in a process and a cache of its own, then the comparison with what it left in the cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["PEAKCAST_CACHE"] = cache
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as workload:
+            json.dump(case.workload.resolved(), workload)
+            workload.flush()
+            begun = time.monotonic()
+            command = [sys.executable, "-m", "predictor.cli", "predict", "--workload", workload.name, "--json"]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=HERE.parent)
+            _, _, usage = os.wait4(process.pid, 0)
+            seconds = time.monotonic() - begun
+        return First(compare(case), seconds, usage.ru_maxrss * 1024)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Write predictor/model_facts.json: parameters by module and tokens per image of every known name.
+
+    pip install -e '.[trace]'
+    python scripts/list_models.py
+
+Each model is built on the meta device and asked; a minute for all. Run it when a name is added.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from predictor import model_facts, models, parser
+from predictor.errors import InputError
+from predictor.files import write_whole
+from predictor.plain import to_plain
+
+TARGET = Path(model_facts.__file__).parent / model_facts.TABLE
+
+
+def figures() -> dict[str, model_facts.Known]:
+    """Of every known name that can be built."""
+    found = {}
+    for name in models.known_names():
+        config = models.find(name)
+        try:
+            with model_facts.building(config):
+                found[name] = model_facts.built(config, parser.bare(config, "sdpa"))
+        except InputError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    lines = [f"{json.dumps(name)}: {json.dumps(to_plain(one))}" for name, one in figures().items()]
+    write_whole(str(TARGET), ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    print(f"{TARGET}: {len(lines)} models")

@@ -1,0 +1,37 @@
+"""Models of every kind on the emulated H100 against their predictions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from predictor.workload import Workload
+from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator
+from tests.predictor.small_models import ALL
+
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+
+SCALARS_BYTES = 128
+"""What a model keeps from one step to the next in a few numbers is counted once."""
+JOBS = {
+    "llama": {"sequence_length": 65, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
+    "gpt2": {"sequence_length": 65, "per_device_train_batch_size": 3},
+    "bert": {"sequence_length": 48, "per_device_train_batch_size": 3, "padding": "right"},
+    "t5": {"sequence_length": 50, "per_device_train_batch_size": 2},
+    "resnet": {"per_device_train_batch_size": 3, "image_size": 65, "gradient_checkpointing": False},
+    "mobilenet_v2": {"per_device_train_batch_size": 2, "gradient_checkpointing": False},
+    "qwen2_5_vl": {"sequence_length": 99, "per_device_train_batch_size": 2, "image_size": "140x84"},
+    "llava_next": {"sequence_length": 99, "image_size": "40x70", "images_per_sample": 2},
+    "idefics3": {"sequence_length": 99, "image_size": 40, "recipe": "lora"},
+    "gemma3": {"sequence_length": 99, "per_device_train_batch_size": 2, "recipe": "pretrain"},
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_model_is_predicted(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(ALL[name]))
+    asked = Workload(model=str(tmp_path), gpu="h100-80gb", profile="none", **JOBS[name])
+    record, run, simulation = measured_and_predicted(asked)
+    assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
+    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
