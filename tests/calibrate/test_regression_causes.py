@@ -93,7 +93,7 @@ def test_what_a_profile_changes_is_a_cause_by_factor(monkeypatch):
 
 def test_the_command_measures_the_same_job():
     keys = {"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_comm": True}},
-            "data_parallel_size": 8, "rank": 7, "gradient_checkpointing": False, "recipe": "full", "frozen": ["a.b", "c"],
+            "data_parallel_size": 8, "rank": 7, "recipe": "full", "frozen": ["a.b", "c"],
             "gradient_checkpointing_kwargs": {"use_reentrant": True}, "per_device_train_batch_size": 4,
             "capacity_bytes": 400 << 30, "allocator_conf": "max_split_size_mb:64", "sdpa_backend": "flash"}
     made = case(keys=keys, completion="synchronization")
