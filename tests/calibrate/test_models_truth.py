@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from calibrate.measure import measure
 from predictor.workload import Workload
-from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator
+from tests.calibrate.small_jobs import ROOT, needs_emulator
 from tests.predictor.small_models import ALL
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -32,6 +35,9 @@ JOBS = {
 def test_a_model_is_predicted(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(ALL[name]))
     asked = Workload(model=str(tmp_path), gpu="h100-80gb", profile="none", **JOBS[name])
-    record, run, simulation = measured_and_predicted(asked)
-    assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
-    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
+    record = measure(asked)
+    (tmp_path / "job.json").write_text(json.dumps(asked.resolved()))
+    command = [sys.executable, "-m", "predictor.cli", "predict", "--workload", str(tmp_path / "job.json"), "--json"]
+    said = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
+    assert 0 <= record.peak("requested_bytes").bytes - said["peak_requested_bytes"] <= SCALARS_BYTES
+    assert record.peak("reserved_bytes").bytes == said["peak_reserved_bytes"]
