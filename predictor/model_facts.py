@@ -47,11 +47,9 @@ class Known:
     cross_attention: bool = False
 
 
-def takes(config: ModelConfig) -> tuple[str, ...]:
-    """What a sample of a model has."""
-    if "audio_config" in config.document or "num_mel_bins" in config.document:
-        return ("sound", "text")
-    return {Kind.IMAGE_TEXT: ("images", "text"), Kind.TEXT: ("text",), Kind.IMAGE: ("images",)}[config.kind]
+TAKES = {Kind.IMAGE_TEXT: ("images", "text"), Kind.TEXT: ("text",), Kind.IMAGE: ("images",),
+         Kind.AUDIO_TEXT: ("sound", "text"), Kind.SPEECH: ("sound", "text")}
+"""What a sample of a model has."""
 
 
 def listed() -> dict[str, Known]:
@@ -62,7 +60,7 @@ def listed() -> dict[str, Known]:
 
 def _unbuilt(config: ModelConfig) -> Known:
     named = config.document.get("architectures") or [""]
-    return Known(named[0], config.document["model_type"], takes(config))
+    return Known(named[0], config.document["model_type"], TAKES[config.kind])
 
 
 @lru_cache(maxsize=1)
@@ -82,8 +80,8 @@ def built(config: ModelConfig, model: Any, size: tuple[int, int] | None = None) 
     for name, parameter in model.named_parameters():
         modules[modality(name)] = modules.get(modality(name), 0) + parameter.numel()
     tokens = tokens_of(config, model, size or STATED)
-    return Known(type(model).__name__, config.document["model_type"], takes(config), sum(modules.values()), modules,
-                 tokens, config.kind is Kind.IMAGE_TEXT and not isinstance(config, CodeModel)
+    return Known(type(model).__name__, config.document["model_type"], TAKES[config.kind], sum(modules.values()),
+                 modules, tokens, config.kind is Kind.IMAGE_TEXT and not isinstance(config, CodeModel)
                  and not hasattr(model, "get_image_features"))
 
 

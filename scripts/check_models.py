@@ -13,7 +13,6 @@ table. Exit code 1: a prediction is off by more than 2 % of allocated bytes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -57,10 +56,7 @@ class First:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table-only", action="store_true", help="run nothing")
-    if not parser.parse_args().table_only:
-        measure_missing(JOBS, TARGET)
+    measure_missing(__doc__, JOBS, TARGET)
     return write_table()
 
 

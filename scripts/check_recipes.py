@@ -48,15 +48,16 @@ measured. Made by `python scripts/check_recipes.py` on {date} from `checks/recip
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table-only", action="store_true", help="run nothing")
-    if not parser.parse_args().table_only:
-        measure_missing(JOBS, TARGET)
+    measure_missing(__doc__, JOBS, TARGET)
     return write_table()
 
 
-def measure_missing(jobs: Path, target: Path) -> None:
-    """Append a row for each job of a list, by what it stands for, that has none yet."""
+def measure_missing(description: str, jobs: Path, target: Path) -> None:
+    """Append a row for each job of a list that has none yet, by what it stands for; nothing with ``--table-only``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table-only", action="store_true", help="run nothing")
+    if parser.parse_args().table_only:
+        return
     rows = [json.loads(line) for line in target.read_text().splitlines()] if target.is_file() else []
     known = [row["job"] for row in rows]
     missing = [(line, job) for line, group in json.loads(jobs.read_text()).items() for job in group if job not in known]
