@@ -130,7 +130,8 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     The model that ``get_peft_model`` wraps is what it calls and what holds the adapters, so paths stay the model's own.
 
     Raises:
-        InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer.
+        InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer or an
+            embedding.
     """
     import torch
 
@@ -150,12 +151,13 @@ def inject(model, wanted: Adapters, device: str = "meta"):
         raise InputError(f"lora: peft cannot adapt the model: {' '.join(str(error).split())[:300]}") from None
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     for name, layer in layers:
-        if not isinstance(layer.get_base_layer(), torch.nn.Linear):
-            raise InputError(f"lora: target_modules names {name}, a {type(layer.get_base_layer()).__name__}: "
-                             "only adapters of linear layers are supported yet")
+        base = layer.get_base_layer()
+        if not isinstance(base, torch.nn.Linear | torch.nn.Embedding):
+            raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: "
+                             "only adapters of linear layers and embeddings are supported yet")
         if wanted.dtype != "fp32":  # on meta peft leaves them in fp32 either way
-            base = layer.get_base_layer()
-            for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+            for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector,
+                         layer.lora_embedding_A, layer.lora_embedding_B):
                 part.to(getattr(base, "compute_dtype", base.weight.dtype))
     for name in wanted.modules_to_save or ():
         if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):

@@ -23,8 +23,8 @@ BLOCK_ELEMENTS, NESTED_BLOCK_ELEMENTS = 64, 256
 CODE_ELEMENTS, NESTED_CODE_ELEMENTS = 16, 256
 """Of the tables of all values (the same file, ``get_4bit_type`` and ``create_dynamic_map``)."""
 FEW_ROWS = 512
-"""Up to so many, products of 4-bit weights may take a kernel that needs no whole ones (bitsandbytes 0.50,
-backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``)."""
+"""Up to so many, products of 4-bit weights and bf16 may take a kernel that needs no whole ones (bitsandbytes 0.50,
+backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``); of fp32, ``predictor.workspaces`` knows which."""
 SMALL_WEIGHTS = 1 << 22
 """Below so many, in layers that widen, that may hold for more rows too (the same function)."""
 SKIPPED = ("model.multi_modal_projector", "lm_head")
@@ -44,7 +44,7 @@ class _Given(Flag):
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
             "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right"),
             "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
-            "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}),)}
+            "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
 """Values of keys that were compared with runs of 4-bit layers; others are not predicted."""
 DEFAULTS = FrozenMap({
     "load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
@@ -104,6 +104,9 @@ def check(workload: Workload) -> None:
 
 def check_rows(workload: Workload, facts: ModelFacts) -> None:
     """The same for shapes at which products do not go as they were traced."""
+    wanted = quantized(workload)
+    if wanted is None or wanted.compute_dtype == "fp32":
+        return
     samples = workload.per_device_train_batch_size
     rows = {True: samples * (workload.sequence_length or 0),
             False: samples * workload.images_per_sample * facts.tokens_per_image}
@@ -140,7 +143,8 @@ def replace(model, wanted: Quantized) -> None:
     if not layers:
         raise InputError("quantization: llm_int8_skip_modules leaves no layer to quantise")
     for layer in layers:
-        if 2 * layer.in_features < layer.out_features and layer.in_features * layer.out_features < SMALL_WEIGHTS:
+        small = layer.in_features * layer.out_features < SMALL_WEIGHTS and 2 * layer.in_features < layer.out_features
+        if small and wanted.compute_dtype == "bf16":
             raise InputError(f"quantization: a layer from {layer.in_features} to {layer.out_features} is so small that "
                              "bitsandbytes may take another kernel, which is not predicted: use peakcast learn")
         layer.weight = _packed(layer, wanted)

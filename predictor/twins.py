@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 _FACTORY_KEYWORDS = {"device": torch.device("cpu"), "pin_memory": False}
 
@@ -53,8 +53,10 @@ class Twins:
             return
         results = self.run(func, args, kwargs)
         results = results if results and len(results) == len(outputs) else None
-        for index, out in enumerate(outputs):
-            if any(out is new for new in fresh):
+        given = set() if results else {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs))
+                                       if isinstance(leaf, torch.Tensor) and discrete(leaf)}
+        for index, out in enumerate(outputs):  # a view of what nobody knows, like packed weights, stays unknown
+            if any(out is new for new in fresh) and id(out.untyped_storage()) not in given:
                 self.adopt(out, results[index] if results else None)
 
     def like(self, values: torch.Tensor) -> torch.Tensor:

@@ -261,6 +261,15 @@ def liger_logits(gpu, tokens, width, vocabulary, itemsize):
     return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
 
 
+# bitsandbytes -----------------------------------------------------------------------------------------
+
+
+def unpacked_4bit(gpu, rows, size):
+    """What a product of 4-bit weights and fp32 unpacks; nothing for fewer than 8 rows (bitsandbytes 0.50,
+    backends/cuda/ops.py, _gemm_4bit_use_custom_cuda)."""
+    return np.where(rows < 8, 0, size)
+
+
 # Masks and indices ------------------------------------------------------------------------------------
 
 
@@ -352,7 +361,7 @@ FUNCTIONS = {
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
         efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
-        liger_partials, liger_logits,
+        liger_partials, liger_logits, unpacked_4bit,
         cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials,

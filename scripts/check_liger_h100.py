@@ -106,16 +106,17 @@ def peak_mib(name: str, x: int, config: dict, mode: str, gpu: gpus.Gpu) -> float
     return float(live[first - 1:].max()) / 2**20
 
 
+_LEFT = ("whole tensors, so probably of earlier calls of the process: only kto_loss and distill_jsd_loss come after a "
+         "call that torch.compile made")
 EXPLAINED = {
     "fused_moe": "which tokens go to which expert is drawn by chance, here and there",
     "fused_neighborhood_attention": "1 MiB too much in nearly every row: the size of cuBLASLt's workspace, which "
                                     "PyTorch 2.11 keeps and that of the time perhaps did not",
-    "kto_loss": "measured 756 to 1,268 MiB more, whatever the batch; runs of the same code on other days differ by 509 "
-                "MiB: not explained by the operator, perhaps memory of what the process ran before. What a larger "
-                "batch adds is right",
-    "distill_jsd_loss": "measured two months before the code was published, which is what was rebuilt: measured were "
-                        "two fp32 tensors of the logits' size more, and 5,064 MiB that no batch changes: not "
-                        "explained",
+    "kto_loss": "measured 756.24 MiB more, whatever the batch (three weights and biases of a head, 4 MiB and 9 KiB), "
+                f"on other days two weights, a bias, 8 MiB and 18 KiB besides: {_LEFT}. What a larger batch adds fits",
+    "distill_jsd_loss": "measured on 2024-12-03 with a draft; rebuilt is what was published on 2025-01-31. The draft "
+                        "had two fp32 tensors of the logits' size more. 5,064.03 MiB lay there whatever the batch (ten "
+                        f"weights of the student and 54 MiB): {_LEFT}",
 }
 """Why operators differ."""
 

@@ -20,13 +20,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 from check_recipes import HERE, TABLE, TARGET, bar, line_of, measure_missing
 
 from calibrate.regression import files
 from calibrate.regression.compare import Comparison, compare
+from predictor import models, pipeline
+from predictor.workload import Workload
 
 JOBS = HERE / "models.json"
 TARGET = TARGET.with_name("models.jsonl")
@@ -44,15 +48,26 @@ and a cache of its own, on {cores} cores: at most {seconds:.0f} s and {memory:.1
 | kind | job | requested | off by | allocated | off by | reserved | off by | seconds | GB |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 """
+GROWTH = """
+## What a first prediction costs
+
+Of one full training step of Qwen2.5-VL with a picture of 512 x 512, plain PyTorch: of its three sizes, and of the 7B
+with other numbers of layers in its language model.
+
+| model | layers | parameters | seconds | GB |
+| --- | ---: | ---: | ---: | ---: |
+"""
+SIZES = ("qwen2.5-vl-3b", "qwen2.5-vl-7b", "qwen2.5-vl-72b")
+DEEPER, LAYERS = SIZES[1], (7, 14, 56, 112)
 
 
 @dataclass(frozen=True)
 class First:
     """What a first prediction took: wall time, and the most memory of its process."""
 
-    found: Comparison
     seconds: float
     resident_bytes: int
+    found: Comparison
 
 
 def main() -> int:
@@ -73,7 +88,7 @@ def write_table() -> int:
         cores=os.cpu_count(), seconds=max(one.seconds for one in found),
         memory=max(one.resident_bytes for one in found) / 1e9) + "".join(
             f"{line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
-            for one in sorted(found, key=lambda one: one.found.case.group)))
+            for one in sorted(found, key=lambda one: one.found.case.group)) + GROWTH + "".join(growth()))
     return int(max(errors["allocated"]) > MOST)
 
 
@@ -81,15 +96,41 @@ def first(case) -> First:
     """A prediction in a process and a cache of its own, then the comparison with what it left in the cache."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["PEAKCAST_CACHE"] = cache
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as workload:
-            json.dump(case.workload.resolved(), workload)
-            workload.flush()
-            begun = time.monotonic()
-            command = [sys.executable, "-m", "predictor.cli", "predict", "--workload", workload.name, "--json"]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=HERE.parent)
-            _, _, usage = os.wait4(process.pid, 0)
-            seconds = time.monotonic() - begun
-        return First(compare(case), seconds, usage.ru_maxrss * 1024)
+        return First(*predicted(case.workload.resolved()), compare(case))
+
+
+def growth() -> Iterator[str]:
+    """Rows of models that differ in size alone, then in depth alone."""
+    for name in SIZES:
+        yield row_of(name, models.find(name).document)
+    document = models.find(DEEPER).document
+    for layers in LAYERS:
+        yield row_of(DEEPER, document | {"text_config": document["text_config"] | {"num_hidden_layers": layers}})
+
+
+def row_of(name: str, document: dict) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PEAKCAST_CACHE"] = folder
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(document))
+        job = {"model": folder, "image_size": 512, "sequence_length": 512, "recipe": "full", "gpu": "h100-80gb"}
+        seconds, resident = predicted(job)
+        facts = pipeline.prepare(Workload(**job)).formula.facts
+    parameters = sum(tensor.numel for tensor in facts.parameters if not tensor.buffer)
+    layers = document["text_config"]["num_hidden_layers"]
+    return f"| {name} | {layers} | {parameters:,} | {seconds:.1f} | {resident / 1e9:.2f} |\n"
+
+
+def predicted(job: dict) -> tuple[float, int]:
+    """Seconds that a prediction takes as a user asks for it, and the most bytes of memory of its process."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as workload:
+        json.dump(job, workload)
+        workload.flush()
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "predictor.cli", "predict", "--workload", workload.name, "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=HERE.parent)
+        _, _, usage = os.wait4(process.pid, 0)
+        return time.monotonic() - begun, usage.ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -23,11 +23,14 @@ def fused_bias(call: Call) -> None:
 
 
 def gemm_4bit(call: Call) -> None:
-    """The weights in full, before them their maxima where those have 8 bits, then a linear layer (bitsandbytes 0.50,
-    backends/cuda/ops.py, _dequant_linear_fallback)."""
-    source, _, shape, _, _, _, bias, maxima = [*call.args, None, None][:8]
-    whole = [call.allocate(4 * maxima.numel()) for _ in range(2)] if maxima is not None else []
-    whole.append(call.allocate(math.prod(shape) * source.element_size()))
+    """The weights in full, before them their maxima where those have 8 bits, then a linear layer; a few rows of fp32
+    take a kernel that needs neither (bitsandbytes 0.50, backends/cuda/ops.py, _dequant_linear_fallback)."""
+    source, _, shape, _, block, _, bias, maxima = [*call.args, None, None][:8]
+    sizes = [4 * maxima.numel()] * 2 if maxima is not None else []
+    sizes.append(math.prod(shape) * source.element_size())
+    if source.dtype == torch.float32 and shape[1] % block == 0:
+        sizes = [("unpacked_4bit", (source.numel() // shape[1], size)) for size in sizes]
+    whole = [call.allocate(size) for size in sizes]
     matrix_product(call)
     if bias is not None and source.is_contiguous():
         call.once("cublaslt_workspace")
