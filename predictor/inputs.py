@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -28,6 +28,7 @@ class Inputs:
     model: torch.nn.Module
     image_size: tuple[int, int] | None = None
     video_frames: int | None = None
+    _runs: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def tokens_per_image(self) -> int:
@@ -36,21 +37,26 @@ class Inputs:
             return sounds.tokens(self.model)
         if self.config.kind is not Kind.IMAGE_TEXT:
             return 0
-        tokens, runs = self._run
+        tokens, runs = self._run(1)
         return tokens if runs == 1 else runs * (tokens + 1)
 
-    @cached_property
-    def _run(self) -> tuple[int, int]:
-        """Placeholder tokens that follow one another, and how often they do in one image."""
+    def _run(self, count: int) -> tuple[int, int]:
+        """Placeholder tokens that follow one another, and how often they do in one image, of so many in a sample:
+        LLaVA-OneVision cuts a picture into tiles where it is the only one."""
+        if count not in self._runs:
+            self._runs[count] = self._ask(count)
+        return self._runs[count]
+
+    def _ask(self, count: int) -> tuple[int, int]:
         features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
         if features is None:
             return 1, 1  # cross-attention looks at the images: one token names each
-        pixels = self._pixels([1])
+        pixels = self._pixels([count])
         if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
             pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
         found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
-        tokens = sum(part.numel() // part.shape[-1] for part in parts)
+        tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
         return tokens // runs, runs
 
@@ -80,7 +86,8 @@ class Inputs:
         token = self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, count in enumerate(counts):
-            tokens, runs = self._run if count and self.config.kind is Kind.IMAGE_TEXT else (self.tokens_per_image, 1)
+            told = count and self.config.kind is Kind.IMAGE_TEXT
+            tokens, runs = self._run(count) if told else (self.tokens_per_image, 1)
             room = count * runs * (tokens + 1) < shape.sequence
             for start in range(1, 1 + count * runs * (tokens + room), tokens + room or 1):
                 ids[row, start : start + tokens] = token

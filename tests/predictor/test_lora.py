@@ -129,7 +129,7 @@ def test_a_projector_that_is_adapted_or_copied_trains_there_only():
 @pytest.mark.parametrize("keys, message", [
     ({"lora": {"target_modules": ["qq_proj"]}}, "lora: peft cannot adapt the model: Target modules"),
     ({"lora": {"target_modules": ["norm"]}}, "lora: peft cannot adapt the model: Target module LlamaRMSNorm("),
-    ({"lora": {"target_modules": ["embed_tokens"]}}, "lora: target_modules names model.language_model.embed_tokens, a Embedding"),
+    ({"lora": {"target_modules": ["patch_embedding"]}}, "lora: target_modules names model.vision_tower.embeddings.patch_"),
     ({"lora": {"modules_to_save": ["heads"]}}, "lora: "),
 ])
 def test_what_cannot_be_adapted_is_named(keys, message):

@@ -6,14 +6,16 @@ import json
 from itertools import accumulate
 
 import pytest
+import torch
 
-from predictor import parser, pipeline, quantization
+from predictor import parser, pipeline, quantization, workspaces
 from predictor.engine.compose import Tape
 from predictor.engine.shared import to_device
 from predictor.errors import InputError
 from predictor.events import Kind
 from predictor.lora import adapters
 from predictor.models import ModelConfig
+from predictor.twins import Twins
 from predictor.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config
 
@@ -75,19 +77,32 @@ def test_a_wrong_key_is_one_clear_line(keys, message):
 
 @pytest.mark.parametrize(("keys", "name"), [
     ({"zero_stage": 3}, "zero_stage 3"), ({"lora": {"use_dora": True}}, "lora use_dora"),
-    ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "gradient_checkpointing_kwargs {'use_reentrant': True}"),
+    ({"gradient_checkpointing_modules": ["model"]}, r"gradient_checkpointing_modules \['model'\]"),
 ])
 def test_what_was_not_compared_with_a_run_is_not_predicted(keys, name):
     with pytest.raises(InputError, match=f"{name}: not predicted with quantization yet: .*, or use peakcast learn"):
         pipeline.prepare(ask(**keys))
 
 
-def test_few_tokens_are_refused(tmp_path, monkeypatch):
+def test_few_tokens_in_bf16_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small_config()))
     with pytest.raises(InputError, match="layers of 4 bits would see 512 tokens"):
-        pipeline.prepare(ask(model=str(path), sequence_length=256, per_device_train_batch_size=2))
+        pipeline.prepare(ask(LANGUAGE_ONLY | {"bnb_4bit_compute_dtype": "bf16"}, model=str(path), sequence_length=256,
+                             per_device_train_batch_size=2))
+
+
+@pytest.mark.parametrize(("rows", "unpacked"), [(7, 0), (8, 4 * HIDDEN * HIDDEN)])
+def test_fewer_than_8_rows_of_fp32_unpack_no_weight(rows, unpacked):
+    assert workspaces.unpacked_4bit(None, rows, 4 * HIDDEN * HIDDEN) == unpacked
+
+
+def test_tracing_holds_no_packed_weights_on_the_host():
+    twins, packed = Twins(), torch.empty(64, 1, dtype=torch.uint8, device="meta")
+    view = packed.view(-1)
+    twins.follow(torch.ops.aten.view.default, (packed, [-1]), {}, [view])
+    assert twins.of(view) is None
 
 
 def test_values_of_4_bits_share_a_formula_and_maxima_of_8_do_not():
