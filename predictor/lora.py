@@ -138,6 +138,7 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     quiet()
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from transformers.pytorch_utils import Conv1D
 
     targets = wanted.target_modules or _of_language_model(model)
     config = LoraConfig(
@@ -152,7 +153,7 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     for name, layer in layers:
         base = layer.get_base_layer()
-        if not isinstance(base, torch.nn.Linear | torch.nn.Embedding):
+        if not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
             raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: "
                              "only adapters of linear layers and embeddings are supported yet")
         if wanted.dtype != "fp32":  # on meta peft leaves them in fp32 either way
@@ -166,19 +167,19 @@ def inject(model, wanted: Adapters, device: str = "meta"):
 
 
 def _of_language_model(model) -> list[str]:
-    """Paths of its linear layers, without the head.
+    """Paths of its linear layers, without the head; GPT-2 calls them Conv1D.
 
     Raises:
         InputError: it has none.
     """
     from torch import nn
+    from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    found = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head
-             and modality(name) in ("language_model", "model")]
+    found = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)
+             and layer is not head and modality(name) in ("language_model", "model")]
     if not found:
-        raise InputError("lora: the language model has no linear layers (torch.nn.Linear), and no others are "
-                         "supported yet")
+        raise InputError("lora: the language model has no linear layers, and adapters of no others are supported yet")
     return found
 
 
