@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -92,11 +93,17 @@ def processor(config: ModelConfig, hf_config):
     settings = SETTINGS.get(name, lambda _: {})(hf_config)
     settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
     try:
-        return getattr(importlib.import_module("transformers"), kinds["pil"])(**settings)
+        return _made(getattr(importlib.import_module("transformers"), kinds["pil"]), settings)
     except ImportError as error:
         missing = error.name or "torchvision or pillow"
         raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
                          "'peakcast[trace]'") from None
+
+
+def _made(kind: type, settings: Mapping[str, Any]):
+    """A processor with a ``size`` of its own: Qwen's write ``max_pixels`` into their class's (transformers 5.17,
+    models/qwen2_vl/image_processing_pil_qwen2_vl.py), and every later one has it."""
+    return kind(**{"size": copy(kind.size)} | settings)
 
 
 def processed(made, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
@@ -143,8 +150,8 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
     settings = VIDEO_SETTINGS[name](hf_config)
     if "merge_size" in settings:
         settings |= config.preprocessor.get("video", config.preprocessor)
-    made_by = getattr(importlib.import_module("transformers"), NAMES[name])(
-        do_sample_frames=False, do_convert_rgb=False, do_rescale=False, do_normalize=False, **settings)
+    settings |= dict.fromkeys(("do_sample_frames", "do_convert_rgb", "do_rescale", "do_normalize"), False)
+    made_by = _made(getattr(importlib.import_module("transformers"), NAMES[name]), settings)
     picture = torch.empty(frames, 3, *(size or (side, side)), dtype=torch.uint8, device="meta")
     try:
         made = made_by([picture] * number, return_tensors="pt")

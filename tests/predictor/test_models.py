@@ -156,6 +156,12 @@ def test_a_processor_s_settings_lie_beside_the_configuration(tmp_path):
     assert Inputs(config, parser.bare(config, "sdpa"), (560, 560)).tokens_per_image == 4
 
 
+def test_a_processor_s_settings_are_its_own(tmp_path):
+    before = inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image
+    test_a_processor_s_settings_lie_beside_the_configuration(tmp_path)
+    assert inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image == before == (560 // 28) ** 2
+
+
 def test_the_worst_batch_of_a_text_dataset_is_its_longest(tmp_path, monkeypatch):
     from predictor import samples
 
