@@ -20,7 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -164,9 +164,9 @@ def _called(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, dict[str, t
     function = _function(config.path, config.module, config.function, config.name)
     values = dict(zip(SYMBOLS, config.shape))
     try:
-        with _default_dtype(getattr(torch, DTYPES[dtype])), _meta():
+        with _default_dtype(getattr(torch, DTYPES[dtype])), _meta(), redirect_stdout(sys.stderr):
             made = function(**{name: values[name] for name in config.takes})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Raised(f"model {config.name}: {config.function} raised {_said(error)}") from error
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)
             and isinstance(made[1], Mapping)):
@@ -192,9 +192,10 @@ def _function(path: str, module: str, name: str, model: str) -> Callable:
         spec = importlib.util.spec_from_file_location(f"peakcast_model_{Path(path).stem}", path)
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = loaded  # dataclasses and pickling look there
-        spec.loader.exec_module(loaded)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(loaded)
         return getattr(loaded, name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"model {model}: importing {path} raised {_said(error)}") from None
 
 

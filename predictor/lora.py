@@ -142,7 +142,8 @@ def inject(model, wanted: Adapters, device: str = "meta"):
 
     targets = wanted.target_modules or _of_language_model(model)
     config = LoraConfig(
-        task_type="CAUSAL_LM", r=wanted.r, target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
+        r=wanted.r, target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.1 if wanted.dropout else 0.0, bias=wanted.bias, use_dora=wanted.use_dora,
         modules_to_save=list(wanted.modules_to_save) if wanted.modules_to_save else None)
     try:

@@ -127,26 +127,40 @@ def find(model: str) -> ModelConfig:
         return code_models.find(model)
     try:
         path = Path(model).expanduser()
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise InputError(f"model {model[:200]!r}: the directory has no config.json")
         path = path / "config.json" if path.is_dir() else path
         found = path.is_file()
     except (OSError, RuntimeError, ValueError):  # no such home, a name too long, a zero byte
         found = False
     if not found:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
-                         f"and no such directory or config.json; known: {', '.join(known_names())}")
-    beside, video = (path.parent / f"{kind}preprocessor_config.json" for kind in ("", "video_"))
-    settings = _settings(beside) if beside.is_file() else {}
-    settings |= {"video": _settings(video)} if video.is_file() else {}
-    return ModelConfig(model, _read_config(path), settings)
+                         "and no such directory or config.json; peakcast models lists the names")
+    return ModelConfig(model, _read_config(path), _preprocessor(path.parent))
 
 
 NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _preprocessor(folder: Path) -> dict[str, Any]:
+    """Settings of images, and of videos under ``video``: what ``processor_config.json`` has of them comes first, as in
+    transformers 5 (image_processing_base.py, get_image_processor_dict), then the older files."""
+    whole, beside, video = (folder / f"{kind}_config.json" for kind in (
+        "processor", "preprocessor", "video_preprocessor"))
+    found = _object(whole) if whole.is_file() else {}
+    images, videos = (found[key] if isinstance(found.get(key), dict) else _object(older) if older.is_file() else {}
+                      for key, older in (("image_processor", beside), ("video_processor", video)))
+    return _settings(images) | ({"video": _settings(videos)} if videos else {})
+
+
+def _object(path: Path) -> dict[str, Any]:
     document = _read(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+    return document
+
+
+def _settings(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in NOT_SETTINGS}
 
 

@@ -90,12 +90,16 @@ def class_of(config: ModelConfig, hf_config):
 
     found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
     found = [library[0] if isinstance(library, tuple) else library for library in found if library is not None]
-    named = [name for name in config.document.get("architectures") or () if hasattr(transformers, name)]
-    found = [library for library in found if not named or library.__name__ in named]
-    if not found:
-        raise InputError(f"model {config.name}: transformers trains no class for model_type "
-                         f"{config.document['model_type']!r} and {config.kind.value.replace('_', ' and ')}")
-    return found[0]
+    named = config.document.get("architectures") or ()
+    if named and not any(hasattr(transformers, name) for name in named):
+        raise InputError(f"model {config.name}: transformers {transformers.__version__} has no class "
+                         f"{', '.join(named)}: name a function that builds the model, FILE.py:FUNCTION")
+    fitting = [library for library in found if not named or library.__name__ in named]
+    if not fitting:
+        known = ", ".join(dict.fromkeys(library.__name__ for library in found)) or "none"
+        raise InputError(f"model {config.name}: {' and '.join(named) or config.document['model_type']} is not "
+                         f"predicted by its name (of this model_type: {known}): name a function, FILE.py:FUNCTION")
+    return fitting[0]
 
 
 def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,

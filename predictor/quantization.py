@@ -132,7 +132,7 @@ def replace(model, wanted: Quantized) -> None:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     linear = [name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
-    for pattern in wanted.skip_modules:
+    for pattern in (given for given in wanted.skip_modules if given not in SKIPPED):
         if all(should_convert_module(name, [pattern]) for name in linear):
             raise InputError(f"quantization: llm_int8_skip_modules names {pattern!r}, with which no path of a linear "
                              f"layer begins or ends (for example {linear[0]})")

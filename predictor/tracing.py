@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     packaged = key.attn_implementation == "flash_attention_2"
     transformers.logging.set_verbosity_error()
     try:
-        with warnings.catch_warnings(), flash_attention.on_meta() if packaged else nullcontext():
+        with (warnings.catch_warnings(), redirect_stdout(sys.stderr),  # the user's own code may print
+              flash_attention.on_meta() if packaged else nullcontext()):
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
     except regimes.NotOneRegime as error:
@@ -66,6 +68,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
                          dtype=key.dtype, quantization=key.quantization)
+    _refuse_recurrent(config, model)
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
@@ -85,6 +88,16 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
             fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
+
+
+def _refuse_recurrent(config: ModelConfig, model) -> None:
+    """Refuses recurrent layers, which a GPU runs in cuDNN or kernels of their own (ATen/native/RNN.cpp)."""
+    from torch.nn import RNNBase, RNNCellBase
+
+    for name, module in model.named_modules():
+        if isinstance(module, RNNBase | RNNCellBase):
+            raise InputError(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
+                             "which is not predicted yet: use peakcast learn")
 
 
 def _require(config: ModelConfig, key: Key) -> None:

@@ -20,7 +20,7 @@ SCALARS_BYTES = 128
 JOBS = {
     "llama": {"sequence_length": 65, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
     "gpt2": {"sequence_length": 65, "per_device_train_batch_size": 3, "recipe": "lora"},
-    "bert": {"sequence_length": 48, "per_device_train_batch_size": 3, "padding": "right"},
+    "bert": {"sequence_length": 48, "per_device_train_batch_size": 3, "padding": "right", "recipe": "lora"},
     "t5": {"sequence_length": 50, "per_device_train_batch_size": 2},
     "resnet": {"per_device_train_batch_size": 3, "image_size": 65, "gradient_checkpointing": False},
     "mobilenet_v2": {"per_device_train_batch_size": 2, "gradient_checkpointing": False},

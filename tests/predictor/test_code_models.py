@@ -94,6 +94,8 @@ def test_a_name_that_leads_nowhere_is_refused(model, message):
     ("import itertools\nsizes = itertools.count(8)\n"
      "def make(batch): return nn.Linear(8, next(sizes)), {'input': torch.ones(batch, 8)}", "is another model at"),
     ("import no_such_thing\ndef make(batch): pass", "raised ModuleNotFoundError"),
+    ("import sys\ndef make(batch): sys.exit(0)", "make raised SystemExit"),
+    ("def make(batch): return nn.GRU(8, 8), {'input': torch.ones(batch, 2, 8)}", "a recurrent layer (GRU)"),
     ("def make(batch): return nn.Linear(8, 8), {'input': torch.ones(batch, 8)}", "gives no loss but a Tensor of shape"),
     ("def make(batch): return Net(), {'y': torch.ones(batch, 8)}", "unexpected keyword argument 'y'"),
 ])
@@ -101,6 +103,13 @@ def test_what_is_wrong_with_the_code_is_one_line(tmp_path, capsys, body, message
     assert main(["predict", written(tmp_path, body)]) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.count("\n") == 1 and message in error
+
+
+def test_what_the_code_prints_is_not_in_the_answer(tmp_path, capsys):
+    path = written(tmp_path, "print('imported')\ndef make(batch):\n    print('called')\n"
+                             "    return Net(), {'x': torch.ones(batch, 8)}")
+    assert main(["predict", path, "--no-gradient-checkpointing", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_requested_bytes"] > 0
 
 
 @pytest.mark.parametrize("changes", [

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from predictor import models, parser, pipeline, regimes
+from predictor.cli import main
 from predictor.errors import InputError
 from predictor.inputs import Inputs
 from predictor.models import ModelConfig
@@ -130,9 +131,10 @@ def test_what_a_model_does_not_take_is_refused_by_name(tmp_path, name, keys, mes
 
 @pytest.mark.parametrize("document, message", [
     ({"model_type": "nonsense", "vocab_size": 5}, "transformers cannot build it"),
-    ({"model_type": "vits", "vocab_size": 5}, "transformers trains no class for model_type 'vits' and text"),
+    ({"model_type": "vits", "vocab_size": 5}, "vits is not predicted by its name"),
     ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "vocab_size": 5},
-     "transformers trains no class"),
+     "LlamaForSequenceClassification is not predicted by its name .of this model_type: LlamaForCausalLM"),
+    ({"model_type": "llama", "architectures": ["MyOwnForCausalLM"], "vocab_size": 5}, "has no class MyOwnForCausalLM"),
 ])
 def test_a_model_that_cannot_be_built_is_one_line(tmp_path, document, message):
     (tmp_path / "config.json").write_text(json.dumps(document))
@@ -154,6 +156,21 @@ def test_a_processor_s_settings_lie_beside_the_configuration(tmp_path):
     config = models.find(str(tmp_path))
     assert config.preprocessor == {"max_pixels": 56 * 56}
     assert Inputs(config, parser.bare(config, "sdpa"), (560, 560)).tokens_per_image == 4
+
+
+def test_a_model_without_tokens_is_told_without_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps(ALL["resnet"]))
+    for command in ("predict", "explain"):
+        assert main([command, str(tmp_path), "--no-gradient-checkpointing"]) == 0
+        assert " · batch 1 · " in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_settings_of_a_whole_processor_come_first(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(ALL["qwen2_5_vl"]))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 56 * 56}))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"max_pixels": 28 * 28}}))
+    assert models.find(str(tmp_path)).preprocessor == {"max_pixels": 28 * 28}
 
 
 def test_a_processor_s_settings_are_its_own(tmp_path):
