@@ -161,7 +161,8 @@ def _called(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, dict[str, t
         raise InputError(f"model {config.name}: running it needs torch: pip install 'peakcast[trace]'") from None
     from predictor.parser import DTYPES
 
-    function = _function(config.path, config.module, config.function, config.name)
+    with redirect_stdout(sys.stderr):
+        function = _function(config.path, config.module, config.function, config.name)
     values = dict(zip(SYMBOLS, config.shape))
     try:
         with _default_dtype(getattr(torch, DTYPES[dtype])), _meta(), redirect_stdout(sys.stderr):
@@ -192,8 +193,7 @@ def _function(path: str, module: str, name: str, model: str) -> Callable:
         spec = importlib.util.spec_from_file_location(f"peakcast_model_{Path(path).stem}", path)
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = loaded  # dataclasses and pickling look there
-        with redirect_stdout(sys.stderr):
-            spec.loader.exec_module(loaded)
+        spec.loader.exec_module(loaded)
         return getattr(loaded, name)
     except (Exception, SystemExit) as error:
         raise InputError(f"model {model}: importing {path} raised {_said(error)}") from None

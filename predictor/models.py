@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,11 @@ class ModelConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def known_names() -> list[str]:
+@lru_cache(maxsize=1)
+def known_names() -> tuple[str, ...]:
     """Names that need no file."""
-    return sorted(entry.name.removesuffix(".json") for entry in resources.files("predictor.configs").iterdir()
-                  if entry.name.endswith(".json"))
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in resources.files("predictor.configs").iterdir()
+                        if entry.name.endswith(".json")))
 
 
 def find(model: str) -> ModelConfig:

@@ -81,11 +81,12 @@ def play(run: Run, settings: AllocatorSettings, *, completion: str = "immediate"
         limit_bytes: what PyTorch can have; None for no limit.
         total_bytes: what the GPU says it has.
     """
-    return _play(run, run.events.kind.tolist(),
-                 CachingAllocator(settings, SimulatedDriver(limit_bytes, total_bytes), completion))
+    return play_on(CachingAllocator(settings, SimulatedDriver(limit_bytes, total_bytes), completion), run,
+                   run.events.kind.tolist())
 
 
-def _play(run: Run, kinds: Iterable[int], allocator: CachingAllocator) -> Simulation:
+def play_on(allocator: CachingAllocator, run: Run, kinds: Iterable[int]) -> Simulation:
+    """One run through an allocator; ``kinds`` are those of its events, told one by one."""
     buffers = run.events.buffers
     return simulate(kinds, run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(), buffers.stream.tolist(),
                     allocator)
@@ -134,7 +135,7 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
             allocator.tag = events[index].tag
             yield kind
 
-    _play(outcome.run, told(), allocator)
+    play_on(allocator, outcome.run, told())
     return allocator
 
 

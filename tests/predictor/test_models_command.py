@@ -70,7 +70,7 @@ def test_the_shipped_figures_are_those_of_the_built_model(name):
 
 def test_the_list_needs_no_torch():
     done = without_torch("models", "--json")
-    assert (done.returncode, [*json.loads(done.stdout)]) == (0, models.known_names())
+    assert (done.returncode, [*json.loads(done.stdout)]) == (0, [*models.known_names()])
 
 
 def test_the_list_names_what_a_picture_becomes(capsys):
