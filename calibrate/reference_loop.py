@@ -38,9 +38,10 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    config = code_models.at(models.find(workload.model), pipeline.shape_of(workload))
-    inputs = code_models.inputs_of(config, model, workload.picture, workload.video_frames, workload.dtype)
-    facts = parser.describe(model, inputs.tokens_per_image)
+    shape = pipeline.shape_of(workload)
+    config = code_models.at(models.find(workload.model), shape)
+    inputs = code_models.inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
+    facts = parser.describe(model, inputs.tokens_among(1), inputs.image_tokens(shape))
     pipeline.check_room(workload, facts)
     batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)

@@ -288,8 +288,15 @@ class CodeInputs:
     config: CodeModel
     layout: list[tuple]
     dtype: str
-    tokens_per_image: int = 0
     options: Mapping[str, bool] = field(default_factory=dict)
+
+    def tokens_among(self, count: int) -> int:
+        """Pictures are no tokens that anybody counts."""
+        return 0
+
+    def image_tokens(self, shape: Shape) -> tuple[int, ...]:
+        """Of each sample."""
+        return (0,) * shape.batch
 
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
         """The function's, at a shape: integers with their values on the CPU, floats on meta.
@@ -308,14 +315,14 @@ class CodeInputs:
                 for name, tensor in batch.items()}
 
 
-def inputs_of(config: ModelConfig, model: Any, image_size: tuple[int, int] | None, video_frames: int | None,
+def inputs_of(config: ModelConfig, model: Any, image_sizes: tuple[tuple[int, int], ...], video_frames: int | None,
               dtype: str) -> Any:
     """What feeds a model: by its configuration, or by the user's function."""
     if isinstance(config, CodeModel):
         return CodeInputs(config, _layout(model), dtype)
     from predictor.inputs import Inputs
 
-    return Inputs(config, model, image_size, video_frames)
+    return Inputs(config, model, image_sizes, video_frames)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -55,6 +55,8 @@ class Dataset:
             if other:
                 raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
                                  "leave one of them out")
+        if len(workload.image_sizes) > 1:
+            raise InputError(f"image_size {workload.image_size}: samples do not say which has which: give one")
         if size > len(samples):
             raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
         if size > MOST_IN_A_BATCH:

@@ -68,12 +68,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Parameters in the order of ``named_parameters``, then buffers; sizes of one image and sample."""
+    """Parameters in the order of ``named_parameters``, then buffers; sizes of one image and sample.
+
+    Attributes:
+        tokens_per_image: of the largest picture, where several sizes are mixed.
+        image_tokens: of each sample, where a formula is of one number of samples and images; else none.
+    """
 
     model_type: str
     hidden_size: int
     tokens_per_image: int
     parameters: tuple[Parameter, ...]
+    image_tokens: tuple[int, ...] = ()
+
+    def room(self, images: int) -> int:
+        """Tokens that the images of a sample with so many fill, of the sample with most."""
+        return max(self.image_tokens, default=images * self.tokens_per_image)
 
     @property
     def itemsize(self) -> int:

@@ -81,7 +81,7 @@ def to_bytes(formula: Formula) -> bytes:
     header = {
         "schema_version": SCHEMA_VERSION,
         "provenance": formula.provenance,
-        "facts": asdict(formula.facts),
+        "facts": {name: value for name, value in asdict(formula.facts).items() if name != "image_tokens" or value},
         "names": events.names,
         "terms": [term_to_json(term) for term in events.sizes.terms],
     }
@@ -129,8 +129,9 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
         step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
+    facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OF_SHARDED)),
-                   ModelFacts(**{**facts, "parameters": parameters}), header["provenance"])
+                   facts, header["provenance"])
 
 
 def _checked(formula: Formula) -> Formula:

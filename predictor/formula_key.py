@@ -39,6 +39,13 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
         raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    sizes = len(workload.image_sizes)
+    if sizes > 1 and (workload.video_frames or config.kind is models.Kind.IMAGE):
+        media = "videos" if workload.video_frames else "pictures"
+        raise InputError(f"image_size {workload.image_size}: {media} of one batch have one size: give one")
+    if sizes > max(shape.images, 1):
+        raise InputError(f"image_size {workload.image_size}: {sizes} sizes, but a batch of {shape.batch} has "
+                         f"{shape.images} image(s): leave some out")
     if config.routes_by_data:
         raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
                          "the tokens that each gets: use peakcast learn")
@@ -60,7 +67,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_size=None if config.image_size else workload.picture,
+        quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
         video_frames=workload.video_frames)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle, islice
 
 import torch
 
@@ -14,51 +15,72 @@ from predictor.models import Kind, ModelConfig
 from predictor.sizes import Shape
 from predictor.trace import ask
 
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+def _filled(runs: list[int]) -> int:
+    """Tokens of an image, with the text that comes between its parts."""
+    return sum(runs) + (len(runs) if len(runs) > 1 else 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Makes batches for one model.
 
     Attributes:
-        image_size: height and width of the pictures; None: as the vision tower takes them.
+        image_sizes: heights and widths that the pictures of a batch have in turn; none: as the vision tower takes them.
         video_frames: how many pictures are one video, which then counts as an image; None: pictures are images.
     """
 
     config: ModelConfig
     model: torch.nn.Module
-    image_size: tuple[int, int] | None = None
+    image_sizes: tuple[Size, ...] = ()
     video_frames: int | None = None
-    _runs: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[Size | None, int], list[int]] = field(default_factory=dict, init=False, repr=False)
 
-    @cached_property
+    @property
     def tokens_per_image(self) -> int:
-        """Placeholder tokens that one image, or clip of sound, fills, asked of the model itself; 0 if it takes none."""
-        if self.config.kind is Kind.AUDIO_TEXT:
-            return sounds.tokens(self.model)
-        if self.config.kind is not Kind.IMAGE_TEXT:
-            return 0
-        tokens, runs = self._run(1)
-        return tokens if runs == 1 else runs * (tokens + 1)
+        """Placeholder tokens that an image, or clip of sound, fills where it is its sample's only one."""
+        return self.tokens_among(1)
 
-    def _run(self, count: int) -> tuple[int, int]:
-        """Placeholder tokens that follow one another, and how often they do in one image, of so many in a sample:
+    def tokens_among(self, count: int) -> int:
+        """The same where its sample has so many; of the size with most; 0 if the model takes none."""
+        return max(_filled(self._runs(size, count)) for size in self.image_sizes or (None,))
+
+    def image_tokens(self, shape: Shape) -> tuple[int, ...]:
+        """What the images of each sample of a batch fill."""
+        return tuple(sum(_filled(self._runs(size, len(sizes))) for size in sizes) for sizes in self._samples(shape))
+
+    def _samples(self, shape: Shape) -> list[list[Size | None]]:
+        """The size of each image of each sample; the first samples have what does not divide."""
+        each, more = divmod(shape.images, shape.batch)
+        turn = cycle(self.image_sizes or (None,))
+        return [list(islice(turn, each + (row < more))) for row in range(shape.batch)]
+
+    def _runs(self, size: Size | None, count: int) -> list[int]:
+        """Placeholder tokens that follow one another, for each time that they do in one image of so many in a sample:
         LLaVA-OneVision cuts a picture into tiles where it is the only one."""
-        if count not in self._runs:
-            self._runs[count] = self._ask(count)
-        return self._runs[count]
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return [sounds.tokens(self.model)]
+        if self.config.kind is not Kind.IMAGE_TEXT:
+            return [0]
+        if (size, count) not in self._known:
+            self._known[size, count] = self._ask(size, count)
+        return self._known[size, count]
 
-    def _ask(self, count: int) -> tuple[int, int]:
+    def _ask(self, size: Size | None, count: int) -> list[int]:
         features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
         if features is None:
-            return 1, 1  # cross-attention looks at the images: one token names each
-        pixels = self._pixels([count])
+            return [1]  # cross-attention looks at the images: one token names each
+        pixels = self._pixels([[size] * count])
         if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
             pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
         found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
-        return tokens // runs, runs
+        return [tokens // runs] * runs
 
     @property
     def _told_apart(self) -> bool:
@@ -75,27 +97,25 @@ class Inputs:
         makes it.
         """
         if self.config.kind is Kind.IMAGE:
-            return self._pixels([shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
+            return self._pixels([[None] * shape.images]) | {"labels": torch.zeros(shape.batch, dtype=torch.int64)}
         if self.config.kind is Kind.SPEECH:
             labels = torch.ones(shape.batch, shape.sequence, dtype=torch.int64)
             if padding == "right":
                 labels[:, -1] = -100
             return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
-        each, more = divmod(shape.images, shape.batch)
-        counts = [each + (row < more) for row in range(shape.batch)]
-        token = self._placeholder
+        samples, token = self._samples(shape), self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
-        for row, count in enumerate(counts):
-            told = count and self.config.kind is Kind.IMAGE_TEXT
-            tokens, runs = self._run(count) if told else (self.tokens_per_image, 1)
-            room = count * runs * (tokens + 1) < shape.sequence
-            for start in range(1, 1 + count * runs * (tokens + room), tokens + room or 1):
+        for row, sizes in enumerate(samples):
+            runs, start = [tokens for size in sizes for tokens in self._runs(size, len(sizes))], 1
+            room = sum(runs) + len(runs) < shape.sequence
+            for tokens in runs:
                 ids[row, start : start + tokens] = token
+                start += tokens + room
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
                 batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)
-        pixels = self._fitting(self._pixels(counts), type(self.model).forward) if shape.images else {}
+        pixels = self._fitting(self._pixels(samples), type(self.model).forward) if shape.images else {}
         if pixels and "cross_attention_mask" in self._arguments:
             seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
             batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
@@ -132,26 +152,27 @@ class Inputs:
     def _processor(self):
         return pictures.processor(self.config, self.model.config)
 
-    def _pixels(self, counts: list[int]) -> dict[str, torch.Tensor]:
-        """Of so many pictures, or clips of sound, for each sample, in the dtype of the model."""
+    def _pixels(self, samples: list[list[Size | None]]) -> dict[str, torch.Tensor]:
+        """Of each sample's pictures, or clips of sound, in the dtype of the model."""
+        count = sum(map(len, samples))
         if self.config.kind is Kind.AUDIO_TEXT:
-            return sounds.clips(self.model, sum(counts))
-        config, dtype = self.model.config, self.model.dtype
+            return sounds.clips(self.model, count)
+        config, dtype, size = self.model.config, self.model.dtype, next(iter(self.image_sizes), None)
         if self.video_frames:
-            made = pictures.videos(self.config, config, sum(counts), self.video_frames, self.image_size)
+            made = pictures.videos(self.config, config, count, self.video_frames, size)
             return {name: values.to(dtype) if values.is_meta else values for name, values in made.items()}
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
-            if self.image_size is None:
+            if size is None:
                 raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
                                  "or 768x1024 (height x width)")
-            made = pictures.processed(self._processor, counts, self.image_size)
+            made = pictures.processed(self._processor, samples)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}
         vision = getattr(config, "vision_config", config)
         side = fixed or getattr(vision, "image_size", None) or 224
-        size = self.image_size or (tuple(side) if isinstance(side, (tuple, list)) else (side, side))
-        return {"pixel_values": torch.empty(sum(counts), vision.num_channels, *size, dtype=dtype, device="meta")}
+        size = size or (tuple(side) if isinstance(side, (tuple, list)) else (side, side))
+        return {"pixel_values": torch.empty(count, vision.num_channels, *size, dtype=dtype, device="meta")}
 
     @staticmethod
     def _fitting(made: dict[str, torch.Tensor], function) -> dict[str, torch.Tensor]:

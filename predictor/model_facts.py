@@ -70,8 +70,8 @@ def shipped() -> Mapping[str, Known]:
     return {name: from_plain(Known, one, f"{TABLE}: {name}") for name, one in document.items()}
 
 
-def built(config: ModelConfig, model: Any, size: tuple[int, int] | None = None) -> Known:
-    """The figures of a model that was built; ``size`` is of its pictures, where it takes any.
+def built(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> Known:
+    """The figures of a model that was built; ``sizes`` are of its pictures, where it takes any.
 
     Raises:
         InputError: its processor takes no such picture.
@@ -79,7 +79,7 @@ def built(config: ModelConfig, model: Any, size: tuple[int, int] | None = None) 
     modules: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         modules[modality(name)] = modules.get(modality(name), 0) + parameter.numel()
-    tokens = tokens_of(config, model, size or STATED)
+    tokens = tokens_of(config, model, *(sizes or (STATED,)))
     return Known(type(model).__name__, config.document["model_type"], TAKES[config.kind], sum(modules.values()),
                  modules, tokens, config.kind is Kind.IMAGE_TEXT and not isinstance(config, CodeModel)
                  and not hasattr(model, "get_image_features"))
@@ -97,7 +97,7 @@ def tokens_of(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> dict[
         return {}
     if config.image_size:
         sizes = ((config.image_size,) * 2,)
-    return {f"{size[0]}x{size[1]}": Inputs(config, model, None if config.image_size else size).tokens_per_image
+    return {f"{size[0]}x{size[1]}": Inputs(config, model, () if config.image_size else (size,)).tokens_per_image
             for size in sizes}
 
 

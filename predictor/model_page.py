@@ -105,10 +105,9 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
         model = parser.build(config, attn_implementation="sdpa", recipe=workload.recipe,
                              trainable=workload.trainable, frozen=workload.frozen, lora=lora.adapters(workload),
                              dtype=workload.dtype, quantization=quantization.quantized(workload))
-        size = workload.picture
-        known = model_facts.built(config, model, size)
-        tokens = _tokens(config, model, (*SIZES, size) if size and size not in SIZES else SIZES)
-        facts = parser.describe(model, next(iter(known.tokens_per_image.values()), 0))
+        known = model_facts.built(config, model, *workload.image_sizes)
+        tokens = _tokens(config, model, tuple(dict.fromkeys(SIZES + workload.image_sizes)))
+        facts = parser.describe(model, max(known.tokens_per_image.values(), default=0))
         layers = tuple(_layers(model))
     chosen, predicted, why_not = _chosen(workload, config, facts.tokens_per_image), None, "it was not asked for"
     if step:

@@ -178,7 +178,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         parameter.requires_grad_(name in chosen)
 
 
-def describe(model, tokens_per_image: int) -> ModelFacts:
+def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -> ModelFacts:
     """Facts of a built model."""
     import torch
 
@@ -191,7 +191,7 @@ def describe(model, tokens_per_image: int) -> ModelFacts:
                 for name, b in model.named_buffers()]
     config = getattr(model, "config", None)  # a model outside transformers need not have one
     return ModelFacts(str(getattr(config, "model_type", code_models.MODEL_TYPE)), _hidden_size(config),
-                      tokens_per_image, tuple(tensors))
+                      tokens_per_image, tuple(tensors), image_tokens)
 
 
 def _hidden_size(config) -> int:

@@ -90,6 +90,9 @@ def processor(config: ModelConfig, hf_config):
     kinds = NAMES.get(tower if name == "llava" else name) or NAMES.get(name) or {}
     if "pil" not in kinds:
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
+    if name not in SETTINGS and not config.preprocessor:
+        raise InputError(f"model {config.name}: no config.json of model_type {name} says how its pictures are cut: put "
+                         "its preprocessor_config.json beside it")
     settings = SETTINGS.get(name, lambda _: {})(hf_config)
     settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
     try:
@@ -106,13 +109,12 @@ def _made(kind: type, settings: Mapping[str, Any]):
     return kind(**{"size": copy(kind.size)} | settings)
 
 
-def processed(made, groups: list[int], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """What goes into the model for pictures of one size.
+def processed(made, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Tensor]:
+    """What goes into the model for pictures.
 
     Args:
         made: by :func:`processor`.
-        groups: number of pictures of each sample.
-        size: height and width in pixels.
+        samples: height and width in pixels of each picture of each sample.
 
     Returns:
         The processor's tensors, by name.
@@ -122,12 +124,13 @@ def processed(made, groups: list[int], size: tuple[int, int]) -> dict[str, torch
     """
     import numpy as np
 
-    picture = np.full((*size, 3), 128, dtype=np.uint8)
+    given = [[np.full((*size, 3), 128, dtype=np.uint8) for size in sizes] for sizes in samples if sizes]
     try:
-        found = made([[picture] * number for number in groups if number], return_tensors="pt")
+        found = made(given, return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"image_size: the model cannot take pictures of {size[0]}x{size[1]} ({reason})") from None
+        sizes = ", ".join(sorted({f"{height}x{width}" for sizes in samples for height, width in sizes}))
+        raise InputError(f"image_size: the model cannot take pictures of {sizes} ({reason})") from None
     return {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
 
 

@@ -118,7 +118,7 @@ class Job:
 
     def lowest(self) -> Shape:
         """Every shape of the formula's regime is at least this."""
-        return regimes.lowest(tuple(self.formula.provenance["key"]["regime"]), self.formula.facts.tokens_per_image)
+        return regimes.lowest(tuple(self.formula.provenance["key"]["regime"]), self.formula.facts.room(1))
 
     def module_of(self, layer: str) -> str:
         """What a layer is reported under."""
@@ -247,10 +247,20 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
         return trace_formula(config, key, progress=progress)
 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
+    keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
     found = store.get(keys, trace)
-    if isinstance(config, code_models.CodeModel) and not code_models.agrees(config, found, shape, workload.dtype):
+    if isinstance(config, code_models.CodeModel):
+        agrees = code_models.agrees(config, found, shape, workload.dtype)
+        return found if agrees else store.get(keys[-1:], trace)
+    images = -(-shape.images // shape.batch)
+    tokens = found.facts.room(images)
+    if not found.facts.image_tokens or not tokens < shape.sequence <= tokens + images:
+        return found
+    try:  # images side by side: a model that goes over them may see fewer pieces, or none that it knows
         return store.get(keys[-1:], trace)
-    return found
+    except InputError as error:
+        raise InputError(f"sequence_length {shape.sequence}: no text comes between images, which {config.name} may "
+                         f"need: give at least {tokens + images + 1} ({error})") from None
 
 
 def check_shape(workload: Workload, formula: Formula) -> None:
@@ -261,11 +271,11 @@ def check_shape(workload: Workload, formula: Formula) -> None:
 
 def check_room(workload: Workload, facts: ModelFacts) -> None:
     """The sequence must hold the image tokens and one of text, and be within the positions that the model knows."""
-    tokens = workload.images_per_sample * facts.tokens_per_image
+    tokens = facts.room(workload.images_per_sample)
     if workload.sequence_length is not None and workload.sequence_length <= tokens:
-        raise InputError(f"sequence_length {workload.sequence_length} has no room for "
-                         f"{workload.images_per_sample} image(s) of {facts.tokens_per_image} tokens: "
-                         f"give at least {tokens + 1}")
+        media = "clip(s) of sound" if models.find(workload.model).kind is Kind.AUDIO_TEXT else "image(s)"
+        raise InputError(f"sequence_length {workload.sequence_length} has no room for {workload.images_per_sample} "
+                         f"{media}, which fill {tokens} tokens: give at least {tokens + 1}")
     if facts.positions is not None and (workload.sequence_length or 0) > facts.positions:
         raise InputError(f"sequence_length {workload.sequence_length}: the model knows {facts.positions:,} positions "
                          "only")

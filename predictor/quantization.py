@@ -109,7 +109,7 @@ def check_rows(workload: Workload, facts: ModelFacts) -> None:
         return
     samples = workload.per_device_train_batch_size
     rows = {True: samples * (workload.sequence_length or 0),
-            False: samples * workload.images_per_sample * facts.tokens_per_image}
+            False: sum(facts.image_tokens) or samples * workload.images_per_sample * facts.tokens_per_image}
     least = min((rows[modality(tensor.name) not in ("vision_tower", "projector")] for tensor in facts.parameters
                  if tensor.packed), default=FEW_ROWS + 1)
     if least <= FEW_ROWS:

@@ -9,7 +9,7 @@ interpolated across; which of them a model needs, tracing finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from predictor.sizes import Shape
 
@@ -85,23 +85,24 @@ PLAN = ((0, 0, 0), (1, 1, 0), (2, 2, -1), (0, 3, -1), (1, 0, -1), (2, 4, 0), (1,
 """Of several samples: which batch, sequence and number of images go together."""
 
 
-def traced_shapes(regime: Regime, tokens_per_image: int) -> list[Shape]:
+def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images: 0) -> list[Shape]:
     """Shapes that tell every monomial apart, and one more to check the fit.
 
-    Sequences leave room for the images of a sample.
+    Args:
+        room_for: tokens that the images of a sample fill, by their number; sequences leave room for them.
     """
     batch, images, rows = *regime[:2], regime[2].partition(">")[0]
     batches = (2, 3, 4) if batch == "many" else (_least(batch),)
     if rows == "none":
         return [Shape(size, 0, size) for size in batches]
     if rows.startswith("="):
-        return [lowest(regime, tokens_per_image)]
+        return [lowest(regime, room_for(1))]
     if is_wide(regime):
         per_sample = PER_SAMPLE[batch, images]
         most = max(per_sample)
     else:
         most = -(-_least(images) // _least(batch))
-    room = max(most * tokens_per_image, _window(regime))
+    room = max(room_for(most), _window(regime))
     offset = -room % 8 if rows == "whole" else -(room - 1) % 8 - 1
     sequences = [room + offset + text for text in TEXT[rows]]
     if not is_wide(regime):

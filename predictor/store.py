@@ -42,7 +42,7 @@ class Key:
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
         quantization: layers of 4 bits, likewise.
-        image_size: height and width of pictures, where a model takes any; left out of the document elsewhere.
+        image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
     """
 
@@ -67,7 +67,7 @@ class Key:
     dtype: str = "bf16"
     mixed_precision: str = "none"
     quantization: Quantized | None = None
-    image_size: tuple[int, int] | None = None
+    image_sizes: tuple[tuple[int, int], ...] = ()
     video_frames: int | None = None
 
     def document(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor.trace import trace
 
     own = isinstance(config, code_models.CodeModel)
-    config = code_models.at(config, regimes.traced_shapes(key.regime, 0)[0])
+    config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
                          dtype=key.dtype, quantization=key.quantization)
@@ -73,11 +73,12 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
-    inputs = code_models.inputs_of(config, model, key.image_size, key.video_frames, key.dtype)
+    inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
-    facts = parser.describe(model, inputs.tokens_per_image)
-    shapes = regimes.traced_shapes(key.regime, facts.tokens_per_image)
+    facts = parser.describe(model, inputs.tokens_among(-(-first.images // first.batch)),
+                            () if regimes.is_wide(key.regime) else inputs.image_tokens(first))
+    shapes = regimes.traced_shapes(key.regime, facts.room)
     with liger.on_meta(model) if key.liger else nullcontext():
         recordings: list[Recording] = []
         for shape in progress(shapes) if progress else shapes:

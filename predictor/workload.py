@@ -94,14 +94,21 @@ class _Offload(Choice):
 
 
 class _ImageSize(Whole):
-    """Pixels of a side, or text such as ``768x1024``: height, width."""
+    """Pixels of a side, or text such as ``768x1024``: height, width; a list, or text with commas, of several."""
 
-    metavar = "N|HxW"
+    metavar = "N|HxW,…"
 
     def check(self, value: Any) -> int | str:
+        sizes = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+        found = [self._one(size) for size in sizes]
+        if not found:
+            raise Invalid("must be pixels of a side or HEIGHTxWIDTH, or several of them, not none")
+        return found[0] if len(set(found)) == 1 else ",".join(map(str, found))
+
+    def _one(self, value: Any) -> int | str:
         if not isinstance(value, str):
             return super().check(value)
-        sides = [super(_ImageSize, self).from_text(part) for part in value.lower().split("x")]
+        sides = [super(_ImageSize, self).from_text(part) for part in value.strip().lower().split("x")]
         if len(sides) > 2:
             raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, not {show(value)}")
         return sides[0] if len(set(sides)) == 1 else f"{sides[0]}x{sides[1]}"
@@ -191,7 +198,8 @@ class Workload:
     images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "default: 1 for a model that takes images, "
                                          "or sound: clips then")
     image_size: int | str | None = key(_ImageSize(1, 16_384), None, "shape", "of the pictures before the model's own "
-                                       "processor: pixels of a side, or HxW; default: as the model takes them")
+                                       "processor: pixels of a side, or HxW; of several, the pictures of a batch have "
+                                       "each in turn; default: as the model takes them")
     video_frames: int | None = key(Whole(1, 4_096), None, "shape", "images are videos of so many frames; default: they "
                                    "are pictures")
     padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
@@ -279,12 +287,10 @@ class Workload:
             deepspeed_config.read(self, hidden_size=1)  # finds what this release of DeepSpeed would stop at
 
     @property
-    def picture(self) -> tuple[int, int] | None:
-        """Height and width of ``image_size``."""
-        if self.image_size is None:
-            return None
-        height, _, width = str(self.image_size).partition("x")
-        return int(height), int(width or height)
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Heights and widths of ``image_size``."""
+        sizes = [] if self.image_size is None else [size.partition("x") for size in str(self.image_size).split(",")]
+        return tuple((int(height), int(width or height)) for height, _, width in sizes)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str | Callable[[str], str] = "") -> Workload:

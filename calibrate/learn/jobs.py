@@ -67,6 +67,8 @@ class WorkloadSource:
             InputError: the worst rank is asked for and cannot be predicted.
         """
         device = device or default_device()
+        if len(workload.image_sizes) > 1:
+            raise InputError(f"image_size {workload.image_size}: a formula is learned of one size: give one")
         workload = workload.replace(images_per_sample=settled(workload).images_per_sample, profile=None)
         if device is MeasuredOn.EMULATED:
             workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)

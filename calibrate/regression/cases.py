@@ -124,7 +124,8 @@ class Case:
         """The job in one line: the usual keys, then what is not the default."""
         w = self.workload
         zero = dict((w.deepspeed or {}).get("zero_optimization", {}))
-        parts = [self.model, w.recipe, f"{w.per_device_train_batch_size}x{w.sequence_length}",
+        shape = (w.per_device_train_batch_size, w.sequence_length)
+        parts = [self.model, w.recipe, "x".join(str(size) for size in shape if size is not None),
                  f"{self.engine} rank {w.rank}/{w.data_parallel_size}",
                  *(f"{key} {value}" for key, value in zero.items() if key != "stage")]
         parts += [text for key in KEYS if key not in NAMED and (text := _said(key, getattr(w, key)))]

@@ -41,6 +41,12 @@ IMAGE_TEXT = {
         "model_type": "idefics3", "architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 319,
         "scale_factor": 2, "vision_config": SIGLIP | {"model_type": "idefics3_vision"},
         "text_config": {"model_type": "llama"} | LLAMA},
+    "pixtral": {
+        "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "image_token_index": 319,
+        "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        "vision_config": {"model_type": "pixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                          "num_attention_heads": 4, "head_dim": 16, "image_size": 56, "patch_size": 14},
+        "text_config": {"model_type": "llama"} | LLAMA},
     "gemma3": {
         "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "image_token_index": 319,
         "mm_tokens_per_image": 1, "vision_config": SIGLIP,

@@ -49,22 +49,22 @@ def test_positions_that_a_model_is_built_with_fixed_do_not_train():
 
 
 def test_every_frame_of_a_video_is_pooled_to_its_tokens():
-    assert inputs(MEDIA["llava_next_video"], None, 6).tokens_per_image == 6  # 2 x 2 patches become one token
+    assert inputs(MEDIA["llava_next_video"], (), 6).tokens_per_image == 6  # 2 x 2 patches become one token
 
 
 def test_two_frames_of_a_video_share_their_patches():
-    assert inputs(IMAGE_TEXT["qwen2_5_vl"], (392, 448), 6).tokens_per_image == (6 // 2) * (392 // 28) * (448 // 28)
+    assert inputs(IMAGE_TEXT["qwen2_5_vl"], ((392, 448),), 6).tokens_per_image == (6 // 2) * (392 // 28) * (448 // 28)
 
 
 def test_the_time_stands_between_the_frames_of_a_video():
-    made = inputs(QWEN3_VL, (384, 352), 4)
+    made = inputs(QWEN3_VL, ((384, 352),), 4)
     tokens = (384 // 32) * (352 // 32)
     ids = made.batch(Shape(1, 400, 1), "none")["input_ids"][0]
     assert ids.eq(318).nonzero().flatten().tolist() == [*range(1, 1 + tokens), *range(2 + tokens, 2 + 2 * tokens)]
 
 
 def test_video_tokens_are_told_from_those_of_pictures():
-    batch = inputs(IMAGE_TEXT["qwen2_5_vl"], (280, 364), 4).batch(Shape(1, 400, 1), "none")
+    batch = inputs(IMAGE_TEXT["qwen2_5_vl"], ((280, 364),), 4).batch(Shape(1, 400, 1), "none")
     assert torch.equal(batch["mm_token_type_ids"], 2 * (batch["input_ids"] == 318))
 
 
@@ -74,7 +74,7 @@ def test_video_tokens_are_told_from_those_of_pictures():
     ("whisper", {"sequence_length": 20, "images_per_sample": 1}, "takes one clip a sample"),
     ("whisper", {"sequence_length": 20, "image_size": 28}, "takes no images"),
     ("whisper", {"sequence_length": 20, "video_frames": 4}, "takes no videos"),
-    ("qwen2_audio", {"sequence_length": 12}, "no room for 1 image"),
+    ("qwen2_audio", {"sequence_length": 12}, "no room for 1 clip.s. of sound, which fill 12 tokens: give at least 13"),
     ("qwen2_5_vl", {"sequence_length": 99, "video_frames": 4}, "takes videos of any size: say which"),
 ])
 def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys, line):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from predictor import models, parser, pipeline, regimes
+from predictor import models, parser, pictures, pipeline, regimes
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.inputs import Inputs
@@ -17,9 +17,9 @@ from predictor.workload import Workload
 from tests.predictor.small_models import ALL, IMAGE, IMAGE_TEXT, TEXT
 
 
-def inputs_of(name: str, image_size: tuple[int, int] | None = None) -> Inputs:
+def inputs_of(name: str, *image_sizes: tuple[int, int]) -> Inputs:
     config = ModelConfig(name, ALL[name])
-    return Inputs(config, parser.bare(config, "sdpa"), image_size)
+    return Inputs(config, parser.bare(config, "sdpa"), image_sizes)
 
 
 def asked(tmp_path, name: str, **keys) -> Workload:
@@ -58,6 +58,22 @@ def test_every_image_token_has_its_feature():
     assert (ids == 319).sum(dim=1).tolist() == [2 * 4, 1 * 4]
 
 
+def test_pictures_of_several_sizes_take_turns():
+    """Two samples of three images: 84, 56, 84 and 56, 84, 56; a token is 28 x 28 pixels."""
+    inputs, shape = inputs_of("qwen2_5_vl", (84, 84), (56, 56)), Shape(2, 40, 6)
+    batch = inputs.batch(shape, "none")
+    assert (batch["input_ids"] == 319).sum(dim=1).tolist() == [9 + 4 + 9, 4 + 9 + 4] == list(inputs.image_tokens(shape))
+    assert batch["image_grid_thw"].tolist() == [[1, 6, 6], [1, 4, 4]] * 3
+
+
+def test_room_is_of_the_sample_with_most_image_tokens(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    keys = {"image_size": [84, 56], "images_per_sample": 3, "per_device_train_batch_size": 2}
+    with pytest.raises(InputError, match="no room for 3 image.s., which fill 22 tokens: give at least 23"):
+        pipeline.predict(asked(tmp_path, "qwen2_5_vl", sequence_length=22, **keys))
+    assert pipeline.predict(asked(tmp_path, "qwen2_5_vl", sequence_length=26, **keys)).peak_requested.bytes
+
+
 def test_images_lie_apart_where_there_is_room():
     ids = inputs_of("qwen2_5_vl", (56, 56)).batch(Shape(1, 12, 2), "none")["input_ids"]
     assert (ids[0] == 319).int().tolist() == [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]
@@ -80,12 +96,12 @@ def test_regimes_narrow_to_the_shape_alone():
     shape = Shape(3, 100, 6)
     assert regimes.narrowing(("many", "many", "whole"), shape) == [
         ("many", "many", "whole"), ("=3", "=6", "whole"), ("=3", "=6", "=100")]
-    assert regimes.traced_shapes(("=3", "=6", "=100"), 4) == [shape]
+    assert regimes.traced_shapes(("=3", "=6", "=100")) == [shape]
 
 
 @pytest.mark.parametrize("regime", [("=3", "=6", "whole"), ("=3", "=6", "padded"), ("=2", "=0", "whole>128")])
 def test_a_narrow_regime_is_traced_at_its_own_counts(regime):
-    shapes = regimes.traced_shapes(regime, 5)
+    shapes = regimes.traced_shapes(regime, lambda images: 5 * images)
     assert {(f"={shape.batch}", f"={shape.images}") for shape in shapes} == {regime[:2]}
     assert len({shape.sequence for shape in shapes}) == 4  # a square of the sequence, and one more to check
 
@@ -94,6 +110,23 @@ def test_a_model_that_loops_over_pictures_gets_a_formula_of_their_number(tmp_pat
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
     job = pipeline.prepare(asked(tmp_path, "qwen2_5_vl", image_size=56, per_device_train_batch_size=2))
     assert job.formula.provenance["key"]["regime"] == ["=2", "=2", "whole"]
+
+
+def test_pictures_side_by_side_are_not_as_those_apart(tmp_path, monkeypatch):
+    """Two pictures of 14 tokens, each with one of text after it, and one before them, are 31."""
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    keys = {"image_size": "40x70", "images_per_sample": 2, "sequence_length": 30}
+    job = pipeline.prepare(asked(tmp_path, "llava_next", **keys))
+    assert job.formula.provenance["key"]["regime"] == ["=1", "=2", "=30"]
+
+
+def test_qwen_s_pictures_need_text_between_them(tmp_path, monkeypatch):
+    """Three pictures of 9 tokens, each with one of text after it, and one before them, are 31."""
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    keys = {"image_size": 84, "images_per_sample": 3}
+    with pytest.raises(InputError, match="no text comes between images.*give at least 31"):
+        pipeline.prepare(asked(tmp_path, "qwen2_5_vl", sequence_length=30, **keys))
+    assert pipeline.prepare(asked(tmp_path, "qwen2_5_vl", sequence_length=31, **keys))
 
 
 def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
@@ -120,6 +153,9 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     ("qwen2_5_vl", {}, "takes pictures of any size: say which"),
     ("qwen2_5_vl", {"sequence_length": None, "image_size": 56}, "sequence_length is not given"),
     ("gemma3", {"image_size": 100}, "takes 28 only"),
+    ("gemma3", {"image_size": "28,56"}, "takes 28 only"),
+    ("qwen2_5_vl", {"image_size": "28,56"}, "2 sizes, but a batch of 1 has 1 image"),
+    ("resnet", {"sequence_length": None, "image_size": "28,56", "per_device_train_batch_size": 2}, "have one size"),
     ("resnet", {}, "takes no tokens"),
     ("resnet", {"sequence_length": None, "images_per_sample": 2}, "one image a sample"),
     ("resnet", {"sequence_length": None}, "gradient_checkpointing: ResNetForImageClassification has none"),
@@ -155,7 +191,7 @@ def test_a_processor_s_settings_lie_beside_the_configuration(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 56 * 56, "processor_class": "X"}))
     config = models.find(str(tmp_path))
     assert config.preprocessor == {"max_pixels": 56 * 56}
-    assert Inputs(config, parser.bare(config, "sdpa"), (560, 560)).tokens_per_image == 4
+    assert Inputs(config, parser.bare(config, "sdpa"), ((560, 560),)).tokens_per_image == 4
 
 
 def test_a_model_without_tokens_is_told_without_them(tmp_path, capsys, monkeypatch):
@@ -173,10 +209,17 @@ def test_settings_of_a_whole_processor_come_first(tmp_path):
     assert models.find(str(tmp_path)).preprocessor == {"max_pixels": 28 * 28}
 
 
+def test_settings_that_no_configuration_has_are_asked_for():
+    config = ModelConfig("other", ALL["qwen2_5_vl"] | {"model_type": "aya_vision"})
+    hf_config = parser.bare(ModelConfig("qwen", ALL["qwen2_5_vl"]), "sdpa").config
+    with pytest.raises(InputError, match="put its preprocessor_config.json beside it"):
+        pictures.processor(config, hf_config)
+
+
 def test_a_processor_s_settings_are_its_own():
     before = inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image
     limited = ModelConfig("limited", ALL["qwen2_5_vl"], {"max_pixels": 56 * 56})
-    assert Inputs(limited, parser.bare(limited, "sdpa"), (560, 560)).tokens_per_image == 4
+    assert Inputs(limited, parser.bare(limited, "sdpa"), ((560, 560),)).tokens_per_image == 4
     assert inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image == before == (560 // 28) ** 2
 
 

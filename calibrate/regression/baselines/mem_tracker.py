@@ -53,7 +53,7 @@ def tracked(workload: Workload) -> Estimate:
     from predictor.inputs import Inputs
 
     model = build_model(workload)
-    inputs = Inputs(models.find(workload.model), model, workload.picture)
+    inputs = Inputs(models.find(workload.model), model, workload.image_sizes)
     shapes = inputs.batch(shape_of(workload), workload.padding)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
