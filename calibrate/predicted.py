@@ -37,7 +37,7 @@ def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
     try:
         return pipeline.prepare(workload.replace(profile="none")).rank, RankChoice.PREDICTION
     except InputError as error:
-        raise InputError(f"which rank is the worst cannot be predicted ({error}): "
+        raise InputError(f"which rank is the worst cannot be predicted ({error}): if it runs all the same, "
                          f"give --rank 0 … {workload.data_parallel_size - 1}") from None
 
 

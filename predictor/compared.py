@@ -47,5 +47,7 @@ def check(workload: Workload) -> None:
     for feature, (has, compared) in FEATURES.items():
         for name, seen in compared.items() if has(workload) else ():
             if getattr(workload, name) not in seen and (recomputes or not name.startswith("gradient_checkpointing")):
-                raise InputError(f"{name} {show(thaw(getattr(workload, name)), 80)}: not predicted with {feature} yet: "
-                                 "leave one of them out, or use peakcast learn")
+                value = thaw(getattr(workload, name))
+                said = name if len(str(value)) > 80 else f"{name} {show(value, 80)}"
+                raise InputError(f"{said}: not predicted with {feature} yet: leave one of them out, or use peakcast "
+                                 "learn")

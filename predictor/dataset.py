@@ -11,7 +11,7 @@ import numpy as np
 
 from predictor import batches, learned, models, pipeline, regimes, timeline
 from predictor.errors import InputError
-from predictor.formula_key import regime_at
+from predictor.formula_key import check_pictures, regime_at
 from predictor.models import Kind
 from predictor.prediction import Chances
 from predictor.samples import Samples
@@ -62,6 +62,7 @@ class Dataset:
         if size > MOST_IN_A_BATCH:
             raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
         config = models.find(workload.model)
+        check_pictures(workload, config)
         if config.kind is Kind.IMAGE:
             raise InputError(f"samples: {config.name} takes no tokens: all its batches are alike")
         if config.kind is Kind.TEXT:

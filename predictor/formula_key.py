@@ -30,22 +30,11 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     """Which formula answers for a workload, and the model that it is of.
 
     Raises:
-        InputError: an unknown model, or an image size or GPU that is not supported.
+        InputError: an unknown model, or a key or GPU that is not supported.
     """
     compared.check(workload)
     quantization.check(workload)
     config = models.find(workload.model)
-    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
-        takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
-            f"{config.name} takes no images"
-        raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
-    sizes = len(workload.image_sizes)
-    if sizes > 1 and (workload.video_frames or config.kind is models.Kind.IMAGE):
-        media = "videos" if workload.video_frames else "pictures"
-        raise InputError(f"image_size {workload.image_size}: {media} of one batch have one size: give one")
-    if sizes > max(shape.images, 1):
-        raise InputError(f"image_size {workload.image_size}: {sizes} sizes, but a batch of {shape.batch} has "
-                         f"{shape.images} image(s): leave some out")
     if config.routes_by_data:
         raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
                          "the tokens that each gets: use peakcast learn")
@@ -69,6 +58,21 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
         quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
         video_frames=workload.video_frames)
+
+
+def check_pictures(workload: Workload, config: models.ModelConfig) -> None:
+    """Whether the model takes pictures of the asked sizes.
+
+    Raises:
+        InputError: it takes none, or others.
+    """
+    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
+        takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
+            f"{config.name} takes no images"
+        raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+    if len(workload.image_sizes) > 1 and (workload.video_frames or config.kind is models.Kind.IMAGE):
+        media = "videos" if workload.video_frames else "pictures"
+        raise InputError(f"image_size {workload.image_size}: {media} of one batch have one size: give one")
 
 
 def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:

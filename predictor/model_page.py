@@ -10,6 +10,7 @@ from predictor import code_models, compared, lora, model_facts, models, parser, 
 from predictor.code_models import CodeModel
 from predictor.errors import InputError
 from predictor.facts import ModelFacts, Parameter, modality
+from predictor.formula_key import check_pictures
 from predictor.model_facts import Known
 from predictor.models import Kind, ModelConfig
 from predictor.prediction import Prediction
@@ -97,6 +98,7 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
     if learned.is_named(workload.model):
         raise InputError(f"model {workload.model}: a learned job is no model: name one, or its config.json")
     config = models.find(workload.model)
+    check_pictures(workload, config)
     if isinstance(config, CodeModel):
         at = pipeline.settled(workload.replace(**_chosen(workload, config, 0)))
         compared.check(at)

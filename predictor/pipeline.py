@@ -30,7 +30,7 @@ from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import ModelFacts, modality
 from predictor.formula import Formula, MicroStep
-from predictor.formula_key import formula_key
+from predictor.formula_key import check_pictures, formula_key
 from predictor.gpus import Gpu
 from predictor.kinds import kinds
 from predictor.models import Kind
@@ -199,9 +199,14 @@ def settled(workload: Workload) -> Workload:
         takes = "one image a sample" if not tokens else "one clip a sample" if config.kind is Kind.SPEECH else \
             f"{media}, and samples without are not predicted yet" if images else "no images"
         raise InputError(f"images_per_sample {asked}: {config.name} takes {takes}; leave it out")
-    if isinstance(config, code_models.CodeModel):
-        return workload.fill(images_per_sample=int(images), gradient_checkpointing=False)
-    return workload.fill(images_per_sample=int(images))
+    check_pictures(workload, config)
+    checkpoints = {"gradient_checkpointing": False} if isinstance(config, code_models.CodeModel) else {}
+    workload = workload.fill(images_per_sample=int(images), **checkpoints)
+    sizes, number = len(workload.image_sizes), shape_of(workload).images
+    if sizes > max(number, 1):
+        raise InputError(f"image_size {workload.image_size}: {sizes} sizes, but a micro-batch has {number} image(s): "
+                         "leave some out")
+    return workload
 
 
 def at(workload: Workload, shape: Shape, progress: Progress | None = None) -> Job:

@@ -27,7 +27,9 @@ FEW_ROWS = 512
 backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``); of fp32, ``predictor.workspaces`` knows which."""
 SMALL_WEIGHTS = 1 << 22
 """Below so many, in layers that widen, that may hold for more rows too (the same function)."""
-SKIPPED = ("model.multi_modal_projector", "lm_head")
+SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merger",
+           "model.visual.deepstack_merger_list", "lm_head")
+"""The projectors of transformers' models, which train beside adapters, and the head."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 _FP16 = dict.fromkeys(("fp16", "float16", "torch.float16"), "use bf16")
 

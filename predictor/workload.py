@@ -100,9 +100,13 @@ class _ImageSize(Whole):
 
     def check(self, value: Any) -> int | str:
         sizes = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
-        found = [self._one(size) for size in sizes]
+        try:
+            found = [self._one(size) for size in sizes]
+        except Invalid as error:
+            raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, or several of these, not {show(value)}: one "
+                          f"{error}") from None
         if not found:
-            raise Invalid("must be pixels of a side or HEIGHTxWIDTH, or several of them, not none")
+            raise Invalid("must be pixels of a side or HEIGHTxWIDTH, or several of these, not none")
         return found[0] if len(set(found)) == 1 else ",".join(map(str, found))
 
     def _one(self, value: Any) -> int | str:
@@ -110,7 +114,7 @@ class _ImageSize(Whole):
             return super().check(value)
         sides = [super(_ImageSize, self).from_text(part) for part in value.strip().lower().split("x")]
         if len(sides) > 2:
-            raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, not {show(value)}")
+            raise Invalid(f"has {len(sides)} sides")
         return sides[0] if len(set(sides)) == 1 else f"{sides[0]}x{sides[1]}"
 
     from_text = check

@@ -99,6 +99,8 @@ def _resolve_quantization(values: dict[str, Any]) -> None:
     if values["recipe"] != "lora":
         raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "
                                          "add recipe lora")
+    if values["mixed_precision"] == "fp16":
+        raise KeyProblem("mixed_precision", "is fp16: with quantization the other weights are bf16: leave it out")
     if values["dtype"] != "bf16":
         raise KeyProblem("dtype", f"is {values['dtype']}: with quantization the other weights are loaded in bf16")
     if wanted["prepare"] == "peft" and values["engine"] != "deepspeed" and values["sdpa_backend"] in ("flash", "cudnn"):
@@ -157,7 +159,8 @@ def _resolve_precision(values: dict[str, Any], given: dict[str, Any]) -> None:
         if values["engine"] == "deepspeed":
             raise KeyProblem("mixed_precision", f"is {mixed}, but DeepSpeed trains without autocast: leave it out and "
                                                 f"give dtype {mixed}")
-        values["dtype"] = given.get("dtype", "fp32")
+        narrow = values["quantization"] and mixed == "bf16"
+        values["dtype"] = given.get("dtype", "bf16" if narrow else "fp32")
         if values["dtype"] != "fp32" and (values["dtype"], mixed) != ("bf16", "bf16"):
             raise KeyProblem("dtype", f"is {given['dtype']}, but mixed_precision {mixed} goes over fp32 weights: leave "
                                       "one of them out")

@@ -100,23 +100,31 @@ def _workload(arguments: argparse.Namespace):
     if is_named(workload.model):
         raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
+    device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
     images = given["images"] or (workload.images_per_sample or 1,)
     config = models.find(workload.model)
-    room = _tokens_per_image(config.document) * max(images)
+    source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
+    room = _image_tokens(workload, config, max(images))
     batches = given["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
     sequences = given["sequences"] or values_around("sequence", workload.sequence_length, room)
     if min(sequences) <= room:
         raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
                          f"{room + 1}")
-    device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
-    source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
     return source, plan(batches, sequences, images, probe=not arguments.no_probe)
 
 
-def _tokens_per_image(config: dict) -> int:
-    """Of LLaVA's vision tower: patches of the square."""
-    vision = config.get("vision_config", {})
-    return (vision.get("image_size", 336) // vision.get("patch_size", 14)) ** 2
+def _image_tokens(workload, config, images: int) -> int:
+    """Of a sample with so many images."""
+    from predictor import parser
+    from predictor.code_models import CodeModel
+    from predictor.inputs import Inputs
+    from predictor.model_facts import building
+
+    if isinstance(config, CodeModel):
+        return 0
+    with building(config):
+        model = parser.bare(config, workload.attn_implementation)
+        return images * Inputs(config, model, workload.image_sizes, workload.video_frames).tokens_among(images)
 
 
 SCRIPT_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",

@@ -9,7 +9,7 @@ from calibrate.commands.learn import check_placeholders
 from calibrate.learn import learn, recorded, sizes
 from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
-from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf
+from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf, WorkloadSource
 from calibrate.learn.shapes import plan
 from predictor import Workload, learned, predict
 from predictor.cli import main
@@ -208,6 +208,11 @@ def test_a_key_that_would_change_the_job_is_refused_by_name(tmp_path):
 def test_a_gpu_with_other_kernels_is_refused(tmp_path):
     with pytest.raises(InputError, match="learned on h100-80gb"):
         predict(Workload(model=on_disk(tmp_path), sequence_length=64, per_device_train_batch_size=2, gpu="a100-40gb"))
+
+
+def test_a_formula_is_learned_of_one_picture_size():
+    with pytest.raises(InputError, match="image_size 448,336: a formula is learned of one size"):
+        WorkloadSource.of(Workload(model="qwen2.5-vl-3b", image_size="448,336", sequence_length=512), None, ())
 
 
 def test_one_sample_is_not_answered_from_many(tmp_path):

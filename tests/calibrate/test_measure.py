@@ -131,7 +131,7 @@ def test_the_worst_rank_is_the_predictors(directory):
 
 
 def test_a_sample_without_room_for_its_images_is_refused_before_the_job_runs(directory):
-    with pytest.raises(InputError, match=r"^sequence_length 4 has no room for 1 image\(s\) of 4 tokens: give at least 5$"):
+    with pytest.raises(InputError, match=r"^sequence_length 4 has no room for 1 image\(s\), which fill 4 tokens: give at least 5$"):
         measure(workload(directory, sequence_length=4, engine="ddp", data_parallel_size=2, rank=0))
 
 

@@ -179,6 +179,7 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, text, said):
     ({"model": "toy.npz"}, DRAWN, 'model "toy.npz": a learned formula answers for one shape'),
     ({"padding": "packed"}, DRAWN, 'padding "packed": not predicted with samples yet: leave one of them out'),
     ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, DRAWN, "not predicted with samples yet"),
+    ({"image_size": "336,448"}, DRAWN, "image_size 336,448: samples do not say which has which"),
     ({"per_device_train_batch_size": 11}, DRAWN, "there are 6 samples only"),
     ({}, of(*[(500, 1)] * 4), "sample 1: 500 tokens have no room for 1 image(s) of 576"),
 ])

@@ -154,7 +154,7 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     ("qwen2_5_vl", {"sequence_length": None, "image_size": 56}, "sequence_length is not given"),
     ("gemma3", {"image_size": 100}, "takes 28 only"),
     ("gemma3", {"image_size": "28,56"}, "takes 28 only"),
-    ("qwen2_5_vl", {"image_size": "28,56"}, "2 sizes, but a batch of 1 has 1 image"),
+    ("qwen2_5_vl", {"image_size": "28,56"}, "2 sizes, but a micro-batch has 1 image"),
     ("resnet", {"sequence_length": None, "image_size": "28,56", "per_device_train_batch_size": 2}, "have one size"),
     ("resnet", {}, "takes no tokens"),
     ("resnet", {"sequence_length": None, "images_per_sample": 2}, "one image a sample"),

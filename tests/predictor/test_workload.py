@@ -88,6 +88,23 @@ def test_bytes_are_written_with_a_unit_or_as_a_number():
     assert make(capacity_bytes="80GB").capacity_bytes == 80 * 10**9
 
 
+@pytest.mark.parametrize("given, said, sizes", [
+    (336, 336, ((336, 336),)), ("336x336", 336, ((336, 336),)), ("768X1024", "768x1024", ((768, 1024),)),
+    ([448, "1344x896"], "448,1344x896", ((448, 448), (1344, 896))), ("448, 448x448", 448, ((448, 448),)),
+    ("448,336,448", "448,336,448", ((448, 448), (336, 336), (448, 448))), (None, None, ()),
+])
+def test_pictures_have_one_size_or_several_in_turn(given, said, sizes):
+    workload = make(image_size=given)
+    assert (workload.image_size, workload.image_sizes) == (said, sizes)
+    assert workload.replace(image_size=said).image_sizes == sizes
+
+
+@pytest.mark.parametrize("given", [0, "0x5", "1x2x3", [], "", "448,", "448;336", [[448]], 448.5])
+def test_a_size_that_is_none_is_refused(given):
+    with pytest.raises(InputError, match="image_size must be"):
+        make(image_size=given)
+
+
 def test_capacity_is_the_gpus_unless_it_is_given():
     assert make(gpu="a100-40gb").capacity == 42_298_834_944
     assert make(gpu="a100-40gb", capacity_bytes="10GiB").capacity == 10 << 30
