@@ -24,31 +24,37 @@ class Twins:
     """Host storages beside meta storages, keyed weakly: holding one would change what autograd does."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[int, torch.UntypedStorage | None] = {}
 
     def adopt(self, tensor: torch.Tensor, values: torch.Tensor | None = None) -> None:
-        """Give the storage of a meta tensor its values, or zeros."""
+        """Give the storage of a meta tensor its values, or zeros: those are made when somebody looks, as nobody does at
+        masks of dropout."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        host = torch.UntypedStorage(storage.nbytes(), device="cpu").fill_(0)
-        self._storages[key] = host
+        self._storages[key] = None
         weakref.finalize(storage, self._storages.pop, key, None)
         if values is not None:
             self.of(tensor).copy_(values)
+
+    def _has(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type != "meta" or id(tensor.untyped_storage()) in self._storages
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's values on the host, or None where nobody knows them."""
         if tensor.device.type != "meta":
             return tensor
-        host = self._storages.get(id(tensor.untyped_storage()))
-        if host is None:
+        if not self._has(tensor):
             return None
+        storage = tensor.untyped_storage()
+        host = self._storages[id(storage)]
+        if host is None:
+            host = self._storages[id(storage)] = torch.UntypedStorage(storage.nbytes(), device="cpu").fill_(0)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def follow(self, func, args, kwargs, outputs: list[torch.Tensor]) -> None:
         """After ``func`` ran on meta tensors: make the values of its discrete results true."""
-        fresh = [out for out in outputs if discrete(out) and self.of(out) is None]
+        fresh = [out for out in outputs if discrete(out) and not self._has(out)]
         if not fresh and not (func._schema.is_mutable and any(map(discrete, outputs))):
             return
         results = self.run(func, args, kwargs)
