@@ -61,15 +61,15 @@ class Inputs:
     def _runs(self, size: Size | None, count: int) -> list[int]:
         """Placeholder tokens that follow one another, for each time that they do in one image of so many in a sample:
         LLaVA-OneVision cuts a picture into tiles where it is the only one."""
-        if self.config.kind is Kind.AUDIO_TEXT:
-            return [sounds.tokens(self.model)]
-        if self.config.kind is not Kind.IMAGE_TEXT:
-            return [0]
         if (size, count) not in self._known:
             self._known[size, count] = self._ask(size, count)
         return self._known[size, count]
 
     def _ask(self, size: Size | None, count: int) -> list[int]:
+        if self.config.kind is Kind.AUDIO_TEXT:
+            return [sounds.tokens(self.model)]
+        if self.config.kind is not Kind.IMAGE_TEXT:
+            return [0]
         features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
         if features is None:
             return [1]  # cross-attention looks at the images: one token names each

@@ -124,7 +124,8 @@ def processed(made, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Ten
     """
     import numpy as np
 
-    given = [[np.full((*size, 3), 128, dtype=np.uint8) for size in sizes] for sizes in samples if sizes]
+    gray = {size: np.full((*size, 3), 128, dtype=np.uint8) for sizes in samples for size in sizes}
+    given = [[gray[size] for size in sizes] for sizes in samples if sizes]
     try:
         found = made(given, return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:

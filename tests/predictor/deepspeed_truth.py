@@ -7,6 +7,7 @@ mode: the plain micro-step goes through ``zero2.compose``, the DeepSpeed run is 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -36,11 +37,14 @@ def main() -> None:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "OMP_NUM_THREADS": "1"}
     stdout, sys.stdout = sys.stdout, sys.stderr
     import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer  # what every case needs is imported once, here
     import torch
-    import transformers  # noqa: F401
+    import transformers.models.llava.modeling_llava  # noqa: F401
 
     torch.set_num_threads(1)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled for Gloo, and no bytes pass here
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    gc.freeze()  # collections of a case need not look at what was imported
     results = [_in_fork(Case(**case)) for case in json.load(sys.stdin)]
     json.dump(results, stdout)
 

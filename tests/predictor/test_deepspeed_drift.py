@@ -29,8 +29,7 @@ def test_our_defaults_are_the_installed_ones():
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    if deepspeed.__version__ != "0.19.8":
-        pytest.skip(f"DeepSpeed {deepspeed.__version__} is not the pinned one")
+    assert deepspeed.__version__ == "0.19.8", "the test extra pins what the defaults are of"
     theirs = DeepSpeedZeroConfig(stage=2)
     for name in ("contiguous_gradients", "overlap_comm", "reduce_scatter", "reduce_bucket_size", "allgather_bucket_size",
                  "round_robin_gradients", "use_multi_rank_bucket_allreduce", "parameter_alignment", "compute_grad_norm"):
