@@ -35,20 +35,27 @@ def interval(residuals: Sequence[float], level: float = LEVEL) -> Interval | Non
     return Interval(-size, size, level if rank <= n else n / (n + 1), n)
 
 
-def crossed(residuals: Sequence[float], level: float = LEVEL, repeats: int = 50, seed: int = 0) -> tuple[float, int]:
-    """How many residuals lie in the interval of others: the jobs are halved at random, each half judges the other.
+def crossed(residuals: Sequence[float] | np.ndarray, level: float = LEVEL, repeats: int = 50,
+            seed: int = 0) -> tuple[float, int]:
+    """How many jobs lie in the intervals of others: the jobs are halved at random, each half judges the other.
+
+    Args:
+        residuals: of each job, [jobs]; or of several counters, [jobs, counters], each with its own interval: a job
+            is covered where all of its are.
 
     Returns:
         The share of covered jobs over all repeats, and how many different jobs were judged.
     """
     values = np.asarray(residuals, dtype=float)
+    values = values[:, None] if values.ndim == 1 else values
     random, inside, judged = np.random.default_rng(seed), 0, 0
     if len(values) < 2:
         return math.nan, 0
     for _ in range(repeats):
         order = random.permutation(len(values))
         for mine, other in (halves := np.array_split(order, 2), halves[::-1]):
-            found = interval(values[mine], level)
-            inside += int(((values[other] >= found.low) & (values[other] <= found.high)).sum())
+            found = [interval(column, level) for column in values[mine].T]
+            low, high = [one.low for one in found], [one.high for one in found]
+            inside += int(((values[other] >= low) & (values[other] <= high)).all(axis=1).sum())
             judged += len(other)
     return inside / judged, len(values)

@@ -71,9 +71,12 @@ def errors(jobs: Sequence[MeasuredJob], profile: Profile | None) -> dict[str, fl
 
 
 def coverage(rows: Iterable[Row], profile: Profile, level: float = LEVEL) -> dict[str, Coverage]:
-    """By counter: how often intervals from one half of the held-out jobs hold for the other half."""
+    """By counter: how often intervals from one half of the held-out jobs hold for the other half; under ``all`` how
+    often those of all counters do."""
     found = [residuals(job, foresee(job, profile)) for job in job_rows.read(rows)
              if job.role == HOLDOUT and job.predicted]
     known = [counter for counter in (*JUDGED, "device") if found and counter in found[0]
              and (counter != "device" or profile.runtime.measured_on != "assumed")]
-    return {counter: Coverage(*crossed([one[counter] for one in found], level), level) for counter in known}
+    values = np.array([[one[counter] for counter in known] for one in found])
+    columns = {**dict(zip(known, values.T)), "all": values} if known else {}
+    return {name: Coverage(*crossed(column, level), level) for name, column in columns.items()}

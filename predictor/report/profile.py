@@ -48,12 +48,15 @@ def report(console: Console, profile: Profile) -> None:
 
 
 def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Table:
-    """How far held-out jobs were from their predictions; ``inside``: share of them in intervals from others."""
+    """How far held-out jobs were from their predictions; ``inside``: share of them in intervals from others, and in
+    ``all`` of them."""
     heads = ["inside (cross-checked)"] if inside else []
     rows = table("held-out jobs", "measured less predicted", "level", "jobs", *heads)
     for counter, one in profile.residuals.items():
         checked = [f"{inside[counter]:.1%}" if isfinite(inside.get(counter, nan)) else ""] if inside else []
         rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples), *checked)
+    if inside and isfinite(inside.get("all", nan)):
+        rows.add_row("all of these", "", "", "", f"{inside['all']:.1%}")
     if not profile.residuals:
         rows.add_row("none measured: it has no intervals", "", "", "", *([""] if inside else []))
     return rows

@@ -376,6 +376,13 @@ def test_new_residuals_are_covered_at_the_level(count):
     assert 0.88 <= inside / 2000 <= 0.99
 
 
+def test_a_job_is_covered_where_all_of_its_counters_are():
+    normal = np.random.default_rng(4).normal(size=(64, 2))
+    alone, _ = conformal.crossed(normal[:, 0])
+    assert conformal.crossed(np.stack([normal[:, 0], np.zeros(64)], axis=1)) == (alone, 64)
+    assert conformal.crossed(normal)[0] < alone
+
+
 def test_crossed_coverage_judges_every_job():
     rate, jobs = conformal.crossed(np.random.default_rng(4).normal(size=64), 0.9)
     assert jobs == 64

@@ -138,7 +138,7 @@ def test_no_group_that_is_left_out_gets_worse(rows, profile):
 
 def test_coverage_judges_every_held_out_job(rows, profile):
     assert {name: one.jobs for name, one in coverage(rows, profile).items()} == dict.fromkeys(
-        ("requested", "allocated", "reserved", "device"), 2)
+        ("requested", "allocated", "reserved", "device", "all"), 2)
 
 
 def test_the_profile_is_read_back_as_it_was_written(profile, tmp_path):
