@@ -14,7 +14,7 @@ import torch
 
 from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, code_models, liger, lora, models, parser, pipeline, quantization
+from predictor import autocast, code_models, liger, lora, models, parser, pipeline, quantization, trace
 from predictor.events import Moment
 from predictor.workload import Workload
 
@@ -72,16 +72,16 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         enter(Moment.EVALUATION, STEPS)
         other = workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size)
         evaluated = host_batch(inputs, other)  # the training batch stays on the device
-        evaluate(forward if workload.engine == "deepspeed" else model, evaluated, inputs.options)
+        evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated)
     torch.cuda.synchronize()
 
 
 @torch.no_grad()
-def evaluate(model, batch: dict[str, torch.Tensor], options: dict[str, bool]) -> None:
+def evaluate(model, forward: Callable[..., Any], batch: dict[str, torch.Tensor]) -> None:
     """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
-    model.eval()
+    trace.prepare_evaluation(model)
     batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-    loss = code_models.loss_of(model(**batch, **options))
+    loss = code_models.loss_of(forward(**batch))
     del loss
 
 

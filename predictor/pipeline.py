@@ -244,7 +244,7 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
     """The formula that answers for a workload's regime, or for its evaluation's; traced now if nobody has it."""
     config, key = formula_key(workload, shape, gpu)
     if evaluation:
-        key = replace(key, evaluation=True, checkpointing="off", checkpointing_kwargs=())
+        key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
 
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula

@@ -37,7 +37,8 @@ class Key:
         dtype: of the weights; left out of the document if ``bf16``.
         mixed_precision: autocast's dtype; left out of the document if ``none``.
         sharded: traced as under ZeRO-3; left out of the document where not.
-        evaluation: a forward without gradients is all that is traced; left out of the document where not.
+        evaluation: whose evaluation, a forward without gradients, is all that is traced (``trainer``: Hugging Face's);
+            left out of the document otherwise.
         lora: adapters, if there are; left out of the document otherwise.
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
@@ -61,7 +62,7 @@ class Key:
     sharded: bool = False
     lora: Adapters | None = None
     checkpointing_kwargs: tuple[tuple[str, Any], ...] = ()
-    evaluation: bool = False
+    evaluation: str = ""
     liger: str = ""
     wrapped: tuple[str, ...] = ()
     dtype: str = "bf16"

@@ -93,21 +93,21 @@ def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sd
 
     Args:
         batch: what the model is fed (``inputs.Inputs.batch``).
-        options: what it is called with besides.
+        options: what it is called with besides, in training.
         sharded: as under ZeRO-3.
-        evaluation: its evaluation instead.
+        evaluation: an evaluation after the steps instead.
         wrapped: as under FSDP2 (:func:`predictor.fsdp.units`).
     """
     places = Places(model)
     tracer = Tracer(places)
-    batch = on_meta(batch, tracer.twins) | options
+    batch = on_meta(batch, tracer.twins)
     casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
     scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
     with as_on_cuda(sdpa_backend), on_host(tracer), casts:
         if evaluation:
             return record_evaluation(model, batch, tracer, places)
         hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None
-        return record_micro_step(model, batch, tracer, places, hooks, scaler)
+        return record_micro_step(model, batch | options, tracer, places, hooks, scaler)
 
 
 def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: Places,
@@ -150,7 +150,7 @@ def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: 
     recorder.ignore([*model.parameters(), *model.buffers()])
     recorder.moment = Moment.EVALUATION
     _watch(batch, recorder)
-    model.eval()
+    prepare_evaluation(model)
     gc.collect()
     gc.disable()
     try:
@@ -160,6 +160,15 @@ def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: 
             return recorder.closed()
     finally:
         gc.enable()
+
+
+def prepare_evaluation(model) -> None:
+    """Leaves the model as Hugging Face's Trainer evaluates it: ``use_cache`` is false in its outer configuration alone
+    (transformers 5.17, trainer.py, ``Trainer.__init__``), so the language model of a multimodal one keeps keys and
+    values of every layer until its output dies."""
+    model.eval()
+    if hasattr(model, "config"):
+        model.config.use_cache = False
 
 
 def _watch(batch: dict[str, Any], recorder: Recorder) -> None:

@@ -84,7 +84,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         for shape in progress(shapes) if progress else shapes:
             recordings.append(trace(
                 model, inputs.batch(shape, key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
-                sharded=key.sharded, evaluation=key.evaluation, wrapped=key.wrapped,
+                sharded=key.sharded, evaluation=bool(key.evaluation), wrapped=key.wrapped,
                 mixed_precision=key.mixed_precision))
             fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from predictor import pipeline
 from predictor.errors import InputError
 from predictor.events import Moment
 from tests.calibrate.small_jobs import BATCH, SEQUENCE, measured_and_predicted, needs_emulator, workload
+from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
+from tests.predictor.small import TEXT, small_config
 
-SCALARS_BYTES = 64
-"""DeepSpeed's norm and overflow flags are not predicted."""
 LARGE = 16 * BATCH
+LOSSES_BYTES = 4 * LARGE
+"""The Trainer repeats a batch's loss for each of its samples."""
 
 
 @needs_emulator
@@ -34,6 +38,27 @@ def test_the_logits_of_an_evaluation_are_its_peak(tmp_path, formula_cache):
     small, large = (pipeline.predict(asked.replace(per_device_eval_batch_size=batch)) for batch in (LARGE, 2 * LARGE))
     assert small.peak.moment is large.peak.moment is Moment.EVALUATION
     assert large.peak_requested.bytes - small.peak_requested.bytes >= LARGE * SEQUENCE * 320 * (2 + 4)
+
+
+def test_an_evaluation_keeps_keys_and_values_of_every_layer(tmp_path, formula_cache):
+    """The Trainer's ``use_cache`` does not reach the language model's own configuration."""
+    (tmp_path / "without.json").write_text(json.dumps(small_config(use_cache=False)))
+    asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE)
+    without = asked.replace(model=str(tmp_path / "without.json"))
+    cache = 2 * TEXT["num_hidden_layers"] * LARGE * SEQUENCE * TEXT["hidden_size"] * 2
+    assert pipeline.predict(asked).peak_requested.bytes - pipeline.predict(without).peak_requested.bytes == cache
+
+
+@needs_emulator
+@pytest.mark.usefixtures("formula_cache")
+@pytest.mark.parametrize("zero", [{}, {"zero_stage": 2, "data_parallel_size": 8, "rank": 7}], ids=["torch", "zero2"])
+def test_the_trainers_own_evaluation_is_predicted(tmp_path, zero):
+    asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE, **zero)
+    found = train(tmp_path, per_device_eval_batch_size=LARGE, eval_strategy="steps", eval_steps=3,
+                  prediction_loss_only=True, deepspeed=ZERO2_CONFIG if zero else None, bf16=bool(zero),
+                  world_size=zero.get("data_parallel_size"), rank=zero.get("rank", 0))
+    predicted = pipeline.prepare(asked).run(asked.capacity, zero.get("rank", 0)).peak
+    assert 0 <= found.peak_requested_bytes - predicted < SCALARS_BYTES + LOSSES_BYTES
 
 
 def test_an_evaluation_leaves_the_steps_as_they_are(tmp_path, formula_cache):

@@ -29,7 +29,7 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
     Args:
         dtype: of the weights, as it is made on the CPU.
         prepare: lines that make ``model`` ready to train.
-        arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`.
+        arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`; the samples are those of evaluations too.
     """
     document = small_config()
     script = directory / "train.py"
@@ -44,7 +44,8 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
         labels = torch.where(ids == config.image_token_id, -100, ids)
         sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28, dtype=torch.{dtype})}}
         arguments = TrainingArguments(output_dir={str(directory)!r}, **{ARGUMENTS | arguments!r})
-        Trainer(model=model, args=arguments, train_dataset=[sample] * 64).train()
+        Trainer(model=model, args=arguments, train_dataset=[sample] * 64,
+                eval_dataset=[sample] * 64).train()
     """).replace("PREPARE", textwrap.dedent(prepare).strip()))
     found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL, world_size=world_size, rank=rank)
     assert (found.exit_code, found.optimizer_steps) == (0, 3)
