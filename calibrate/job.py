@@ -1,4 +1,5 @@
-"""What runs inside the process of a measured job: ``python -m calibrate.job``, started by ``calibrate.measure``.
+"""What runs inside the process of a measured job: ``python -m calibrate.job``, started by ``calibrate.measure``, or
+forked from a process that has the imports behind it (``calibrate.warm``).
 
 Takes its :class:`Order` as JSON on stdin and leaves its answer, whole or not at all, in a file.
 """
@@ -15,7 +16,7 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NoReturn
 
 from calibrate.record import MeasuredJob, OutOfMemory
 from predictor.errors import InputError
@@ -48,9 +49,13 @@ class Order:
 
 
 def main() -> None:
+    """Measure what stdin orders."""
+    perform(Order(**json.load(sys.stdin)))
+
+
+def perform(order: Order) -> NoReturn:
     """Measure and leave the answer. Ends without the interpreter's last rites: libraries hang in theirs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answer
-    order = Order(**json.load(sys.stdin))
     if os.getppid() != order.parent:  # killed before the line above
         os._exit(1)
     try:

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from calibrate import alone, predicted
+from calibrate import alone, predicted, warm
 from calibrate.emulator import Injection, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import Order
@@ -105,20 +105,29 @@ def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
     path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _beside(order.snapshot) as part:
         answer, log = Path(directory) / "answer.json", Path(directory) / "log.txt"
-        with open(log, "w", encoding="utf-8", errors="replace") as output:
-            job = subprocess.Popen(
-                [sys.executable, "-m", "calibrate.job"], env={**os.environ, **changes, "PYTHONPATH": path},
-                stdin=subprocess.PIPE, stdout=sys.stderr if verbose else output,
-                stderr=None if verbose else subprocess.STDOUT, text=True)
-            try:
-                job.communicate(json.dumps(asdict(replace(order, answer=str(answer), snapshot=part))))
-            finally:
-                job.kill()
-                job.wait()
-        measured = _read(answer, log, job.returncode)
+        log.touch()
+        given = replace(order, answer=str(answer), snapshot=part)
+        variables = {**os.environ, **changes, "PYTHONPATH": path}
+        code = None if verbose else warm.run(given, variables, str(log))
+        if code is None:
+            code = _start(given, variables, None if verbose else log)
+        measured = _read(answer, log, code)
         if part is not None:
             os.replace(part, order.snapshot)
         return measured
+
+
+def _start(order: Order, variables: dict[str, str], log: Path | None) -> int:
+    """The exit code of a job in a new process; without a log its output goes to stderr."""
+    with open(log, "w") if log else nullcontext(sys.stderr) as output:
+        job = subprocess.Popen([sys.executable, "-m", "calibrate.job"], env=variables, stdin=subprocess.PIPE,
+                               stdout=output, stderr=output, text=True)
+        try:
+            job.communicate(json.dumps(asdict(order)))
+        finally:
+            job.kill()
+            job.wait()
+    return job.returncode
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from calibrate import warm
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Store
 from calibrate.job import PR_SET_PDEATHSIG
@@ -140,10 +141,11 @@ def _serve(connection: Connection, row_of: RowOf) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job ends, temporary files go
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    while True:
-        try:
-            job = connection.recv()
-        except EOFError:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
-            return
-        connection.send(row_of(job))
+    with warm.jobs():
+        while True:
+            try:
+                job = connection.recv()
+            except EOFError:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
+                return
+            connection.send(row_of(job))
