@@ -25,7 +25,8 @@ def kinds(workload: Workload, formula: Formula) -> dict[str, str]:
 def _model(workload: Workload, _: Formula) -> str:
     """Architecture, with those of its parts, and whether its pictures are videos."""
     document = models.find(workload.model).document
-    parts = [part["model_type"] for part in document.values() if isinstance(part, dict) and "model_type" in part]
+    parts = [part["model_type"] for _, part in sorted(document.items())
+             if isinstance(part, dict) and "model_type" in part]
     seen = ["over video"] if workload.video_frames else []
     return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else []), *seen])
 

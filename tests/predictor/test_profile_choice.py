@@ -119,6 +119,15 @@ def test_a_kind_of_job_that_the_campaign_did_not_measure_is_extrapolation(gpu, c
     assert one.startswith(what)
 
 
+def test_the_order_of_a_configuration_makes_no_other_kind(tmp_path):
+    found = []
+    for turn in (1, -1):
+        path = tmp_path / f"{turn}.json"
+        path.write_text(json.dumps(dict(list(small_config().items())[::turn])))
+        found.append(KINDS["model"][1](workload(model=str(path)), Traced({})))
+    assert found == ["llava of llama and clip_vision_model"] * 2
+
+
 @pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
 def test_the_measured_jobs_of_a_shipped_profile_extrapolate_nothing(gpu):
     for row in rows.read(profile.SHIPPED / gpu / "campaign.jsonl"):
