@@ -11,7 +11,7 @@ from predictor.report.units import size_text
 from predictor.workload import Workload
 
 MOST = 3
-NOTHING = "nothing that was tried fits: fewer tokens, a higher ZeRO stage, offload, or a larger GPU"
+NOTHING = "nothing that was tried is enough; fewer tokens, a higher ZeRO stage, offload, or a larger GPU may be"
 
 
 def what_fits(workload: Workload) -> list[str]:

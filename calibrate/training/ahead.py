@@ -106,8 +106,9 @@ def answer(question: Question) -> Answer:
     prediction = pipeline.predict(asked)
     stream = io.StringIO()
     table.report(console(stream, WIDTH), prediction)
+    line = f"{verdict.verdict(prediction)} {verdict.peak_text(prediction.peak)} ({verdict.title(prediction)})"
     return Answer(
-        verdict=prediction.verdict, line=f"{verdict.verdict(prediction)} {verdict.peak_text(prediction.peak)}",
+        verdict=prediction.verdict, line=line,
         text=stream.getvalue(), advice=() if prediction.verdict in (None, "fits") else tuple(advice.what_fits(asked)),
         predicted=predicted.predicted(own, own.rank))
 

@@ -134,7 +134,7 @@ def _sides(height: int, width: int) -> int | str:
 
 
 def first_batch(loader: Any, samples: int) -> Mapping[str, Any] | None:
-    """What the loader makes of the first samples of its data; None where the data come as a stream.
+    """What the loader makes of the first samples of its data; None where that cannot be had.
 
     Its sampler is not touched, and random numbers that the data use are put back.
     """
@@ -142,7 +142,10 @@ def first_batch(loader: Any, samples: int) -> Mapping[str, Any] | None:
     if collate is None or not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or not len(data):
         return None
     with _same_random_numbers():
-        made = collate([data[index] for index in range(min(samples, len(data)))])
+        try:
+            made = collate([data[index] for index in range(min(samples, len(data)))])
+        except Exception:  # the user's code, called where it does not expect it: the first batch will tell
+            return None
     return made if isinstance(made, Mapping) else None
 
 

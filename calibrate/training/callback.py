@@ -13,7 +13,8 @@ from transformers import TrainerCallback
 
 from calibrate.training import loop_keys, reading
 from calibrate.training.batch_keys import first_batch
-from calibrate.training.watcher import STEPS, Watcher, on_stderr
+from calibrate.training.said import on_stderr
+from calibrate.training.watcher import STEPS, Watcher
 from predictor.workload import Workload
 
 

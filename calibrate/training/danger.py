@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.report.units import size_text
+from predictor.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,16 @@ def danger(seen: Seen, margin_bytes: int = ASSUMED_RUNTIME_BYTES) -> str | None:
              f"{size_text(seen.total - seen.others)}; {size_text(seen.free)} were left")
     if seen.retries:
         state += f"; PyTorch gave cached memory back {seen.retries:,} time(s) to go on, which is slow"
-    idle = seen.reserved - seen.allocated
-    if idle >= margin_bytes:
-        return (f"{state}. {size_text(idle)} of it is reserved and idle: PYTORCH_CUDA_ALLOC_CONF="
-                "expandable_segments:True may free it")
     return state
+
+
+def advice(seen: Seen, workload: Workload | None) -> str:
+    """What needs less memory; ``workload``: as far as it is known."""
+    ways, idle = [], seen.reserved - seen.allocated
+    if idle >= ASSUMED_RUNTIME_BYTES and not (workload and workload.allocator_conf):
+        ways.append(f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({size_text(idle)} are reserved and idle)")
+    if not (workload and workload.gradient_checkpointing):
+        ways.append("gradient_checkpointing")
+    if not workload or workload.per_device_train_batch_size > 1:
+        ways.append("half the batch with twice the gradient_accumulation_steps")
+    return f"Less memory: {'; '.join(ways or ['fewer tokens', 'offload'])}."

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from calibrate.training import loop_keys, reading
-from calibrate.training.watcher import STEPS, Watcher, on_stderr
+from calibrate.training.said import on_stderr
+from calibrate.training.watcher import STEPS, Watcher
 from predictor.workload import Workload
 
 

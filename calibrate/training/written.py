@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from calibrate import alone, device
 from calibrate.emulator import event_completion, is_emulated
+from calibrate.inside import SETTING
 from calibrate.peaks import MomentPeaks
 from calibrate.record import (
     SCHEMA_VERSION,
@@ -75,7 +77,7 @@ def record(*, workload: Workload | Mapping[str, Any], predicted: Predicted | Non
     rank, ranks = loop_keys.ranks()
     job = MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(event_completion() if is_emulated() else None),
-        software=device.software(), settings=device.settings(), process_group=alone.joined(), moments=moments,
+        software=device.software(), settings=device.settings(), process_group=_group(ranks), moments=moments,
         out_of_memory=out_of_memory, memory_stats=memory_stats, device_used_bytes=used_bytes,
         nvml_used_bytes=device.nvml_used_bytes(), started_at=clock.started_at, finished_at=now(),
         seconds=clock.seconds)
@@ -85,6 +87,13 @@ def record(*, workload: Workload | Mapping[str, Any], predicted: Predicted | Non
         rank_chosen_by=RankChoice.LAUNCHER if ranks > 1 else RankChoice.WORKLOAD, job=job,
         command=tuple(getattr(sys, "orig_argv", sys.argv)), snapshot=None, predicted=predicted,
         not_predicted=not_predicted, in_training=in_training)
+
+
+def _group(ranks: int) -> str:
+    """What stands for the other ranks: they are there, whatever launched them, but in a dry run."""
+    if ranks == 1:
+        return alone.joined()
+    return "nccl" if SETTING in os.environ else "launched"
 
 
 def write(path: str, made: Record) -> None:
