@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     from calibrate.campaign import given, rows, same
 
     records = given.read(arguments.records)
+    for file, row in zip(arguments.records, records):
+        same.check_rows([row], where, file)
     with rows.opened(path) as store:
         same.check_rows([*store.rows, *records], where, path)
         if arguments.retry_failed:

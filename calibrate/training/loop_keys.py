@@ -13,6 +13,9 @@ from predictor.errors import InputError
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                  "steps_per_print")
+"""Of a DeepSpeed config: sizes that are keys of their own, and what may be infinite, for which JSON has no word."""
 DEFAULT_CAP_MB = 25
 """``bucket_cap_mb`` of DistributedDataParallel (torch 2.11, nn/parallel/distributed.py)."""
 NOT_PREDICTED = {
@@ -43,9 +46,10 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
         raise InputError("FSDP is not read off the training arguments: give a Workload with engine fsdp2")
     zero = getattr(args, "hf_deepspeed_config", None)
     keys = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "use_liger_kernel": bool(args.use_liger_kernel), "max_grad_norm": args.max_grad_norm}
+            "use_liger_kernel": bool(args.use_liger_kernel)}
     if zero is not None:
         return keys | deepspeed_keys(zero.config, optimizer)
+    keys["max_grad_norm"] = args.max_grad_norm
     if args.bf16 or args.fp16:
         keys["mixed_precision"] = "bf16" if args.bf16 else "fp16"
     return keys | optimizer_keys(optimizer)
@@ -67,9 +71,8 @@ def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> di
 
 
 def deepspeed_keys(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
-    """``deepspeed`` and, where the config leaves it to the loop, the optimizer. ``steps_per_print`` may be infinite,
-    which JSON has no word for."""
-    document = {key: value for key, value in config.items() if key != "steps_per_print"}
+    """``deepspeed`` and, where the config leaves it to the loop, the optimizer."""
+    document = {key: value for key, value in config.items() if key not in SAID_ELSEWHERE}
     found = {} if (document.get("optimizer") or {}).get("type") else optimizer_keys(optimizer)
     return {"deepspeed": document} | found
 

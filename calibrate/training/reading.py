@@ -99,10 +99,7 @@ def of_loop(model: Any, optimizer: Any, device: int | None, directory: Path) -> 
         raise InputError("which optimizer is not known: watch(model, optimizer=…), or give a Workload")
     mine = model_keys.model_keys(module)
     if engine == "DeepSpeedEngine":
-        config = model.config
-        if not isinstance(config, dict):
-            raise InputError("DeepSpeed's config is not a dict here: give a Workload with deepspeed")
-        keys = loop_keys.deepspeed_keys(config, optimizer)
+        keys = loop_keys.deepspeed_keys(model._config._param_dict, optimizer)  # read, if it was the path of a file
         keys |= {"gradient_accumulation_steps": model.gradient_accumulation_steps()}
         mine.pop("dtype")
     else:

@@ -26,10 +26,11 @@ from calibrate.training.foresight import Foresight
 from calibrate.training.moments import Boundaries, RunningPeaks
 from calibrate.training.said import Said
 from calibrate.training.watcher import Watcher
-from predictor import Workload, models, parser
+from predictor import Workload, models, parser, pipeline
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.report.units import size_text
 from tests.calibrate.small_jobs import ROOT, record
 from tests.predictor.small import small_llava
 
@@ -317,11 +318,13 @@ def test_the_predicting_process_answers_in_the_predictors_words():
         ahead.ask(ahead.Question({"model": "no-such-model"}))
 
 
-def test_advice_is_what_predict_finds_to_fit():
+def test_advice_is_the_largest_batch_that_predict_finds_to_fit():
     tight = Workload(model="llava-1.5-7b", per_device_train_batch_size=32, sequence_length=1024, zero_stage=2, data_parallel_size=8,
                      gpu="a100-40gb")
-    found = advice.what_fits(tight)
-    assert any(line.startswith("per_device_train_batch_size 16 with gradient_accumulation_steps 2 fits") for line in found)
+    halves = [tight.replace(per_device_train_batch_size=32 // steps, gradient_accumulation_steps=steps) for steps in (1, 2, 4)]
+    assert [pipeline.predict(half).verdict for half in halves] == ["does_not_fit", "uncertain", "fits"]
+    free = pipeline.predict(halves[-1]).headroom_bytes
+    assert f"per_device_train_batch_size 8 with gradient_accumulation_steps 4 fits ({size_text(free)} stay free)" in advice.what_fits(tight)
 
 
 def test_danger_is_less_left_than_what_predict_calls_uncertain():
