@@ -30,7 +30,9 @@ class PeakcastCallback(TrainerCallback):
             ranks each writes its own: ``{rank}`` in the name, or ``-rank7`` before its suffix.
         steps: of the optimizer, after which the record is written; None: at the end of the training.
         show: of the prediction at the start: ``line``, ``full`` (as ``peakcast predict``), ``nothing``.
-        tell: gets each line; None: they go to stderr.
+        snapshot: also keep PyTorch's memory history, and write it there with the record, for pytorch.org/memory_viz
+            and ``peakcast replay``.
+        tell: gets each line.
 
     Attributes (read-only): ``prediction`` (:class:`calibrate.training.ahead.Answer`) and ``record``
     (:class:`calibrate.record.Record`), None until there is one.
@@ -40,10 +42,10 @@ class PeakcastCallback(TrainerCallback):
     """
 
     def __init__(self, workload: Workload | None = None, *, record: str | None = None, steps: int | None = STEPS,
-                 show: str = "line", tell: Callable[[str], None] | None = None) -> None:
+                 show: str = "line", snapshot: str | None = None, tell: Callable[[str], None] = on_stderr) -> None:
         self._workload = workload
-        self._watcher = Watcher(loop="transformers.Trainer", record=record, steps=steps, show=show,
-                                tell=tell or on_stderr)
+        self._watcher = Watcher(loop="transformers.Trainer", record=record, steps=steps, show=show, snapshot=snapshot,
+                                tell=tell)
 
     @property
     def prediction(self):

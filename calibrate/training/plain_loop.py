@@ -23,14 +23,15 @@ from predictor.workload import Workload
 
 @contextmanager
 def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps: int | None = STEPS,
-          show: str = "line", tell: Callable[[str], None] | None = None, **keys: Any) -> Iterator[Watcher]:
+          show: str = "line", snapshot: str | None = None, tell: Callable[[str], None] = on_stderr,
+          **keys: Any) -> Iterator[Watcher]:
     """Predict at the start, look after each ``step()``, write the record.
 
     Args:
         what: a :class:`predictor.Workload`, or the model as the loop calls it (a model of transformers, in
             DistributedDataParallel or as DeepSpeed's engine too): then the prediction comes with the first batch.
         optimizer: of a model that is not DeepSpeed's.
-        record, steps, show, tell: as :class:`calibrate.PeakcastCallback`.
+        record, steps, show, snapshot, tell: as :class:`calibrate.PeakcastCallback`.
         keys: of a workload, that only the loop knows: ``gradient_accumulation_steps``, ``mixed_precision``,
             ``max_grad_norm`` (none: gradients are not clipped), ``use_liger_kernel``.
 
@@ -42,7 +43,7 @@ def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps:
     """
     import torch
 
-    watcher = Watcher(loop="watch", record=record, steps=steps, show=show, tell=tell or on_stderr)
+    watcher = Watcher(loop="watch", record=record, steps=steps, show=show, snapshot=snapshot, tell=tell)
     given = what if isinstance(what, Workload) else None
     model = None if given is not None else what
     device = torch.cuda.current_device() if torch.cuda.is_available() else None

@@ -16,6 +16,7 @@ from calibrate.training import ahead, written
 from calibrate.training.batch_keys import named
 from calibrate.training.danger import Seen, advice, danger
 from calibrate.training.foresight import SHOWN, Foresight
+from calibrate.training.history import History
 from calibrate.training.moments import Boundaries, RunningPeaks, zero_optimizer
 from calibrate.training.reading import Reading
 from calibrate.training.said import Said
@@ -30,8 +31,8 @@ class Watcher:
 
     Args:
         loop: for the record.
-        record: its path, or None.
-        steps: the record is written after so many optimizer steps; None: at the end.
+        record, snapshot: paths of the record and of PyTorch's memory history, or None.
+        steps: both are written after so many optimizer steps; None: at the end.
         show: ``line``, ``full`` or ``nothing`` of the prediction; warnings are said in any case.
         tell: gets each line.
 
@@ -39,15 +40,17 @@ class Watcher:
         InputError: ``show`` is none of these.
     """
 
-    def __init__(self, *, loop: str, record: str | None, steps: int | None, show: str,
+    def __init__(self, *, loop: str, record: str | None, steps: int | None, show: str, snapshot: str | None,
                  tell: Callable[[str], None]) -> None:
         if show not in SHOWN:
             raise InputError(f"show must be one of {', '.join(SHOWN)}, not {show!r}")
-        self._loop, self._path, self._steps, self._show, self._tell = loop, record, steps, show, tell
+        self._loop, self._steps, self._show, self._tell = loop, steps, show, tell
+        self._path, self._snapshot = record, snapshot
         self._clock, self._said = written.Clock(), Said(tell, 0)
         self._counters: Counters | None = None
         self._boundaries: Boundaries | None = None
         self._foresight: Foresight | None = None
+        self._history: History | None = None
         self._directory: tempfile.TemporaryDirectory | None = None
         self.record: Record | None = None
 
@@ -63,6 +66,7 @@ class Watcher:
         with self._harmless():
             if device is not None and self._counters is None:
                 self._device, self._counters = device, Counters(device)
+                self._history = History() if self._snapshot else None
 
     def begin(self, read: Callable[[], Reading], model: Any, optimizer: Any, rank: int, ranks: int,
               accumulation: int, first: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
@@ -77,14 +81,13 @@ class Watcher:
         self._stop()
         self._accumulation, self._step, self._micro = accumulation, 1, 0
         self._used, self._done = 0, False
-        self._file: str | None = None
+        self._files: dict[str, str] = {}  # of this rank
         self._refusal: OutOfMemory | None = None
         self._said = Said(self._tell, rank)
         alone = SETTING in os.environ  # a dry run has one rank of many
         self._foresight = Foresight(self._said, self._show, speaks=rank == 0 or alone)
         with self._harmless():
-            if self._path is not None:
-                self._file = written.path_of(self._path, rank, ranks)
+            self._files = {path: written.path_of(path, rank, ranks) for path in (self._path, self._snapshot) if path}
         with self._harmless():
             self._foresight.start(read, first)
         with self._harmless():
@@ -126,6 +129,8 @@ class Watcher:
     def close(self) -> None:
         """Leave PyTorch as it was."""
         self._stop()
+        if self._history is not None:
+            self._history.stop()
         if self._counters is not None:
             self._counters.release()
             self._counters = None
@@ -215,8 +220,10 @@ class Watcher:
             used_bytes=self._used, out_of_memory=self._refusal, clock=self._clock,
             in_training=InTraining(self._loop, self._step - 1, self._foresight.largest,
                                    tuple(self._said.warnings.values())))
-        if self._file is not None:
-            written.write(self._file, self.record)
+        if self._path in self._files:
+            written.write(self._files[self._path], self.record)
+        if self._history and self._snapshot in self._files:
+            self._history.save(self._files[self._snapshot])
 
     # --- never in the way ---------------------------------------------------------------------------------
 

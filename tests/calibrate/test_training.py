@@ -420,7 +420,7 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
 
 def test_nothing_that_goes_wrong_reaches_the_training(monkeypatch):
     lines: list[str] = []
-    watcher = Watcher(loop="watch", record="nowhere/run.json", steps=3, show="line", tell=lines.append)
+    watcher = Watcher(loop="watch", record="nowhere/run.json", steps=3, show="line", snapshot=None, tell=lines.append)
     watcher.count(None)
 
     def read():
@@ -435,4 +435,4 @@ def test_nothing_that_goes_wrong_reaches_the_training(monkeypatch):
 
 def test_a_way_to_show_that_is_none_is_a_mistake_at_once():
     with pytest.raises(InputError, match="line, full, nothing"):
-        Watcher(loop="watch", record=None, steps=3, show="loud", tell=print)
+        Watcher(loop="watch", record=None, steps=3, show="loud", snapshot=None, tell=print)

@@ -16,7 +16,7 @@ from calibrate.dryrun import DryRun, dryrun
 from calibrate.record import Record
 from calibrate.regression import files
 from calibrate.regression.compare import compare
-from predictor import Workload, pipeline
+from predictor import Workload, pipeline, snapshot
 from predictor.events import Moment
 from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator
 from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
@@ -163,7 +163,7 @@ LOOP = """
         ids[:, 1:5] = config.image_token_id
         pixels = torch.zeros({batch}, 3, 28, 28, dtype=torch.bfloat16)
         return {{"input_ids": ids.cuda(), "pixel_values": pixels.cuda(), "labels": ids.cuda()}}
-    with watch(model, optimizer=optimizer, record={record!r}) as w:
+    with watch(model, optimizer=optimizer, record={record!r}, snapshot={snapshot!r}) as w:
         for length in (64, 64, 64, 240):
             inputs = batch(length)
             model(**inputs, use_cache=False).loss.backward()
@@ -179,7 +179,8 @@ def loop(directory, formula_cache) -> Ran:
     made = directory / "loop"
     made.mkdir()
     (made / "train.py").write_text(textwrap.dedent(LOOP.format(
-        kind=document.pop("model_type"), document=document, batch=BATCH, record=str(made / "run.json"))))
+        kind=document.pop("model_type"), document=document, batch=BATCH, record=str(made / "run.json"),
+        snapshot=str(made / "run.pickle"))))
     with open(made / "errors.txt", "w+") as errors:
         found = dryrun([sys.executable, str(made / "train.py")], output=subprocess.DEVNULL, errors=errors.fileno(),
                        capacity_bytes=GIB + 80 * MIB)
@@ -201,3 +202,9 @@ def test_a_loop_with_adapters_is_predicted_from_its_first_batch(loop):
 def test_a_larger_batch_is_warned_of_before_it_runs(loop):
     assert [("the batch of 2 x 240 tokens that comes now" in line) for line in loop.said].count(True) == 1
     assert json.loads(loop.path.read_text())["in_training"]["steps"] == 3
+
+
+def test_the_memory_history_is_kept_where_it_is_asked_for_and_nobody_elses_is_stopped(loop):
+    history = snapshot.read(loop.path.with_suffix(".pickle"))
+    assert history.segments
+    assert loop.found.peak.line.function == "<module>"  # the dry run's own went on
