@@ -130,7 +130,7 @@ class InTraining:
     Attributes:
         loop: ``transformers.Trainer``, or ``watch`` for a loop of the user's.
         steps: how many optimizer steps were complete.
-        batches: the different micro-batches that ran, in order, as text such as ``2 x 64 tokens``.
+        batches: the micro-batches than which no other that ran was larger, as text such as ``2 x 64 tokens``.
         warnings: what was said of memory that might run out.
     """
 

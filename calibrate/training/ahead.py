@@ -12,16 +12,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from calibrate.measure import ROOT
 from calibrate.record import Predicted
 from predictor.errors import InputError
 from predictor.plain import from_plain, to_plain
 from predictor.suggest import show
 from predictor.workload import Workload
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 600
 ANSWER = "PEAKCAST "
 """Begins the line that is the answer; libraries print others."""

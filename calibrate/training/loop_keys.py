@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from calibrate.measure import ALLOCATOR_VARIABLES
 from predictor import gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
                   "steps_per_print")
 """Of a DeepSpeed config: sizes that are keys of their own, and what may be infinite, for which JSON has no word."""

@@ -12,8 +12,9 @@ from typing import Any
 from predictor import lora, models, parser
 from predictor.errors import InputError
 from predictor.facts import modality
+from predictor.files import write_whole
+from predictor.workload import DTYPES
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache",
              "pad_token_id", "bos_token_id", "eos_token_id", "quantization_config", "id2label", "label2id")
 """Keys of a configuration that change nothing that a step allocates, or that are said elsewhere."""
@@ -94,13 +95,13 @@ def save(model: Any, processing_class: Any, directory: Path) -> str:
         InputError: it cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").write_text(json.dumps(document_of(model), indent=2) + "\n")
-        pictures = getattr(processing_class, "image_processor", None)
-        if hasattr(pictures, "to_json_string"):
-            (directory / "preprocessor_config.json").write_text(pictures.to_json_string())
+        directory.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory}: the model's configuration cannot be written there: {error.strerror}") from None
+    write_whole(str(directory / "config.json"), (json.dumps(document_of(model), indent=2) + "\n").encode())
+    pictures = getattr(processing_class, "image_processor", None)
+    if hasattr(pictures, "to_json_string"):
+        write_whole(str(directory / "preprocessor_config.json"), pictures.to_json_string().encode())
     return str(directory)
 
 

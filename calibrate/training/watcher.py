@@ -145,7 +145,7 @@ class Watcher:
 
     def directory(self) -> Path:
         """Where the model's configuration goes: beside the record, which names it."""
-        if self._path is not None:
+        if self._path in self._files:
             return Path(self._path.replace("{rank}", "")).resolve().with_suffix(".model")
         self._directory = self._directory or tempfile.TemporaryDirectory(prefix="peakcast-")
         return Path(self._directory.name) / "model"
@@ -170,7 +170,8 @@ class Watcher:
 
     def _after_step(self) -> None:
         seen = self._look()
-        found = danger(seen) if self._step > 1 else None  # the first step has no optimizer states before it
+        # the first step has no optimizer states before it; peaks of an attempt that failed are no danger of this one
+        found = danger(seen) if self._step > 1 and not self._ooms_before else None
         if found:
             self._said.warn("step", f"near the end of the GPU's memory in step {self._step}: {found}. "
                                     f"{advice(seen, self._foresight.workload)}")

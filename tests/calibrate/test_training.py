@@ -418,19 +418,22 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
 # --- never in the way -----------------------------------------------------------------------------------
 
 
-def test_nothing_that_goes_wrong_reaches_the_training(monkeypatch):
+def test_nothing_that_goes_wrong_reaches_the_training(tmp_path):
     lines: list[str] = []
-    watcher = Watcher(loop="watch", record="nowhere/run.json", steps=3, show="line", snapshot=None, tell=lines.append)
+    nowhere = tmp_path / "nowhere" / "run.json"
+    watcher = Watcher(loop="watch", record=str(nowhere), steps=3, show="line", snapshot=None, tell=lines.append)
     watcher.count(None)
 
     def read():
+        assert watcher.directory().parents[0] != nowhere.parent
         raise ValueError("a library's own")
 
     watcher.begin(read, torch.nn.Linear(1, 1), None, 0, 1, 1)
     for call in (watcher.step, watcher.micro_step, watcher.end, watcher.close):
         call()
-    assert lines == ["nowhere/run.json: its directory does not exist: create it first",
+    assert lines == [f"{nowhere}: its directory does not exist: create it first",
                      "stopped watching: ValueError: a library's own"]
+    assert not nowhere.parent.exists()
 
 
 def test_a_way_to_show_that_is_none_is_a_mistake_at_once():

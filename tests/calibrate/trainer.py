@@ -31,8 +31,9 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
         dtype: of the weights, as it is made on the CPU.
         prepare: lines that make ``model`` ready to train.
         callback: an expression, evaluated in the script where ``PeakcastCallback`` is known.
-        gpu: arguments of ``dryrun``.
+        gpu: further arguments of ``dryrun``.
         ends: the exit code that the script should have.
+        errors: file descriptor for its standard error.
         arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`.
     """
     document = small_config()
