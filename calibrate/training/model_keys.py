@@ -15,9 +15,11 @@ from predictor.facts import modality
 from predictor.files import write_whole
 from predictor.workload import DTYPES
 
-NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache",
-             "pad_token_id", "bos_token_id", "eos_token_id", "quantization_config", "id2label", "label2id")
-"""Keys of a configuration that change nothing that a step allocates, or that are said elsewhere."""
+SAID_ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
+"""Keys of a configuration that are not kept: other keys of a workload say them, or nothing needs them."""
+NO_MATTER = (*SAID_ELSEWHERE, "architectures", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "id2label",
+             "label2id")
+"""Those in which a model may differ from the one of a known name: they change nothing that a step allocates."""
 RECIPES = ("finetune", "pretrain", "full")
 MOST_PATTERNS = 200
 KERNELS = {(True, True, True): "auto", (False, True, True): "flash", (False, False, True): "efficient",
@@ -61,7 +63,7 @@ def document_of(model: Any) -> dict[str, Any]:
     """``config.json`` of a model as it is now."""
     base = base_of(model)
     document = json.loads(base.config.to_json_string(use_diff=False))
-    for key in NO_MATTER[:4] + ("quantization_config",):
+    for key in SAID_ELSEWHERE:
         document.pop(key, None)
     return document | {"architectures": [type(base).__name__]}
 
