@@ -47,8 +47,9 @@ class Counters:
         self._since: dict[str, int] = {}
         self._ever: dict[str, int] = {}
         self._originals = {name: getattr(torch._C, name) for name in RESETS if hasattr(torch._C, name)}
-        for name, original in self._originals.items():
-            setattr(torch._C, name, self._folding(original))
+        self._resets = {name: self._folding(original) for name, original in self._originals.items()}
+        for name, reset in self._resets.items():
+            setattr(torch._C, name, reset)
 
     def _folding(self, original):
         def reset(*arguments):
@@ -77,6 +78,12 @@ class Counters:
     def statistics(self) -> dict[str, int]:
         """``torch.cuda.memory_stats`` now, its peaks those of the whole process."""
         return {**self._fold(), **self._ever}
+
+    def release(self) -> None:
+        """Fold no more; the last that was put in place goes first."""
+        for name, original in self._originals.items():
+            if getattr(self._torch._C, name) is self._resets[name]:
+                setattr(self._torch._C, name, original)
 
 
 class MomentLog:

@@ -121,6 +121,26 @@ class PredictedMoment:
 
 
 @dataclass(frozen=True)
+class InTraining:
+    """What differs where the peaks are of the user's own training (``calibrate.training``).
+
+    PyTorch's counters are never reset there, so ``MeasuredJob.moments`` has a row only for a moment that raised a
+    counter above all before it: that counter's value is its own largest, the others are the largest so far.
+
+    Attributes:
+        loop: ``transformers.Trainer``, or ``watch`` for a loop of the user's.
+        steps: how many optimizer steps were complete.
+        batches: the micro-batches than which no other that ran was larger, as text such as ``2 x 64 tokens``.
+        warnings: what was said of memory that might run out.
+    """
+
+    loop: str
+    steps: int
+    batches: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Record:
     """One measurement with everything that is needed to repeat it.
 
@@ -130,6 +150,7 @@ class Record:
         command: the words of the command line.
         snapshot: path of the memory history, if one was asked for.
         not_predicted: why ``predicted`` is None.
+        in_training: of a training that was not run for the measurement; else None.
     """
 
     schema_version: int
@@ -142,6 +163,7 @@ class Record:
     snapshot: str | None
     predicted: Predicted | None
     not_predicted: str | None
+    in_training: InTraining | None = None
 
     def peak(self, counter: str) -> Peak:
         """Largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``."""

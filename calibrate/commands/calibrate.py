@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
   peakcast calibrate --device emulated --gpu a100-80gb --quick -o a100.json
   peakcast calibrate --device cuda --gpu h100-80gb --plan-only
+  peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --records runs/*.json
   torchrun --nnodes 2 --nproc-per-node 8 ... --no-python peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
 
 Each job is three training steps of a shallow model of full width, in a process of its own; a few are whole models.
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="begin no job after so many minutes, and fit what was measured")
     extent.add_argument("--jobs", metavar="N", help="jobs at a time; default: 1 on a real GPU, a core each on an "
                                                     "emulated one")
+    extent.add_argument("--records", metavar="FILE", nargs="+", default=[],
+                        help="records of trainings (PeakcastCallback, watch) or of peakcast measure, on the same GPU "
+                             "and software: kept with the held-out jobs, which give the intervals")
     extent.add_argument("--plan-only", action="store_true", help="show the jobs and how long they take; run nothing")
     extent.add_argument("--retry-failed", action="store_true", help="run jobs again that failed before")
     group = parser.add_argument_group("output")
@@ -89,12 +93,17 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
     output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
                            "-o and --measurements (not given: as -o, ending in .jsonl)")
-    from calibrate.campaign import rows, same
+    from calibrate.campaign import given, rows, same
 
+    records = given.read(arguments.records)
+    for file, row in zip(arguments.records, records):
+        same.check_rows([row], where, file)
     with rows.opened(path) as store:
-        same.check_rows(store.rows, where, path)
+        same.check_rows([*store.rows, *records], where, path)
         if arguments.retry_failed:
             store.forget_failed()
+        for row in records:
+            store.add(row)
         left = _measure(jobs, where, store, workers, None if minutes is None else 60 * minutes, degree)
         measured = store.rows
     same.check_rows(measured, where, path)

@@ -22,6 +22,6 @@ Known limits:
 """
 
 from .injection import Injection
-from .job_environment import environment, events_complete_at_once, is_emulated
+from .job_environment import environment, event_completion, events_complete_at_once, is_emulated
 
-__all__ = ["Injection", "environment", "events_complete_at_once", "is_emulated"]
+__all__ = ["Injection", "environment", "event_completion", "events_complete_at_once", "is_emulated"]

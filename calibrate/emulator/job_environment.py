@@ -89,7 +89,13 @@ def is_emulated() -> bool:
 
 def events_complete_at_once() -> bool:
     """Whether events of this process's emulated GPU are complete as soon as they are recorded."""
-    return ";event_launches=0" in os.environ[SETTING]
+    return event_completion() == "immediate"
+
+
+def event_completion() -> str:
+    """When events of this process's emulated GPU complete, as :func:`environment` was told."""
+    after = int(os.environ[SETTING].partition(";event_launches=")[2].partition(";")[0])
+    return {0: "immediate", -1: "synchronization"}.get(after, f"launches:{after}")
 
 
 def has_real_driver() -> bool:

@@ -11,15 +11,17 @@ import pytest
 from calibrate.campaign import here, same
 from calibrate.campaign.design import Job
 from calibrate.campaign.one import Where
-from calibrate.campaign.rows import Row, opened
+from calibrate.campaign.rows import Row, opened, read
 from calibrate.emulator.devices import find_gpu
-from calibrate.record import MeasuredOn
+from calibrate.record import InTraining, MeasuredOn, Peak, Predicted
 from calibrate.report.calibrate import Progress, unexplained
 from predictor import profile
 from predictor.cli import main
 from predictor.errors import InputError
+from predictor.events import Moment
 from predictor.gpus import GPUS
 from predictor.version import VERSION
+from predictor.workload import Workload
 from tests.calibrate import small_jobs
 from tests.calibrate.launched_campaign import alone
 from tests.calibrate.test_campaign import JOBS
@@ -90,6 +92,33 @@ def test_a_finished_campaign_is_only_fitted_again(fake, tmp_path, capsys):
     assert main([*words, "--force"]) == 0
     assert (tmp_path / "p.jsonl").read_bytes() == before
     assert "6 were measured before" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(tmp_path) -> str:
+    """A record of a training."""
+    workload = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb").resolved()
+    made = small_jobs.record(
+        workload=workload, predicted=Predicted(Peak(3000, Moment.BACKWARD, 2), ()), not_predicted=None,
+        in_training=InTraining("watch", 3, ("1 x 1,024 tokens",), ()))
+    (tmp_path / "run.json").write_text(json.dumps(made.to_json()))
+    return str(tmp_path / "run.json")
+
+
+def test_records_of_trainings_are_kept_with_the_held_out_jobs(fake, trained, tmp_path, capsys):
+    words = [*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json"), "--json"]
+    assert main([*words, "--records", trained]) == 0
+    kept = [row for row in read(tmp_path / "p.jsonl") if row.record.in_training]
+    assert [(row.role, row.group) for row in kept] == [("holdout", "given records")]
+    capsys.readouterr()
+    assert main([*words, "--force"]) == 0  # the next time it is there
+    assert json.loads(capsys.readouterr().out)["jobs"]["measured"] == 7
+
+
+def test_a_record_of_another_gpu_is_refused_by_its_name(fake, trained, tmp_path, capsys):
+    found = error_of(capsys, "-o", str(tmp_path / "p.json"), "--records", trained, "--gpu", "a100-80gb")
+    assert found.startswith(f"{trained}: was measured with gpu h100-80gb, and this is a100-80gb")
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 def test_under_torchrun_a_finished_campaign_is_known_as_such(fake, monkeypatch, tmp_path, capsys):

@@ -23,12 +23,17 @@ FROZEN_TOWER = "model.model.vision_tower.requires_grad_(False)"
 
 
 def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOWER, world_size: int | None = None,
-          rank: int = 0, **arguments: Any) -> DryRun:
+          rank: int = 0, callback: str = "", gpu: dict[str, Any] | None = None, ends: int = 0,
+          errors: int | None = None, **arguments: Any) -> DryRun:
     """Three steps of the samples that measured jobs have.
 
     Args:
         dtype: of the weights, as it is made on the CPU.
         prepare: lines that make ``model`` ready to train.
+        callback: an expression, evaluated in the script where ``PeakcastCallback`` is known.
+        gpu: further arguments of ``dryrun``.
+        ends: the exit code that the script should have.
+        errors: file descriptor for its standard error.
         arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`; the samples are those of evaluations too.
     """
     document = small_config()
@@ -44,9 +49,16 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
         labels = torch.where(ids == config.image_token_id, -100, ids)
         sample = {{"input_ids": ids, "labels": labels, "pixel_values": torch.zeros(3, 28, 28, dtype=torch.{dtype})}}
         arguments = TrainingArguments(output_dir={str(directory)!r}, **{ARGUMENTS | arguments!r})
-        Trainer(model=model, args=arguments, train_dataset=[sample] * 64,
-                eval_dataset=[sample] * 64).train()
-    """).replace("PREPARE", textwrap.dedent(prepare).strip()))
-    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL, world_size=world_size, rank=rank)
-    assert (found.exit_code, found.optimizer_steps) == (0, 3)
+        CALLBACK
+        Trainer(model=model, args=arguments, train_dataset=[sample] * 64, eval_dataset=[sample] * 64,
+                callbacks=callbacks).train()
+    """).replace("PREPARE", textwrap.dedent(prepare).strip()).replace("CALLBACK", _callbacks(callback)))
+    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL, world_size=world_size, rank=rank,
+                   errors=errors, **gpu or {})
+    assert found.exit_code == ends
+    assert ends or found.optimizer_steps == (ARGUMENTS | arguments)["max_steps"]
     return found
+
+
+def _callbacks(callback: str) -> str:
+    return f"from calibrate import PeakcastCallback\ncallbacks = [{callback}]" if callback else "callbacks = None"

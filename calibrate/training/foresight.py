@@ -1,0 +1,122 @@
+"""What is predicted of a training: at its start, and of each batch that comes and is larger than those before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from calibrate.record import Predicted
+from calibrate.training import ahead
+from calibrate.training.batch_keys import Extent, extent
+from calibrate.training.reading import Reading
+from calibrate.training.said import Said
+from predictor.errors import InputError
+from predictor.workload import Workload
+
+SHOWN = ("line", "full", "nothing")
+MOST_ASKED = 3
+"""Of several largest batches, so many are predicted for the record."""
+
+
+class Foresight:
+    """One training on one rank.
+
+    Args:
+        show: ``line``, ``full`` or ``nothing`` of the first prediction.
+        speaks: whether this rank says it, of the worst one; dangers of its own batches each rank says.
+    """
+
+    def __init__(self, said: Said, show: str, speaks: bool) -> None:
+        self._said, self._show, self._speaks = said, show, speaks
+        self._reading: Reading | None = None
+        self._answers: dict[Workload, ahead.Answer | InputError] = {}
+        self._covered: list[Extent] = []
+        self._largest: dict[Extent, Workload | InputError] = {}
+        self.answer: ahead.Answer | None = None
+        self.workload: Workload | None = None
+
+    @property
+    def largest(self) -> tuple[str, ...]:
+        """Of the batches that ran while it counted, those that no other was as large as in everything."""
+        return tuple(map(str, self._largest))
+
+    def start(self, read: Callable[[], Reading], first: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Predict, if something tells what batches will be: the workload that was given, or a first one."""
+        try:
+            self._reading = read()
+            batch = None if self._reading.complete else first()
+            if self._reading.complete or batch:
+                self._foresee(self._reading.workload(batch, None), extent(batch) if batch else None)
+        except InputError as error:
+            self._said.not_predicted(error)
+
+    def coming(self, batch: Mapping[str, Any], counts: bool) -> None:
+        """The model is about to run on a batch; ``counts``: the record is of it."""
+        size = extent(batch)
+        if size is None or self._reading is None:
+            return
+        foreseen, seen = (any(map(size.within, known)) for known in (self._covered, self._largest))
+        if foreseen and (seen or not counts):
+            return
+        try:
+            workload = self._reading.workload(batch, size)
+        except InputError as error:
+            workload = error
+            self._covered.append(size)
+            self._said.not_predicted(error)
+        if counts and not seen:
+            kept = {known: one for known, one in self._largest.items() if not known.within(size)}
+            self._largest = kept | {size: workload}
+        if isinstance(workload, Workload) and not foreseen:
+            self._foresee(workload, size)
+
+    def recorded(self, may_ask: bool) -> tuple[Workload | Mapping[str, Any], Predicted | None, str | None]:
+        """The workload of the batch that needs most of those that ran, its prediction, or why there is none.
+
+        Without a workload, the keys that were read. ``may_ask``: whether there is time to predict one that was not.
+        """
+        ran = [one for one in self._largest.values() if isinstance(one, Workload)][:MOST_ASKED]
+        if not ran and self._reading is not None and self._reading.complete:
+            ran = [self._reading.workload(None, None)]
+        why, predicted = next(iter(self._said.reasons), "no batch was seen"), {}
+        for workload in ran:
+            try:
+                if may_ask or workload in self._answers:
+                    predicted[workload] = self._ask(workload).predicted
+            except InputError as error:
+                why = str(error)
+        if not predicted:
+            return (ran[0] if ran else self._reading.keys if self._reading else {}), None, why
+        worst = max(predicted, key=lambda workload: predicted[workload].peak_requested.bytes)
+        return worst, predicted[worst], None
+
+    def _foresee(self, workload: Workload, size: Extent | None) -> None:
+        """Predict what comes, and say what is to be said; ``size`` None: the workload's own."""
+        first = not self._covered
+        self._covered.append(size or Extent(workload.per_device_train_batch_size, workload.sequence_length or 0,
+                                            sys.maxsize))
+        try:
+            found = self._ask(workload, worst=first and self._speaks)
+        except InputError as error:
+            return self._said.not_predicted(error)
+        self.answer, self.workload = found, workload
+        safe = found.verdict in (None, "fits")
+        if first and self._speaks and self._show == "full":
+            self._said.say("\n" + found.text)
+        if first and self._speaks and self._show == "line" and safe:
+            self._said.say(found.line)
+        if not safe and (self._speaks or not first):
+            kind, what = ("start", "") if first else ("batch", f"the batch of {size} that comes now: ")
+            self._said.warn(kind, f"{what}{found.line} Less memory: {'; '.join(found.advice)}.")
+
+    def _ask(self, workload: Workload, *, worst: bool = False) -> ahead.Answer:
+        if workload not in self._answers:
+            try:
+                self._answers[workload] = ahead.ask(ahead.Question(workload.resolved(), worst))
+            except InputError as error:
+                self._answers[workload] = error
+        found = self._answers[workload]
+        if isinstance(found, InputError):
+            raise found
+        return found

@@ -1,0 +1,149 @@
+"""What of a workload the loop around the model says: optimizer, precision, engine, ranks, GPU, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from calibrate.measure import ALLOCATOR_VARIABLES
+from predictor import gpus
+from predictor.engine.optimizer import OPTIMIZERS
+from predictor.errors import InputError
+
+PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
+SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                  "steps_per_print")
+"""Of a DeepSpeed config: sizes that are keys of their own, and what may be infinite, for which JSON has no word."""
+DEFAULT_CAP_MB = 25
+"""``bucket_cap_mb`` of DistributedDataParallel (torch 2.11, nn/parallel/distributed.py)."""
+NOT_PREDICTED = {
+    "torch_compile": False, "neftune_noise_alpha": None, "label_smoothing_factor": 0.0, "torch_empty_cache_steps": None,
+    "parallelism_config": None}
+"""``TrainingArguments`` that change what a step allocates in a way that no key says, and the value that does not."""
+
+
+def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
+    """Keys of a workload, from a Trainer's ``args`` as it resolved them.
+
+    Args:
+        args: ``TrainingArguments``.
+        optimizer: as callbacks get it.
+        samples: of a micro-batch, which the Trainer may have made smaller (``auto_find_batch_size``).
+
+    Raises:
+        InputError: something that no key can say.
+    """
+    for name, harmless in NOT_PREDICTED.items():
+        if getattr(args, name, harmless) not in (harmless, None):
+            raise InputError(f"{name} {getattr(args, name)} of the training arguments is not predicted: leave it out, "
+                             "or use peakcast learn")
+    if args.n_gpu > 1:
+        raise InputError("the Trainer uses nn.DataParallel on several GPUs, which is not predicted: start it with "
+                         "torchrun, or set CUDA_VISIBLE_DEVICES")
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise InputError("FSDP is not read off the training arguments: give a Workload with engine fsdp2")
+    zero = getattr(args, "hf_deepspeed_config", None)
+    keys = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "use_liger_kernel": bool(args.use_liger_kernel)}
+    if zero is not None:
+        return keys | deepspeed_keys(zero.config, optimizer)
+    keys["max_grad_norm"] = args.max_grad_norm
+    if args.bf16 or args.fp16:
+        keys["mixed_precision"] = "bf16" if args.bf16 else "fp16"
+    return keys | optimizer_keys(optimizer)
+
+
+def trainer_ddp_keys(args: Any, checkpoints: bool) -> dict[str, Any]:
+    """``engine`` and ``ddp`` of a Trainer on several GPUs (transformers 5.17, trainer.py,
+    ``_build_accelerator_args``)."""
+    unused = args.ddp_find_unused_parameters
+    return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, not checkpoints if unused is None else unused,
+                    bool(args.ddp_static_graph), False)
+
+
+def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> dict[str, Any]:
+    """``engine`` and ``ddp``; what is not predicted is refused with the keys' own words."""
+    switches = {"find_unused_parameters": unused, "static_graph": static}
+    return {"engine": "ddp", "ddp": {"bucket_cap_mb": bucket_cap_mb, "gradient_as_bucket_view": view}
+            | {name: on for name, on in switches.items() if on}}
+
+
+def deepspeed_keys(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+    """``deepspeed`` and, where the config leaves it to the loop, the optimizer."""
+    document = {key: value for key, value in config.items() if key not in SAID_ELSEWHERE}
+    found = {} if (document.get("optimizer") or {}).get("type") else optimizer_keys(optimizer)
+    return {"deepspeed": document} | found
+
+
+def optimizer_keys(optimizer: Any) -> dict[str, Any]:
+    """``optim`` and what belongs to it, from the optimizer itself, whatever wraps it.
+
+    Raises:
+        InputError: one that is not predicted.
+    """
+    groups = optimizer.param_groups
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    kind, fits = type(optimizer), []
+    for name, entry in OPTIMIZERS.items():
+        package, _, class_name = entry.implementation.rpartition(".")
+        same = class_name == kind.__name__ and kind.__module__.partition(".")[0] == package.partition(".")[0]
+        if same and all(_setting(optimizer, key) == value for key, value in entry.arguments.items()):
+            fits.append((len(entry.arguments), name))
+    if not fits or optimizer.defaults.get("amsgrad"):
+        raise InputError(f"optimizer {kind.__module__}.{kind.__name__} with these settings is not predicted: use "
+                         "peakcast learn")
+    name = max(fits, key=lambda fit: fit[0])[1]
+    arguments = {key: optimizer.defaults[key] for key in OPTIMIZERS[name].reads if key in optimizer.defaults}
+    return {"optim": name, "optim_args": arguments, "param_groups": "huggingface" if len(groups) > 1 else "single",
+            "weight_decay": max((group.get("weight_decay", 0.0) for group in groups), default=0.0)}
+
+
+def _setting(optimizer: Any, name: str) -> Any:
+    """As its class was given it: bitsandbytes keeps some of them elsewhere."""
+    if name in optimizer.defaults:
+        return optimizer.defaults[name]
+    return getattr(optimizer, name, getattr(getattr(optimizer, "args", None), name, None))
+
+
+def ranks() -> tuple[int, int]:
+    """This process's rank and how many there are."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def machine_keys(device: int | None) -> dict[str, Any]:
+    """GPU, what PyTorch may have of it, allocator settings, versions; None: there is no GPU."""
+    import torch
+
+    if device is None:
+        return {"versions": versions()}
+    properties = torch.cuda.get_device_properties(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    capacity = int(properties.total_memory * share)
+    keys: dict[str, Any] = {"versions": versions()}
+    try:
+        keys["gpu"] = gpus.find(properties.name).name
+    except InputError:
+        keys["capacity_bytes"] = capacity
+    else:
+        if gpus.find(keys["gpu"]).capacity_bytes != capacity:
+            keys["capacity_bytes"] = capacity
+    settings = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), None)
+    return keys | ({"allocator_conf": settings} if settings else {})
+
+
+def versions() -> dict[str, str]:
+    """Releases of what is installed."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

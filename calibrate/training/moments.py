@@ -1,0 +1,121 @@
+"""Which moment runs, and the largest counters so far, without a reset of PyTorch's.
+
+PyTorch's peak counters belong to the user: nothing here resets them, and what the user, DeepSpeed or the Trainer
+resets is kept before (:class:`calibrate.peaks.Counters`). So a moment is known by what it adds: it has a row if it
+raised a counter above all before it, and that counter's value is its own largest; the others in the row are the
+largest so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from calibrate.peaks import COUNTERS, Counters, MomentPeaks
+from predictor.events import Moment
+
+
+class RunningPeaks:
+    """Rows of the moments that raised a counter."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.at: tuple[int, Moment] = (0, Moment.INIT)
+        self._top = dict.fromkeys(COUNTERS, 0)
+        self._rows: dict[tuple[int, Moment], dict[str, int]] = {}
+
+    def enter(self, moment: Moment, step: int) -> None:
+        """What happens from now on belongs to ``moment`` of ``step``."""
+        self.look()
+        self.at = (step, moment)
+
+    def look(self) -> dict[str, int]:
+        """PyTorch's statistics now, peaks those of the whole process; what rose belongs to the running moment."""
+        stats = self._counters.statistics()
+        now = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
+        if any(now[name] > self._top[name] for name in COUNTERS):
+            self._top = now
+            self._rows[self.at] = now
+        return stats
+
+    @property
+    def top(self) -> dict[str, int]:
+        """The largest values so far, by the names of :data:`calibrate.peaks.COUNTERS`."""
+        return dict(self._top)
+
+    def rows(self) -> tuple[MomentPeaks, ...]:
+        """As they happened."""
+        made = (MomentPeaks(step, moment, **values) for (step, moment), values in self._rows.items())
+        return tuple(sorted(made, key=lambda row: row.order))
+
+
+class Boundaries:
+    """Tells when the outermost backward begins and ends, when ZeRO's optimizer steps, and what the model is called
+    with, from :meth:`open` to :meth:`close`."""
+
+    def __init__(self, *, backward: Callable[[], None], after_backward: Callable[[], None],
+                 step: Callable[[], None], called: Callable[[Any, tuple, dict], None]) -> None:
+        self._backward, self._after_backward, self._step, self._called = backward, after_backward, step, called
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+
+    def open(self, model: Any, zero_optimizer: Any) -> None:
+        """Begin to tell; ``model`` and ``zero_optimizer`` may be None."""
+        import torch
+
+        self._wrap_backward(torch)
+        if model is not None:
+            handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            self._undo.append(handle.remove)
+        if zero_optimizer is not None:
+            original = zero_optimizer.step
+
+            def step(*arguments, **options):
+                self._step()
+                return original(*arguments, **options)
+
+            zero_optimizer.step = step
+            self._undo.append(lambda: zero_optimizer.__dict__.pop("step", None))
+
+    def close(self) -> None:
+        """Leave everything as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _before_forward(self, model: Any, arguments: tuple, keywords: dict) -> None:
+        self._called(model, arguments, keywords)
+
+    def _wrap_backward(self, torch: Any) -> None:
+        """``Tensor.backward`` and ``autograd.backward`` both call this function (torch 2.11, autograd/graph.py)."""
+        original = torch.autograd.graph._engine_run_backward
+
+        def run(*arguments, **options):
+            if self._depth == 0:  # the backward of a checkpoint's recomputation is inside another
+                self._backward()
+            self._depth += 1
+            try:
+                return original(*arguments, **options)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._after_backward()
+
+        places = torch.autograd, torch.autograd.graph
+        for place in places:
+            place._engine_run_backward = run
+
+        def undo() -> None:
+            for place in places:
+                if place._engine_run_backward is run:  # not if somebody wrapped it again
+                    place._engine_run_backward = original
+
+        self._undo.append(undo)
+
+
+def zero_optimizer(optimizer: Any) -> Any:
+    """DeepSpeed's ZeRO optimizer in what wraps it; None without."""
+    while optimizer is not None:
+        if type(optimizer).__module__.startswith("deepspeed.runtime"):
+            return optimizer
+        optimizer = getattr(optimizer, "optimizer", None)
+    return None

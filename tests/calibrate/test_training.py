@@ -1,0 +1,441 @@
+"""A training's workload read off its objects, and what is said and kept of it; nothing here runs on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, TrainingArguments
+
+from calibrate.campaign import given as given_records
+from calibrate.peaks import MomentPeaks
+from calibrate.record import InTraining, Predicted, RankChoice, read
+from calibrate.record import Peak as RecordedPeak
+from calibrate.training import advice, ahead, batch_keys, loop_keys, model_keys, reading, written
+from calibrate.training.batch_keys import Extent
+from calibrate.training.danger import Seen, danger
+from calibrate.training.danger import advice as advice_of
+from calibrate.training.foresight import Foresight
+from calibrate.training.moments import Boundaries, RunningPeaks
+from calibrate.training.said import Said
+from calibrate.training.watcher import Watcher
+from predictor import Workload, models, parser, pipeline
+from predictor.engine.optimizer import OPTIMIZERS
+from predictor.errors import InputError
+from predictor.events import Moment
+from predictor.report.units import size_text
+from tests.calibrate.small_jobs import ROOT, record
+from tests.predictor.small import small_llava
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def llava():
+    return small_llava()
+
+
+def sample(samples: int = 2, tokens: int = 64, images: int = 2) -> dict:
+    return {"input_ids": torch.ones(samples, tokens, dtype=torch.int64), "labels": torch.ones(samples, tokens, dtype=torch.int64),
+            "pixel_values": torch.zeros(images, 3, 28, 28)}
+
+
+def test_importing_calibrate_imports_neither_torch_nor_transformers():
+    code = "import calibrate, sys; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); calibrate.nothing"
+    job = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "AttributeError: module 'calibrate' has no attribute 'nothing'" in job.stderr
+
+
+# --- the model ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "pretrain", "full"])
+def test_a_recipe_is_recognised_by_what_trains(recipe):
+    assert model_keys.model_keys(small_llava(recipe=recipe))["recipe"] == recipe
+
+
+MODULES = ("model.vision_tower", "model.multi_modal_projector", "model.language_model.embed_tokens",
+           "model.language_model.layers.0", "model.language_model.layers.1.mlp", "lm_head")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.sampled_from(MODULES), min_size=1))
+def test_whatever_trains_the_keys_select_exactly_that(llava, modules):
+    names = [name for name, _ in llava.named_parameters()]
+    trains = {name: name.startswith(tuple(module + "." for module in modules)) for name in names}
+    keys = {"trainable": (), "frozen": ()} | model_keys.recipe_keys(trains, adapted=False)
+    for parameter in llava.parameters():
+        parameter.requires_grad_(True)
+    parser.select(llava, **keys)
+    assert {name: parameter.requires_grad for name, parameter in llava.named_parameters()} == trains
+
+
+def test_adapters_are_read_off_peft_with_the_projector_that_it_froze():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(small_llava(), LoraConfig(r=4, lora_dropout=0.1, use_dora=True, target_modules=["q_proj"]))
+    keys = model_keys.model_keys(model)
+    assert (keys["recipe"], keys["frozen"]) == ("lora", ("model.multi_modal_projector",))
+    assert keys["lora"] | {"r": 4, "lora_dropout": 0.1, "use_dora": True, "target_modules": ["q_proj"]} == keys["lora"]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [
+    (None, {"gradient_checkpointing": False}),
+    ({"use_reentrant": True}, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
+    ({"use_reentrant": False, "every_n_layers": 2}, {"gradient_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}}),
+    ({"use_reentrant": False, "offload": True}, {"gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}),
+    ({"use_reentrant": False, "modules": ("*language_model*",)}, {"gradient_checkpointing_modules": ("model.language_model",)}),
+])
+def test_checkpointing_is_read_off_the_layers(asked, expected):
+    model = small_llava()
+    if asked is not None:
+        parser.checkpoint(model, **asked)
+    keys = model_keys.model_keys(model)
+    assert keys | {"gradient_checkpointing": asked is not None, **expected} == keys
+
+
+def test_a_known_model_is_named_and_a_changed_one_is_not():
+    document = dict(models.find("llava-1.5-7b").document)
+    config = AutoConfig.for_model(document.pop("model_type"), **document)
+    config.use_cache, config.pad_token_id = False, 0  # as the Trainer leaves it
+    model = SimpleNamespace(config=config)
+    assert model_keys.known_name(model) == "llava-1.5-7b"
+    config.text_config.vocab_size += 1
+    assert model_keys.known_name(model) is None
+
+
+def test_the_configuration_that_is_kept_is_that_of_the_model(llava, tmp_path):
+    found = models.find(model_keys.save(llava, None, tmp_path / "run.model"))
+    assert found.document["architectures"] == ["LlavaForConditionalGeneration"]
+    built = AutoConfig.for_model(found.document["model_type"], **{k: v for k, v in found.document.items() if k != "model_type"})
+    assert built.text_config.hidden_size == llava.config.text_config.hidden_size
+
+
+def test_a_model_outside_transformers_needs_a_workload():
+    with pytest.raises(InputError, match="Linear outside transformers: give a Workload"):
+        model_keys.model_keys(torch.nn.Linear(2, 2))
+
+
+# --- the loop -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name not in ("adamw_bnb_8bit", "rmsprop_bnb_32bit")])
+def test_every_optimizer_is_recognised(optim):
+    entry = OPTIMIZERS[optim]
+    parameters = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    made = entry.load()([{"params": parameters[:1], "weight_decay": 0.1}, {"params": parameters[1:], "weight_decay": 0.0}],
+                        lr=1e-3, **entry.arguments)
+    keys = loop_keys.optimizer_keys(SimpleNamespace(optimizer=made, param_groups=made.param_groups))
+    found = OPTIMIZERS[keys["optim"]]
+    assert (found.implementation, found.arguments) == (entry.implementation, entry.arguments)
+    assert (keys["param_groups"], keys["weight_decay"]) == ("huggingface", 0.1)
+    Workload(model="llava-1.5-7b", **keys | ({} if "RMSprop" not in entry.implementation else {"zero_stage": 2}))
+
+
+def test_an_optimizer_that_is_not_predicted_is_refused_by_name():
+    with pytest.raises(InputError, match="torch.optim.adadelta.Adadelta"):
+        loop_keys.optimizer_keys(torch.optim.Adadelta([torch.nn.Parameter(torch.zeros(1))]))
+
+
+def arguments(tmp_path, **changes) -> TrainingArguments:
+    return TrainingArguments(**{"output_dir": str(tmp_path), "report_to": [], "use_cpu": True} | changes)
+
+
+ADAMW = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], fused=True)
+
+
+def test_the_trainers_arguments_say_the_rest(tmp_path):
+    args = arguments(tmp_path, gradient_accumulation_steps=4, max_grad_norm=0.5)
+    keys = loop_keys.trainer_keys(args, ADAMW, samples=3)
+    assert keys == {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "use_liger_kernel": False, "max_grad_norm": 0.5,
+                    "optim": "adamw_torch_fused", "optim_args": {}, "param_groups": "single", "weight_decay": 0.01}
+
+
+@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4}])
+def test_arguments_that_are_not_predicted_are_refused_by_name(tmp_path, changes):
+    with pytest.raises(InputError, match=next(iter(changes))):
+        loop_keys.trainer_keys(arguments(tmp_path, **changes), ADAMW, samples=1)
+
+
+def test_deepspeeds_own_optimizer_comes_with_its_config():
+    config = {"optimizer": {"type": "AdamW", "params": {}}, "zero_optimization": {"stage": 2}, "steps_per_print": float("inf")}
+    assert loop_keys.deepspeed_keys(config, None) == {"deepspeed": {key: config[key] for key in ("optimizer", "zero_optimization")}}
+
+
+def test_a_workload_of_another_number_of_gpus_is_refused():
+    with pytest.raises(InputError, match="data_parallel_size 8, and this training has 1"):
+        reading.given(Workload(model="llava-1.5-7b", zero_stage=2, data_parallel_size=8), None)
+
+
+# --- the batch ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_says_samples_tokens_images_and_padding():
+    keys = {"per_device_train_batch_size": 2, "sequence_length": 64, "images_per_sample": 2}
+    batch = sample(images=4)
+    assert batch_keys.batch_keys(batch, {}) == keys
+    mask = torch.ones(2, 64, dtype=torch.int64)
+    assert batch_keys.batch_keys(batch | {"attention_mask": mask}, {}) == keys | {"padding": "none"}
+    mask[1, 60:] = 0
+    assert batch_keys.batch_keys(batch | {"attention_mask": mask}, {}) == keys | {"padding": "right"}
+
+
+def test_packed_samples_are_told_by_their_positions():
+    batch = {"input_ids": torch.ones(1, 96, dtype=torch.int64), "position_ids": torch.arange(32).repeat(3)[None]}
+    assert batch_keys.batch_keys(batch, {}) == {"per_device_train_batch_size": 3, "sequence_length": 32, "padding": "packed"}
+
+
+def test_sizes_of_pictures_come_from_their_patches():
+    batch = {"input_ids": torch.ones(1, 96, dtype=torch.int64), "pixel_values": torch.zeros(4 * 6 + 4 * 4, 1176),
+             "image_grid_thw": torch.tensor([[1, 4, 6], [1, 4, 4]])}
+    keys = batch_keys.batch_keys(batch, {"vision_config": {"patch_size": 14}})
+    assert (keys["images_per_sample"], keys["image_size"]) == (2, "56x84,56")
+
+
+@pytest.mark.parametrize(("batch", "message"), [
+    ({"x": torch.zeros(1)}, "neither input_ids nor pixel_values"),
+    (sample(images=3), "3 images of 2 samples"),
+    (sample() | {"labels": torch.ones(2, 7)}, "labels are"),
+    (sample() | {"pixel_values_videos": torch.ones(1)}, "pixel_values_videos"),
+    ({"input_ids": torch.ones(1, 8), "pixel_values": torch.zeros(1, 5, 3, 28, 28)}, "image_size"),
+])
+def test_a_batch_that_no_key_describes_says_why(batch, message):
+    with pytest.raises(InputError, match=message):
+        batch_keys.batch_keys(batch, {})
+
+
+def test_the_first_batch_takes_no_random_numbers_and_survives_a_dataset_that_fails():
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return {"pixel_values": torch.rand(3, 4, 4)}
+
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=2)
+    assert batch_keys.first_batch(loader, 2)["pixel_values"].shape == (2, 3, 4, 4)
+    assert torch.rand(1) == expected
+    assert batch_keys.first_batch(SimpleNamespace(dataset=[1], collate_fn=lambda _: 1 / 0), 2) is None
+
+
+@given(*[st.tuples(*[st.integers(0, 9)] * 3)] * 2)
+def test_a_batch_is_within_another_if_no_side_is_larger(one, other):
+    assert Extent(*one).within(Extent(*other)) == all(a <= b for a, b in zip(one, other))
+
+
+# --- what is said ---------------------------------------------------------------------------------------
+
+
+SAID = ahead.Answer("fits", "Fits.", "text", (), Predicted(RecordedPeak(1, Moment.BACKWARD, 2), ()))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Questions of the predicting process, each answered by its tokens: more than 100 do not fit."""
+    questions = []
+
+    def answer(question):
+        questions.append(question)
+        tokens = question.workload["sequence_length"]
+        verdict = "fits" if tokens <= 100 else "does_not_fit"
+        return replace(SAID, verdict=verdict, line=f"{tokens} {verdict}.", advice=() if verdict == "fits" else ("less",),
+                       predicted=Predicted(RecordedPeak(tokens, Moment.BACKWARD, 2), ()))
+
+    monkeypatch.setattr(ahead, "ask", answer)
+    return questions
+
+
+def foresight(lines: list[str], rank: int = 0, show: str = "line") -> Foresight:
+    return Foresight(Said(lines.append, rank), show, speaks=rank == 0)
+
+
+READ = reading.Reading({"model": "llava-1.5-7b"}, {})
+
+
+def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
+    lines: list[str] = []
+    ahead_of = foresight(lines)
+    ahead_of.start(lambda: READ, lambda: sample(tokens=64))
+    for tokens in (64, 32, 90, 64, 120, 130):
+        ahead_of.coming(sample(tokens=tokens), counts=True)
+    assert [question.workload["sequence_length"] for question in asked] == [64, 90, 120, 130]
+    assert lines == ["64 fits.", "warning: the batch of 2 x 120 tokens that comes now: 120 does_not_fit. Less memory: less."]
+    assert ahead_of.largest == ("2 x 130 tokens",)
+    assert ahead_of.recorded(may_ask=True)[0].sequence_length == 130
+
+
+def test_the_record_is_of_the_largest_batch_that_ran_not_of_the_first_samples(asked):
+    ahead_of = foresight([])
+    ahead_of.start(lambda: READ, lambda: sample(tokens=90))
+    ahead_of.coming(sample(tokens=64), counts=True)
+    ahead_of.coming(sample(tokens=80), counts=False)  # after it was written
+    workload, predicted, why = ahead_of.recorded(may_ask=True)
+    assert (workload.sequence_length, predicted.peak_requested.bytes, why) == (64, 64, None)
+
+
+def test_other_ranks_say_only_what_threatens_their_own_batches(asked):
+    lines: list[str] = []
+    ahead_of = foresight(lines, rank=3)
+    ahead_of.start(lambda: READ, lambda: sample(tokens=128))
+    assert lines == [] and not asked[0].worst
+    ahead_of.coming(sample(tokens=256), counts=True)
+    assert lines[0].startswith("rank 3: warning: the batch of 2 x 256 tokens")
+
+
+@pytest.mark.parametrize(("show", "expected"), [("line", ["64 fits."]), ("full", ["\ntext"]), ("nothing", [])])
+def test_how_much_is_said_is_the_users_choice(asked, show, expected):
+    lines: list[str] = []
+    foresight(lines, show=show).start(lambda: READ, lambda: sample(tokens=64))
+    assert lines == expected
+
+
+def test_a_given_workload_needs_no_batch_and_is_warned_of_larger_ones(asked):
+    lines: list[str] = []
+    ahead_of = foresight(lines)
+    own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2)
+    ahead_of.start(lambda: reading.given(own, None), lambda: pytest.fail("no batch is needed"))
+    ahead_of.coming(sample(tokens=64), counts=True)
+    ahead_of.coming(sample(tokens=128), counts=True)
+    assert [question.workload["sequence_length"] for question in asked] == [64, 128]
+
+
+def test_the_predicting_process_answers_in_the_predictors_words():
+    keys = Workload(model="llava-1.5-7b", per_device_train_batch_size=16, sequence_length=1024, zero_stage=2, data_parallel_size=8,
+                    rank=7, gpu="a100-40gb").resolved()
+    found = ahead.ask(ahead.Question(keys, worst=True))
+    assert found.verdict == "fits" and found.line.startswith("Fits a100-40gb: peak 33.60 GiB allocated")
+    with pytest.raises(InputError, match="no-such-model"):
+        ahead.ask(ahead.Question({"model": "no-such-model"}))
+
+
+def test_advice_is_the_largest_batch_that_predict_finds_to_fit():
+    tight = Workload(model="llava-1.5-7b", per_device_train_batch_size=32, sequence_length=1024, zero_stage=2, data_parallel_size=8,
+                     gpu="a100-40gb")
+    halves = [tight.replace(per_device_train_batch_size=32 // steps, gradient_accumulation_steps=steps) for steps in (1, 2, 4)]
+    assert [pipeline.predict(half).verdict for half in halves] == ["does_not_fit", "uncertain", "fits"]
+    free = pipeline.predict(halves[-1]).headroom_bytes
+    assert f"per_device_train_batch_size 8 with gradient_accumulation_steps 4 fits ({size_text(free)} stay free)" in advice.what_fits(tight)
+
+
+def test_danger_is_less_left_than_what_predict_calls_uncertain():
+    calm = Seen(total=80 * GIB, others=GIB, allocated=70 * GIB, reserved=78 * GIB, retries=0)
+    assert danger(calm) is None
+    assert "1023.00 MiB were left" in danger(replace(calm, others=GIB + (1 << 20))).replace(",", "")
+    assert "gave cached memory back 2 time(s)" in danger(replace(calm, retries=2))
+    assert "expandable_segments:True (8.00 GiB are reserved and idle)" in advice_of(calm, None)
+
+
+# --- what is kept ---------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counters as a test sets them."""
+
+    def __init__(self) -> None:
+        self.requested = self.reserved = 0
+
+    def statistics(self) -> dict[str, int]:
+        return {"requested_bytes.all.peak": self.requested, "allocated_bytes.all.peak": self.requested,
+                "reserved_bytes.all.peak": self.reserved}
+
+
+def test_a_moment_has_a_row_if_it_raised_a_counter():
+    counters = Counted()
+    peaks = RunningPeaks(counters)
+    for moment, step, requested, reserved in ((Moment.FORWARD, 1, 10, 20), (Moment.BACKWARD, 1, 30, 40), (Moment.FORWARD, 2, 30, 40),
+                                              (Moment.BACKWARD, 2, 35, 40), (Moment.BACKWARD, 3, 35, 40)):
+        peaks.enter(moment, step)
+        counters.requested, counters.reserved = requested, reserved
+    peaks.look()
+    assert peaks.rows() == (MomentPeaks(1, Moment.FORWARD, 10, 10, 20), MomentPeaks(1, Moment.BACKWARD, 30, 30, 40),
+                            MomentPeaks(2, Moment.BACKWARD, 35, 35, 40))
+
+
+def test_boundaries_tell_each_outermost_backward_and_leave_pytorch_as_it_was():
+    before = torch.autograd._engine_run_backward
+    heard = []
+    told = Boundaries(backward=lambda: heard.append("backward"), after_backward=lambda: heard.append("after"),
+                      step=lambda: heard.append("step"), called=lambda model, arguments, keywords: heard.append(tuple(keywords)))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    told.open(model, None)
+    x = torch.ones(1, 2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()
+    assert heard == [(), "backward", (), "after"]
+    told.close()
+    assert torch.autograd._engine_run_backward is before is torch.autograd.graph._engine_run_backward
+    model(x).sum().backward()
+    assert len(heard) == 4
+
+
+@pytest.mark.parametrize(("path", "ranks", "expected"), [
+    ("run.json", 1, "run.json"), ("run.json", 8, "run-rank7.json"), ("r{rank}.json", 8, "r7.json")])
+def test_each_rank_has_a_file_of_its_own(path, ranks, expected):
+    assert written.path_of(path, 7, ranks) == expected
+
+
+def test_a_directory_that_is_not_there_is_said_before_the_training():
+    with pytest.raises(InputError, match="its directory does not exist"):
+        written.path_of("nowhere/run.json", 0, 1)
+
+
+TRAINED = InTraining("transformers.Trainer", 3, ("2 x 64 tokens",), ())
+
+
+def test_a_record_of_a_training_comes_back_from_its_file(tmp_path):
+    made = record(in_training=TRAINED, rank_chosen_by=RankChoice.LAUNCHER)
+    written.write(str(tmp_path / "run.json"), made)
+    assert read(tmp_path / "run.json") == made
+    assert json.loads((tmp_path / "run.json").read_text())["in_training"]["steps"] == 3
+
+
+def test_a_record_from_before_the_field_is_still_one(tmp_path):
+    document = record().to_json()
+    del document["in_training"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert read(tmp_path / "old.json") == record()
+
+
+def test_a_calibration_takes_a_record_as_a_held_out_job():
+    keys = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb").resolved()
+    made = record(workload=keys, in_training=TRAINED, not_predicted=None, predicted=SAID.predicted)
+    row = given_records.row_of(made, "run.json")
+    assert (row.role, row.failed, row.record) == ("holdout", None, made)
+    assert row.workload() == Workload.from_mapping({**keys, "rank": 0})
+    with pytest.raises(InputError, match="run.json: it was not predicted"):
+        given_records.row_of(replace(made, predicted=None), "run.json")
+
+
+# --- never in the way -----------------------------------------------------------------------------------
+
+
+def test_nothing_that_goes_wrong_reaches_the_training(tmp_path):
+    lines: list[str] = []
+    nowhere = tmp_path / "nowhere" / "run.json"
+    watcher = Watcher(loop="watch", record=str(nowhere), steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.count(None)
+
+    def read():
+        assert watcher.directory().parents[0] != nowhere.parent
+        raise ValueError("a library's own")
+
+    watcher.begin(read, torch.nn.Linear(1, 1), None, 0, 1, 1)
+    for call in (watcher.step, watcher.micro_step, watcher.end, watcher.close):
+        call()
+    assert lines == [f"{nowhere}: its directory does not exist: create it first",
+                     "stopped watching: ValueError: a library's own"]
+    assert not nowhere.parent.exists()
+
+
+def test_a_way_to_show_that_is_none_is_a_mistake_at_once():
+    with pytest.raises(InputError, match="line, full, nothing"):
+        Watcher(loop="watch", record=None, steps=3, show="loud", snapshot=None, tell=print)
