@@ -1,0 +1,302 @@
+"""How a foreign format is read: a table of its keys, and rules for those that say something together.
+
+A key either becomes a key of the workload as it is (:func:`to`), is used by the format's rules (:func:`part`), changes
+memory in a way that is not modelled (:func:`noted`) or not predicted at all (:func:`refused`), or has no effect on it
+(``names.json``). Any other is a mistake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.source import DEFAULT, READ, Source, Value, value
+from predictor.suggest import named, nearest, show
+from predictor.values import Flag, Invalid, Text
+
+FLAG, TEXT = Flag(), Text()
+OFF = (None, False, "", "no", "none", 0, ())
+
+
+class Any_:
+    """Any value: a workload's own key checks it."""
+
+    def check(self, given: Any) -> Any:
+        return given
+
+    from_text = check
+
+
+class Words:
+    """A list of words: in YAML a list, or text with commas; on a command line several words."""
+
+    def check(self, given: Any) -> tuple[str, ...]:
+        words = given.replace(",", " ").split() if isinstance(given, str) else given
+        if not isinstance(words, (list, tuple)):
+            raise Invalid(f"must be a list of names, not {show(given)}")
+        return tuple(TEXT.check(word) for word in words)
+
+    from_text = check
+
+
+class Mapped:
+    """A mapping, or its JSON as Hugging Face's command lines take it."""
+
+    def check(self, given: Any) -> Mapping[str, Any]:
+        if isinstance(given, str):
+            return self.from_text(given)
+        if not isinstance(given, Mapping):
+            raise Invalid(f"must be a mapping of keys to values, not {show(given)}")
+        return given
+
+    def from_text(self, text: str) -> Mapping[str, Any]:
+        try:
+            return self.check({} if text.strip() == "" else json.loads(text))
+        except (ValueError, RecursionError):
+            raise Invalid(f"must be a JSON object, not {show(text)}") from None
+
+
+class FlagOr(Flag):
+    """True or false, or one of a few words."""
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+        object.__setattr__(self, "metavar", None)
+
+    def check(self, given: Any) -> Any:
+        return given if given in self.words and isinstance(given, str) else super().check(given)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a format: its kind of value, what the framework takes where it is absent, and one of: the workload's
+    key that takes it, why it is refused, what of it is not modelled, while its value is none of ``off``."""
+
+    kind: Any
+    default: Any = None
+    ours: str = ""
+    refusal: str = ""
+    note: str = ""
+    off: tuple = OFF
+
+
+def to(ours: str, kind: Any, default: Any = None) -> Field:
+    """A key of the workload under another name; a default of None leaves it to the workload."""
+    return Field(kind, default, ours)
+
+
+def part(kind: Any, default: Any = None) -> Field:
+    """What the rules of the format use."""
+    return Field(kind, default)
+
+
+def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) -> Field:  # noqa: B008
+    """What is not modelled, where it is on."""
+    return Field(kind, default, note=note, off=off)
+
+
+def refused(refusal: str, off: tuple = OFF) -> Field:
+    """What is not predicted, where it is on."""
+    return Field(Any_(), refusal=refusal, off=off)
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        framework: whose defaults are filled in, with its release.
+        marks: keys that no other format has: one of them tells it.
+        rules: what follows from keys together.
+        renamed: older names of keys -> theirs.
+        shares: names of other formats whose keys without effect it has too.
+        open: whether a script may have keys of its own, that nobody knows; they are listed.
+    """
+
+    name: str
+    framework: str
+    fields: Mapping[str, Field]
+    marks: frozenset[str]
+    rules: Callable[[Reading], None]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    shares: tuple[str, ...] = ()
+    open: bool = False
+
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Its keys that memory does not depend on."""
+        names = frozenset().union(*(_names()[name] for name in (self.name, *self.shares)))
+        return names - self.fields.keys()
+
+
+@lru_cache(maxsize=1)
+def _names() -> Mapping[str, frozenset[str]]:
+    text = (resources.files("predictor.readers") / "names.json").read_text()
+    return {name: frozenset(" ".join(lines).split()) for name, lines in json.loads(text).items()}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave: a file's mapping, or the flags of a command.
+
+    Attributes:
+        name: of the file, for messages; ``the command``.
+        path: of the file; None for a command.
+        values: keys, without hyphens in front, to values; text and lists of text where they are ``flags``.
+        program: the script or module that runs, empty for a file.
+        environment: variables that the command sets.
+        world_size: what the launcher starts; None where it does not say.
+        launched_by: what says so.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    path: str | None = None
+    flags: bool = False
+    program: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    world_size: int | None = None
+    launched_by: str = ""
+
+
+class Reading:
+    """One configuration on its way to a workload: ``reading["bf16"]`` is the value or the default, :meth:`put` says
+    what it means."""
+
+    def __init__(self, form: Format, given: Given) -> None:
+        self.form, self.given = form, given
+        self.decided_half: str | None = None
+        self.values: dict[str, Any] = {}
+        self.workload: dict[str, Any] = {}
+        self.rows: dict[str, Value] = {}
+        self.notes: list[str] = []
+        self.unread: list[str] = []
+        self.foreign: list[str] = []
+        for name, item in given.values.items():
+            self._take(name.replace("-", "_") if given.flags else name, item)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.values.get(name)
+        return self.form.fields[name].default if found is None else found
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    @property
+    def half(self) -> str | None:
+        """Which of bf16 and fp16 the training arguments ask for, or the rules decided."""
+        return self.decided_half or next((name for name in ("bf16", "fp16") if self[name] is True), None)
+
+    @property
+    def world_size(self) -> int:
+        """GPUs that share the work, as far as the launcher says."""
+        return self.given.world_size or 1
+
+    def place(self, name: str) -> str:
+        """File and key, as messages name them."""
+        return f"{self.given.name}: {'--' if self.given.flags else ''}{name}"
+
+    def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
+        """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
+        read = [name for name in names if name in self]
+        where = ", ".join((self.place(read[0]), *read[1:])) if read else \
+            f"{self.form.framework}: {', '.join(names)}" if names else self.form.framework
+        self.workload[key] = item
+        self.rows[key] = value(key, item, READ if read else DEFAULT, where + (f" ({because})" if because else ""))
+
+    def note(self, text: str) -> None:
+        """Something that a prediction leaves out."""
+        self.notes.append(text)
+
+    def wrong(self, name: str, problem: str) -> InputError:
+        """An error that names file and key."""
+        if name in self or self.given.path or self.given.flags:
+            return InputError(f"{self.place(name)} {problem}")
+        return InputError(f"{self.given.name}: {problem}")
+
+    def file(self, name: str) -> str:
+        """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
+        wanted = Path(str(self[name])).expanduser()
+        start = Path(self.given.path).resolve().parent if self.given.path else None
+        for folder in (Path(), *((start, *start.parents) if start else ())):
+            if (folder / wanted).is_file():
+                return str(folder / wanted)
+        raise self.wrong(name, f"names {show(str(wanted), 200)}, and there is no such file")
+
+    def source(self) -> Source:
+        """What was read, once the rules have run."""
+        if self.foreign:
+            self.note(f"what the script does with its own {', '.join(self.foreign)}")
+        return Source(self.form.name, self.form.framework, self.given.name, tuple(self.rows.values()),
+                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+
+    def _take(self, name: str, item: Any) -> None:
+        name = self.form.renamed.get(name, name)
+        known = self.form.fields.get(name)
+        if known is None:
+            self._without_field(name)
+        elif item is not None:
+            before = self.values.get(name)
+            self.values[name] = self._checked(name, known, item)
+            if before is not None and before != self.values[name]:
+                raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
+
+    def _without_field(self, name: str) -> None:
+        if name in self.form.without_effect:
+            self.unread.append(name)
+            return
+        hint = nearest(name, {*self.form.fields, *self.form.without_effect, *self.form.renamed})
+        if not self.form.open or not self.given.flags or "did you mean" in hint and _is_slip(name, hint):
+            raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
+        self.foreign.append(f"--{name}")
+
+    def _checked(self, name: str, known: Field, item: Any) -> Any:
+        if isinstance(item, str) and "$" in item:
+            raise self.wrong(name, f"is {show(item)}: the variable is not set there; write its value")
+        try:
+            found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
+        except Invalid as error:
+            raise self.wrong(name, str(error)) from None
+        on = found not in known.off if not isinstance(found, Mapping) else bool(found)
+        if known.refusal and on:
+            raise self.wrong(name, f"{show(found)} is not supported: {known.refusal}")
+        if known.note and on:
+            self.note(f"{name} {found}: {known.note}" if not isinstance(found, bool) else f"{name}: {known.note}")
+        return found
+
+
+def _is_slip(name: str, hint: str) -> bool:
+    """Whether a script's own flag is so near to a known one that it is a slip of the pen."""
+    import difflib
+
+    return difflib.SequenceMatcher(None, name, hint.partition('"')[2].partition('"')[0]).ratio() > 0.88
+
+
+def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
+    """The keys of a workload, and where each came from.
+
+    Raises:
+        InputError: a key that the framework does not have, or is not modelled, or a value that makes no sense; file and
+            key are named.
+    """
+    reading = Reading(form, given)
+    if given.world_size is not None:
+        reading.workload["data_parallel_size"] = given.world_size
+        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ,
+                                                   f"{given.name}: {given.launched_by}")
+    for name, known in form.fields.items():
+        if known.ours and (name in reading or known.default is not None):
+            reading.put(known.ours, reading[name], name)
+    form.rules(reading)
+    return reading.workload, reading.source()
+
+
+def path_name(path: str) -> str:
+    """A path in messages."""
+    return named(path)
