@@ -42,7 +42,8 @@ _PLAIN = Parts(("*vision_tower*",), ("*multi_modal_projector*",), ("*language_mo
                r"multi_modal_projector\.\w+")
 _TILES = Parts(_PLAIN.towers, ("*multi_modal_projector*", "*image_newline*"), _PLAIN.language, _PLAIN.layers,
                _PLAIN.aligner)
-_CONNECTOR = Parts(("*vision_model*",), ("*connector*",), ("*text_model*", "*lm_head*"), "vision_model", r"connector\..*")
+_CONNECTOR = Parts(("*vision_model*",), ("*connector*",), ("*text_model*", "*lm_head*"), "vision_model",
+                   r"connector\..*")
 _QWEN = Parts(("*visual.patch_embed*", "*visual.blocks*"), ("*visual.merger*",), ("*language_model*", "*lm_head*"),
               r"visual\.blocks", r"visual\.merger\..*")
 _QWEN3 = Parts((*_QWEN.towers, "*visual.pos_embed*"), (*_QWEN.projector, "*visual.deepstack_merger_list*"),

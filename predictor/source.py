@@ -17,14 +17,26 @@ class Value:
     """One value.
 
     Attributes:
-        key: of the workload; of a DeepSpeed config, its dotted key behind ``deepspeed: ``.
-        where: file and key that it was read from, or the framework whose default it is, with the key.
+        key: of the workload; of a DeepSpeed config, its dotted key behind ``deepspeed.``.
+        origin: :data:`READ`, :data:`DEFAULT` or :data:`OVERRIDDEN`.
+        where: the file that it was read from, or the framework whose default it is.
+        names: keys that say it there.
+        because: what they do not say themselves.
     """
 
     key: str
     value: Any
     origin: str
     where: str
+    names: tuple[str, ...] = ()
+    because: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and key, as a message names them."""
+        if self.origin == DEFAULT:
+            return f"{self.key} (default of {self.where})"
+        return f"{self.where}: {', '.join(self.names)}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,6 @@ class Source:
                                       for value in self.values]}
 
 
-def value(key: str, given: Any, origin: str, where: str) -> Value:
+def value(key: str, given: Any, origin: str, where: str, *names: str, because: str = "") -> Value:
     """A :class:`Value` that cannot change."""
-    return Value(key, freeze(given), origin, where)
+    return Value(key, freeze(given), origin, where, names, because)

@@ -230,8 +230,8 @@ class Workload:
         Table({"use_reentrant": Flag(), "every_n_layers": Whole(1, 999), "offload": Flag()}, {"use_reentrant": False}),
         FrozenMap({"use_reentrant": False}), "compute",
         "use_reentrant=true, every_n_layers=2, offload=true (inputs of layers in host memory), as transformers has it")
-    no_grad: tuple[str, ...] = key(Patterns(), (), "compute", "module paths that run under torch.no_grad, as LLaVA's own "
-                                   "vision tower does")
+    no_grad: tuple[str, ...] = key(Patterns(), (), "compute", "module paths that run under torch.no_grad, as LLaVA's "
+                                   "own vision tower does")
     gradient_checkpointing_modules: tuple[str, ...] = key(
         Patterns(), (), "compute", "module paths, such as *language_model*, whose layers alone are recomputed")
     use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping
-from predictor.source import DEFAULT
 from predictor.suggest import named
 from predictor.values import Flag, Invalid, Later, Table
 from predictor.workload import KEYS, Workload, check_names
@@ -115,8 +114,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
 
         values = learned.fill(values)
 
-    places = {row.key: f"{row.where}: {name}" if row.origin == DEFAULT else row.where
-              for row in source.values} if source else {}
+    places = {row.key: row.place for row in source.values} if source else {}
 
     def label(name: str) -> str:
         if name in places and name not in from_options:

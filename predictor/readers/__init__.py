@@ -37,7 +37,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     """
     given = command.from_words(words) if words is not None else _file(str(path))
     given, implied = _named_by_command(given)
-    given = replace(given, world_size=gpus, launched_by="--data-parallel-size") if gpus else given
+    given = replace(given, gpus=gpus)
     found = _format(given, form or implied)
     if found.name == "deepspeed":
         from predictor.readers.deepspeed import alone

@@ -33,7 +33,8 @@ ARGUMENTS = {
     "selective_checkpointing": refused(_LATER, (None, False)),
     "attn_implementation": part(TEXT),
     **dict.fromkeys(ATTENTION, part(FLAG)),
-    **dict.fromkeys(("xformers_attention", "flex_attention", "sage_attention"), refused("use flash_attention_2 or sdpa")),
+    **dict.fromkeys(("xformers_attention", "flex_attention", "sage_attention"),
+                    refused("use flash_attention_2 or sdpa")),
     "sample_packing": part(FLAG, False),
     "batch_flattening": noted("samples without padding, in one row", FlagOr("auto")),
     "adapter": part(TEXT),
@@ -113,6 +114,7 @@ def rules(reading: Reading) -> None:
     if isinstance(reading["image_size"], int):
         hf.pictures(reading, name, reading["image_size"] ** 2, "image_size")
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
+    hf.together(reading)
     hf.evaluation(reading, "val_set_size", bool(reading["val_set_size"] or reading["test_datasets"]), "eval_batch_size")
 
 

@@ -13,12 +13,12 @@ from predictor.readers.fields import Given
 from predictor.suggest import show
 
 LAUNCHERS = {
-    "deepspeed": frozenset("--no_local_rank --no_python --save_pid --enable_each_rank_log --force_multi --no_ssh "
-                           "--module --bind_cores_to_rank --elastic_training".split()),
-    "torchrun": frozenset("--standalone -m --module --no-python --no_python --run-path --run_path".split()),
-    "accelerate": frozenset("--use_deepspeed --use_fsdp --multi_gpu --cpu --use_megatron_lm --tpu -m --module "
-                            "--no_python --quiet -q --debug --same_network --dynamo_use_fullgraph "
-                            "--dynamo_use_dynamic --enable_cpu_affinity".split()),
+    "deepspeed": ("no_local_rank", "no_python", "save_pid", "enable_each_rank_log", "force_multi", "no_ssh", "module",
+                  "bind_cores_to_rank", "elastic_training"),
+    "torchrun": ("standalone", "m", "module", "no_python", "run_path"),
+    "accelerate": ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu", "use_megatron_lm", "tpu", "m", "module",
+                   "no_python", "quiet", "q", "debug", "same_network", "dynamo_use_fullgraph", "dynamo_use_dynamic",
+                   "enable_cpu_affinity"),
 }
 """Launcher -> its options that take no value."""
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -67,11 +67,8 @@ def from_script(text: str, name: str, path: str) -> Given:
     found: list[Sequence[str]] = []
     text = re.sub(r"(?m)^[ \t]*#.*\n?", "", text.replace("\r\n", "\n"))
     for line in re.sub(r"[ \t]*\\[ \t]*\n", " ", text).splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:  # a quotation that goes on: nothing that trains begins so
-            continue
-        words = [VARIABLE.sub(lambda m: variables.get(m[1] or m[2], m[0]), word) for word in words]
+        words = _split(line)
+        words = [_expanded(word, variables) for word in words]
         words = words[1:] if words[:1] == ["export"] else words
         if words and all(ASSIGNMENT.fullmatch(word) for word in words):
             variables |= dict(ASSIGNMENT.fullmatch(word).groups() for word in words)
@@ -82,6 +79,21 @@ def from_script(text: str, name: str, path: str) -> Given:
     if len(found) > 1:
         raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
     return from_words(found[0], name, path, variables)
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    return VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+
+
+def _split(line: str) -> list[str]:
+    """The words of a line, as a shell has them; none of one whose quotation goes on: nothing that trains begins so."""
+    for comments in (False, True):  # shlex takes any # for a comment, a shell only one that begins a word
+        try:
+            words = shlex.split(line, comments=comments)
+        except ValueError:
+            continue
+        return words[: next((at for at, word in enumerate(words) if word.startswith("#")), None)]
+    return []
 
 
 def parse(words: Sequence[str]) -> Command | None:
@@ -125,10 +137,11 @@ def parse(words: Sequence[str]) -> Command | None:
 def _launched(command: Command, launcher: str, rest: list[str]) -> Command | None:
     command.launcher = launcher
     while rest and rest[0].startswith("-"):
-        option, equals, item = rest.pop(0).partition("=")
+        word, equals, item = rest.pop(0).partition("=")
+        option = word.lstrip("-").replace("-", "_")
         if not equals and option not in LAUNCHERS[launcher] and rest:
             item = rest.pop(0)
-        command.options[option.lstrip("-").replace("-", "_")] = item
+        command.options[option] = item
     if not rest:
         return None
     command.program, command.words = rest[0], rest[1:]
@@ -150,8 +163,8 @@ def _world_size(command: Command, name: str) -> tuple[int | None, str]:
     if command.launcher == "torchrun":
         each, nodes = options.get("nproc_per_node", "1"), options.get("nnodes", "1")
         return _product(name, ("--nproc_per_node", each), ("--nnodes", nodes))
-    if command.launcher == "accelerate":
-        return _product(name, ("--num_processes", options["num_processes"])) if "num_processes" in options else (None, "")
+    if command.launcher == "accelerate" and "num_processes" in options:
+        return _product(name, ("--num_processes", options["num_processes"]))
     if command.launcher == "deepspeed":
         if "num_gpus" in options:
             return _product(name, ("--num_gpus", options["num_gpus"]), ("--num_nodes", options.get("num_nodes", "1")))

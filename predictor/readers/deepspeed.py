@@ -70,7 +70,7 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
                  "train_batch_size": batch * steps * reading.world_size, "max_grad_norm": reading["max_grad_norm"],
                  "bf16": half == "bf16", "fp16": half == "fp16"}
     compared = {key: arguments[argument] for key, argument in FILLED.items()
-                if key != "train_batch_size" or reading.given.world_size is not None}
+                if key != "train_batch_size" or reading.given.gpus or reading.given.world_size}
     for key, ours in compared.items():
         theirs = _at(document, key)
         if theirs not in (None, "auto") and theirs != ours:
@@ -94,12 +94,12 @@ def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]):
     for dotted in KNOWN:
         given, key = _at(document, dotted), dotted.rpartition(".")[2]
         if given == "auto" and dotted in put_in:
-            yield value(f"deepspeed: {dotted}", put_in[dotted], READ, f'{name}: {dotted} ("auto")')
-        elif given is not None and (given != "auto" or dotted in KNOWN):
-            yield value(f"deepspeed: {dotted}", given, READ, f"{name}: {dotted}")
-        elif key in deepspeed_config.DEFAULTS and dotted.startswith("zero_") and (stage == 3) >= key.startswith("stage3"):
+            yield value(f"deepspeed.{dotted}", put_in[dotted], READ, name, dotted, because="auto")
+        elif given is not None:
+            yield value(f"deepspeed.{dotted}", given, READ, name, dotted)
+        elif key in deepspeed_config.DEFAULTS and (stage == 3 or not key.startswith("stage3")):
             default = stage == 3 if key == "overlap_comm" else deepspeed_config.default(key, release)
-            yield value(f"deepspeed: {dotted}", default, DEFAULT, f"DeepSpeed {PINNED['deepspeed']}")
+            yield value(f"deepspeed.{dotted}", default, DEFAULT, f"DeepSpeed {PINNED['deepspeed']}")
 
 
 def _word(given: Any) -> str:
@@ -117,7 +117,7 @@ def alone(given: Given) -> tuple[dict[str, Any], Source]:
     found = [value("deepspeed", workload["deepspeed"], READ, given.name)]
     for theirs, ours in deepspeed_config.SAME_AS.items():
         if settings.get(theirs) not in (None, "auto"):
-            found.append(value(ours, settings[theirs], READ, f"{given.name}: {theirs}"))
+            found.append(value(ours, settings[theirs], READ, given.name, theirs))
     found += rows(given.values, given.name, {})
     ignored = [key for key in given.values if key in WITHOUT_EFFECT[""]]
     return workload, Source("deepspeed", f"DeepSpeed {PINNED['deepspeed']}", given.name, tuple(found), tuple(ignored))

@@ -17,7 +17,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.source import DEFAULT, READ, Source, Value, value
-from predictor.suggest import named, nearest, show
+from predictor.suggest import nearest, show
 from predictor.values import Flag, Invalid, Text
 
 FLAG, TEXT = Flag(), Text()
@@ -153,6 +153,7 @@ class Given:
         environment: variables that the command sets.
         world_size: what the launcher starts; None where it does not say.
         launched_by: what says so.
+        gpus: how many share the work all the same, if an option of ours says so.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Given:
     environment: Mapping[str, str] = field(default_factory=dict)
     world_size: int | None = None
     launched_by: str = ""
+    gpus: int | None = None
 
 
 class Reading:
@@ -173,6 +175,7 @@ class Reading:
         self.form, self.given = form, given
         self.decided_half: str | None = None
         self.values: dict[str, Any] = {}
+        self.written: dict[str, str] = {}
         self.workload: dict[str, Any] = {}
         self.rows: dict[str, Value] = {}
         self.notes: list[str] = []
@@ -186,7 +189,7 @@ class Reading:
         return self.form.fields[name].default if found is None else found
 
     def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
+        return self.values.get(name) is not None or name in self.given.environment
 
     @property
     def half(self) -> str | None:
@@ -195,20 +198,24 @@ class Reading:
 
     @property
     def world_size(self) -> int:
-        """GPUs that share the work, as far as the launcher says."""
-        return self.given.world_size or 1
+        """GPUs that share the work, as far as anybody says."""
+        return self.given.gpus or self.given.world_size or 1
+
+    def called(self, name: str) -> str:
+        """A key as the user wrote it."""
+        shown = self.written.get(name, name)
+        return f"--{shown}" if self.given.flags and name not in self.given.environment else shown
 
     def place(self, name: str) -> str:
         """File and key, as messages name them."""
-        return f"{self.given.name}: {'--' if self.given.flags else ''}{name}"
+        return f"{self.given.name}: {self.called(name)}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
         """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
-        read = [name for name in names if name in self]
-        where = ", ".join((self.place(read[0]), *read[1:])) if read else \
-            f"{self.form.framework}: {', '.join(names)}" if names else self.form.framework
+        read = [self.called(name) for name in names if name in self]
         self.workload[key] = item
-        self.rows[key] = value(key, item, READ if read else DEFAULT, where + (f" ({because})" if because else ""))
+        self.rows[key] = value(key, item, READ, self.given.name, *read, because=because) if read else \
+            value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
     def note(self, text: str) -> None:
         """Something that a prediction leaves out."""
@@ -223,8 +230,8 @@ class Reading:
     def file(self, name: str) -> str:
         """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
         wanted = Path(str(self[name])).expanduser()
-        start = Path(self.given.path).resolve().parent if self.given.path else None
-        for folder in (Path(), *((start, *start.parents) if start else ())):
+        beside = [Path(self.given.path), Path(self.given.path).resolve()] if self.given.path else []
+        for folder in (Path(), *(parent for path in beside for parent in path.parents)):
             if (folder / wanted).is_file():
                 return str(folder / wanted)
         raise self.wrong(name, f"names {show(str(wanted), 200)}, and there is no such file")
@@ -237,12 +244,13 @@ class Reading:
                       tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
 
     def _take(self, name: str, item: Any) -> None:
-        name = self.form.renamed.get(name, name)
+        written, name = name, self.form.renamed.get(name, name)
         known = self.form.fields.get(name)
         if known is None:
             self._without_field(name)
         elif item is not None:
             before = self.values.get(name)
+            self.written[name] = written
             self.values[name] = self._checked(name, known, item)
             if before is not None and before != self.values[name]:
                 raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
@@ -288,15 +296,10 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
     reading = Reading(form, given)
     if given.world_size is not None:
         reading.workload["data_parallel_size"] = given.world_size
-        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ,
-                                                   f"{given.name}: {given.launched_by}")
+        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ, given.name,
+                                                   given.launched_by)
     for name, known in form.fields.items():
         if known.ours and (name in reading or known.default is not None):
             reading.put(known.ours, reading[name], name)
     form.rules(reading)
     return reading.workload, reading.source()
-
-
-def path_name(path: str) -> str:
-    """A path in messages."""
-    return named(path)

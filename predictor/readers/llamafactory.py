@@ -68,16 +68,17 @@ def rules(reading: Reading) -> None:
         reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"]}, "use_reentrant_gc")
     found = hub.parts(name)
     if found and reading["freeze_vision_tower"]:
-        reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only layers that train are recomputed")
+        reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only what trains is recomputed")
         if adapters:
-            reading.note("with transformers 5, peft lets gradients into the frozen vision tower too, which LLaMA-Factory "
-                         "does not recompute: its activations then stay")
+            reading.note("with transformers 5, peft lets gradients into the frozen vision tower too, which "
+                         "LLaMA-Factory does not recompute: its activations then stay")
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
     hf.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
     hf.engine(reading, name)
     if "dtype" not in reading.workload:
         _precision(reading, adapters)
+    hf.together(reading)
     hf.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
                   bool(reading["val_size"] or reading["eval_dataset"]))
 
@@ -88,10 +89,8 @@ def _adapters(reading: Reading, name: str) -> None:
     if everywhere:
         targets = hf.parts_with_adapters(name, towers=not reading["freeze_vision_tower"], projector=False,
                                          language=not reading["freeze_language_model"])
-    if "lora_alpha" not in reading:
-        reading.values["lora_alpha"] = 2 * reading["lora_rank"]
-    hf.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="additional_target",
-            targets=targets, by=("finetuning_type", "lora_target"), name=name)
+    hf.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
+            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"), name=name)
     hf.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:
         reading.put("quantization", {

@@ -55,6 +55,7 @@ def rules(reading: Reading) -> None:
     hf.engine(reading, name)
     if "dtype" not in reading.workload:
         hf.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+    hf.together(reading)
     hf.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
     _differences(reading)
 

@@ -64,8 +64,6 @@ ARGUMENTS = hf.ARGUMENTS | {
                          None, "", False, 0, "0", "false", "False", ()))),
     "task_type": refused("training with next-token loss is predicted", (None, "", "causal_lm")),
 }
-del ARGUMENTS["ddp_bucket_cap_mb"]
-ARGUMENTS["ddp_bucket_cap_mb"] = hf.ARGUMENTS["ddp_bucket_cap_mb"]
 DTYPES = hf.DTYPES
 PIXELS = "MAX_PIXELS"
 BUCKET = 2e8
@@ -75,7 +73,6 @@ def rules(reading: Reading) -> None:
     """swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py."""
     name = hf.model(reading, "model")
     batch = reading["per_device_train_batch_size"]
-    reading.values.setdefault("gradient_accumulation_steps", None)
     steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
     reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",
                 because="" if "gradient_accumulation_steps" in reading else "16 samples in all")
@@ -97,6 +94,7 @@ def rules(reading: Reading) -> None:
         hf.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; all are counted here")
+    hf.together(reading)
     hf.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
                   bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
 
@@ -158,25 +156,20 @@ def _checkpointing(reading: Reading, name: str) -> None:
 
 
 def _pictures(reading: Reading, name: str) -> None:
-    pixels, names = reading["max_pixels"], ("max_pixels",)
-    said = reading.given.environment.get(PIXELS)
-    if pixels is None and said is not None:
+    pixels, by = reading["max_pixels"], "max_pixels"
+    if pixels is None and PIXELS in reading.given.environment:
         try:
-            pixels, names = Whole(1, 1 << 28).from_text(said), ()
+            pixels, by = Whole(1, 1 << 28).from_text(reading.given.environment[PIXELS]), PIXELS
         except Invalid as error:
             raise reading.wrong(PIXELS, str(error)) from None
-    hf.pictures(reading, name, pixels, *(names or ("max_pixels",)))
+    hf.pictures(reading, name, pixels, by)
 
 
 def _dtype(reading: Reading) -> None:
     """arguments/base_args/model_args.py, ``_init_mixed_precision``: weights of bf16 train in bf16, others in fp16."""
-    weights = DTYPES.get(reading["torch_dtype"] or "bf16", "bf16")
-    for key, default in (("bf16", weights == "bf16"), ("fp16", weights != "bf16")):
-        if key not in reading:
-            reading.values[key] = default
-            if default:
-                reading.note(f"{key} is not given: ms-swift takes it from the weights' dtype, {weights} assumed here") \
-                    if "torch_dtype" not in reading else None
+    if "bf16" not in reading and "fp16" not in reading:
+        weights = DTYPES.get(reading["torch_dtype"] or "bf16")
+        reading.decided_half = "bf16" if weights == "bf16" else "fp16"
 
 
 FORMAT = Format(

@@ -116,6 +116,7 @@ def rules(reading: Reading) -> None:
     engine(reading, name)
     if "dtype" not in reading.workload:
         precision(reading, DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
+    together(reading)
     evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
                reading["eval_on_start"])
 
@@ -217,6 +218,27 @@ def precision(reading: Reading, weights: str | None, *names: str, default: str =
                      f"{reading.workload['dtype']} is assumed (give dtype)")
 
 
+def together(reading: Reading) -> None:
+    """Autocast was not compared with every kernel: the nearest that was is predicted, and named."""
+    workload = reading.workload
+    flash = workload["attn_implementation"] == "flash_attention_2"
+    if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
+        return
+    only = [key for key in ("use_liger_kernel", "quantization") if workload.get(key)]
+    only += ["padding packed"] if flash and workload.get("padding") == "packed" else []
+    if only and workload["dtype"] == "bf16" == workload["mixed_precision"]:
+        del workload["mixed_precision"], reading.rows["mixed_precision"]
+        reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out")
+        if workload.get("lora") and not workload.get("quantization"):
+            reading.put("lora", workload["lora"] | {"autocast_adapter_dtype": False},
+                        because="autocast would compute in bf16")
+            reading.note("adapters: fp32 in the training, bf16 here")
+    elif flash:
+        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        reading.put("sdpa_backend", "flash", because="flash_attention_2 under autocast")
+        reading.note("flash_attention_2 under autocast: predicted as PyTorch's own flash kernel")
+
+
 def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_device_eval_batch_size") -> None:
     """An evaluation is predicted where it was compared with one, and named otherwise."""
     if not asked:
@@ -233,10 +255,11 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
                      "per_device_eval_batch_size)")
 
 
-def lora(reading: Reading, *, r: str, alpha: str, dropout: str, extra: str, targets: Any, by: tuple[str, ...],
+def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, extra: str, targets: Any, by: tuple[str, ...],
          name: str, bias: str = "none") -> None:
-    """The ``lora`` key; targets None or ``all-linear`` alone are the language model's linear layers."""
-    found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha], "lora_dropout": reading[dropout]}
+    """The ``lora`` key, by names of keys, or a number for ``alpha``; targets None or ``all-linear`` alone are the language model's linear layers."""
+    found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha] if isinstance(alpha, str) else alpha,
+                             "lora_dropout": reading[dropout]}
     if targets:
         found["target_modules"] = targets if isinstance(targets, str) else \
             targets[0] if tuple(targets) == ("all-linear",) else list(targets)
@@ -245,7 +268,7 @@ def lora(reading: Reading, *, r: str, alpha: str, dropout: str, extra: str, targ
     found |= {flag: True for flag in ("use_rslora", "use_dora") if flag in reading.form.fields and reading[flag]}
     found |= {"bias": bias} if bias != "none" else {}
     reading.put("recipe", "lora", *by)
-    reading.put("lora", found, r, alpha, dropout, extra, *by)
+    reading.put("lora", found, r, *([alpha] if isinstance(alpha, str) else []), dropout, extra, *by)
 
 
 LINEAR = "q_proj|k_proj|v_proj|o_proj|out_proj|qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
