@@ -162,7 +162,7 @@ def _trained(reading: Reading, name: str) -> None:
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
     hf.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-            targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")), name=name)
+            targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}
@@ -196,6 +196,6 @@ def _dtype(reading: Reading) -> None:
 
 FORMAT = Format(
     "axolotl", "axolotl 0.19", ARGUMENTS,
-    frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "adapter", "lora_target_linear",
+    frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "lora_target_linear",
                "pad_to_sequence_len", "val_set_size", "base_model_config")),
     rules, shares=())

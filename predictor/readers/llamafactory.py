@@ -87,15 +87,16 @@ def _adapters(reading: Reading, name: str) -> None:
     everywhere = tuple(reading["lora_target"]) == ("all",)
     targets = reading["lora_target"]
     if everywhere:
-        targets = hf.parts_with_adapters(name, towers=not reading["freeze_vision_tower"], projector=False,
-                                         language=not reading["freeze_language_model"])
+        targets = hf.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
+                                         not reading["freeze_language_model"])
     hf.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
-            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"), name=name)
+            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"))
     hf.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["quantization_type"],
-            "bnb_4bit_use_double_quant": reading["double_quantization"], "bnb_4bit_compute_dtype": reading.half or "fp32",
+            "bnb_4bit_use_double_quant": reading["double_quantization"],
+            "bnb_4bit_compute_dtype": reading.half or "fp32",
             "llm_int8_skip_modules": ["lm_head"], "prepare": "trl"},
             "quantization_bit", "quantization_type", "double_quantization")
         reading.note("quantization_bit 4: adapters are fp32 in LLaMA-Factory, bf16 here")
@@ -122,6 +123,6 @@ def _precision(reading: Reading, adapters: bool) -> None:
 
 FORMAT = Format(
     "llamafactory", "LLaMA-Factory 0.9.5", ARGUMENTS,
-    frozenset(("finetuning_type", "cutoff_len", "lora_target", "lora_rank", "template", "dataset_dir",
-               "freeze_vision_tower", "disable_gradient_checkpointing", "image_max_pixels", "stage")),
+    frozenset(("finetuning_type", "cutoff_len", "lora_target", "dataset_dir", "freeze_vision_tower",
+               "disable_gradient_checkpointing", "image_max_pixels")),
     rules, hf.RENAMED, shares=("transformers", "older"))

@@ -15,7 +15,7 @@ ARGUMENTS = hf.ARGUMENTS | {
     "model_name_or_path": part(TEXT, "facebook/opt-125m"),
     "model_max_length": to("sequence_length", hf.LENGTH, 512),
     "vision_tower": part(TEXT),
-    "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "projectors of two layers (mlp2x_gelu) are predicted"}),
+    "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
                               "linear"),
     "mm_vision_select_feature": noted("the class token beside the patches", Choice(("patch", "cls_patch")), "patch",
                                       ("patch",)),
@@ -64,8 +64,8 @@ def _model(reading: Reading) -> str:
     name = hub.llava(reading["model_name_or_path"], reading["vision_tower"])
     if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
             "llava" not in reading["model_name_or_path"].lower():
-        raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default is linear: projectors of two layers "
-                                                 "(mlp2x_gelu) are predicted")
+        raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
+                                                 "mlp2x_gelu, a projector of two layers")
     because = "" if name == reading["model_name_or_path"] else reading["model_name_or_path"]
     reading.put("model", name, "model_name_or_path", "vision_tower", because=because)
     return name
@@ -79,7 +79,7 @@ def _trained(reading: Reading, name: str) -> None:
         reading.put("recipe", "pretrain", "tune_mm_mlp_adapter")
     elif reading["lora_enable"]:
         hf.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-                targets=None, by=("lora_enable",), name=name, bias=reading["lora_bias"])
+                targets=None, by=("lora_enable",), bias=reading["lora_bias"])
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": False}, "lora_r", "lora_alpha",
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")
     else:

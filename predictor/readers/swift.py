@@ -93,7 +93,7 @@ def rules(reading: Reading) -> None:
     if "dtype" not in reading.workload:
         hf.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
-        reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; all are counted here")
+        reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
     hf.together(reading)
     hf.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
                   bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
@@ -127,11 +127,11 @@ def builtin(name: Any) -> Any:
 def _adapters(reading: Reading, name: str) -> None:
     targets: Any = reading["target_regex"] or reading["target_modules"]
     if tuple(targets) == ("all-linear",):
-        targets = hf.parts_with_adapters(name, towers=not reading["freeze_vit"], projector=not reading["freeze_aligner"],
-                                         language=not reading["freeze_llm"])
-    hf.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save", targets=targets,
-            by=("tuner_type", "target_regex" if reading["target_regex"] else "target_modules"), name=name,
-            bias=reading["lora_bias"])
+        trains = (not reading[key] for key in ("freeze_vit", "freeze_aligner", "freeze_llm"))
+        targets = hf.parts_with_adapters(name, *trains)
+    by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
+    hf.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
+            targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = DTYPES.get(reading["lora_dtype"]) == "fp32"
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
@@ -175,7 +175,7 @@ def _dtype(reading: Reading) -> None:
 FORMAT = Format(
     "swift", "ms-swift 4.6", ARGUMENTS,
     frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "freeze_llm", "attn_impl",
-               "padding_free", "vit_gradient_checkpointing", "split_dataset_ratio", "torch_dtype")),
+               "padding_free", "vit_gradient_checkpointing", "split_dataset_ratio")),
     rules, hf.RENAMED | {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model",
                          "lora_target_modules": "target_modules", "lora_dropout_p": "lora_dropout",
                          "batch_size": "per_device_train_batch_size", "quantization_bit": "quant_bits"},

@@ -106,7 +106,7 @@ def rules(reading: Reading) -> None:
     name = model(reading, "model_name_or_path")
     if reading["use_peft"]:
         lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=reading["lora_target_modules"], by=("use_peft", "lora_target_modules"), name=name)
+             targets=reading["lora_target_modules"], by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             freeze_projector(reading, name, "use_peft")
     else:
@@ -256,8 +256,9 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
 
 
 def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, extra: str, targets: Any, by: tuple[str, ...],
-         name: str, bias: str = "none") -> None:
-    """The ``lora`` key, by names of keys, or a number for ``alpha``; targets None or ``all-linear`` alone are the language model's linear layers."""
+         bias: str = "none") -> None:
+    """The ``lora`` key, by names of keys (``alpha`` also a number); targets None or ``all-linear`` alone are the
+    language model's linear layers."""
     found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha] if isinstance(alpha, str) else alpha,
                              "lora_dropout": reading[dropout]}
     if targets:
@@ -275,7 +276,7 @@ LINEAR = "q_proj|k_proj|v_proj|o_proj|out_proj|qkv|proj|gate_proj|up_proj|down_p
 """Names of linear layers of the language models and towers that are known."""
 
 
-def parts_with_adapters(name: str, *, towers: bool, projector: bool, language: bool) -> str | None:
+def parts_with_adapters(name: str, towers: bool, projector: bool, language: bool) -> str | None:
     """A regular expression of the linear layers of some parts; None for the language model's, which is the default."""
     found = hub.parts(name)
     if found is None or (language and not towers and not projector):
