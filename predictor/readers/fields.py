@@ -131,7 +131,7 @@ class Format:
     @property
     def without_effect(self) -> frozenset[str]:
         """Its keys that memory does not depend on."""
-        names = frozenset().union(*(_names()[name] for name in (self.name, *self.shares)))
+        names = frozenset().union(*(_names().get(name, ()) for name in (self.name, *self.shares)))
         return names - self.fields.keys()
 
 
