@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
+ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
+"""One of them given by an option stands for all of them that were read."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +111,8 @@ def workload(arguments: argparse.Namespace) -> Workload:
             values[name] = _from_text(name, entry.metadata["kind"], given)
             from_options.add(name)
 
+    overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
         from predictor import learned
 
@@ -122,7 +126,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
     made = Workload.from_mapping(values, source=label)
-    return made.read_from(source.overriding(from_options)) if source else made
+    return made.read_from(source.overriding(overridden)) if source else made
 
 
 def _from_text(name: str, kind: Any, given: Any) -> Any:

@@ -75,16 +75,14 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     if not files:
         if words:
             raise InputError(f"{given.name}: {show(words[0])} is not expected where it stands: give flags")
-        return Given(given.name, values, given.path, True, program, given.environment, given.world_size,
-                     given.launched_by), implied
+        return replace(given, values=values), implied
     inner = _file(files[0])
     extra = dict(word.partition("=")[::2] for word in words if "=" in word and word not in files)
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:
         raise InputError(f"{given.name}: {show(stray[0])} is not expected where it stands: give KEY=VALUE or flags")
     extra |= {key.replace("-", "_"): value for key, value in values.items()}
-    return Given(inner.name, {**inner.values, **extra}, inner.path, False, program, given.environment,
-                 given.world_size, given.launched_by), implied
+    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra}), implied
 
 
 def _format(given: Given, wanted: str | None) -> Format:

@@ -39,7 +39,7 @@ ARGUMENTS = {
     "batch_flattening": noted("samples without padding, in one row", FlagOr("auto")),
     "adapter": part(TEXT),
     "lora_r": part(Whole(1, 65_536)),
-    "lora_alpha": part(Number(), 8),
+    "lora_alpha": part(Number()),
     "lora_dropout": part(Number(), 0.0),
     "lora_target_linear": part(FLAG),
     "lora_target_modules": part(Any_()),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
+from predictor.readers import accelerate
 from predictor.readers.fields import Given
 from predictor.suggest import show
 
@@ -52,9 +53,11 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
     command.environment = {**(environment or {}), **command.environment}
+    values = _flags(command.words, name)
+    decided = accelerate.arguments(command.options, values, name) if command.launcher == "accelerate" else {}
     world_size, launched_by = _world_size(command, name)
-    return Given(name, _flags(command.words, name), path, True, command.program, command.environment, world_size,
-                 launched_by)
+    return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
+                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()})
 
 
 def from_script(text: str, name: str, path: str) -> Given:

@@ -153,6 +153,7 @@ class Given:
         environment: variables that the command sets.
         world_size: what the launcher starts; None where it does not say.
         launched_by: what says so.
+        launched_with: keys that the launcher decides -> what says so.
         gpus: how many share the work all the same, if an option of ours says so.
     """
 
@@ -164,6 +165,7 @@ class Given:
     environment: Mapping[str, str] = field(default_factory=dict)
     world_size: int | None = None
     launched_by: str = ""
+    launched_with: Mapping[str, str] = field(default_factory=dict)
     gpus: int | None = None
 
 
@@ -204,6 +206,8 @@ class Reading:
     def called(self, name: str) -> str:
         """A key as the user wrote it."""
         shown = self.written.get(name, name)
+        if name in self.given.launched_with:
+            return self.given.launched_with[name]
         return f"--{shown}" if self.given.flags and name not in self.given.environment else shown
 
     def place(self, name: str) -> str:

@@ -30,7 +30,7 @@ ARGUMENTS = hf.ARGUMENTS | {
     "additional_target": part(Words()),
     "use_rslora": part(FLAG, False),
     "use_dora": part(FLAG, False),
-    "enable_liger_kernel": to("use_liger_kernel", FLAG, False),
+    "enable_liger_kernel": part(FLAG, False),
     "quantization_bit": part(Choice((4,), dict.fromkeys((8, 2, 3), "use 4, or leave it out"))),
     "quantization_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "gptq", "awq"), "use bnb")), "bnb"),
     "quantization_type": part(Choice(("nf4", "fp4")), "nf4"),
@@ -53,7 +53,6 @@ ARGUMENTS = hf.ARGUMENTS | {
     **dict.fromkeys(("use_unsloth", "use_unsloth_gc", "shift_attn", "mixture_of_depths", "use_llama_pro", "use_kt",
                      "fp8", "use_v1_kernels", "use_mca", "use_hyper_parallel"), refused(_MODEL)),
 }
-del ARGUMENTS["gradient_checkpointing"], ARGUMENTS["gradient_checkpointing_kwargs"], ARGUMENTS["use_liger_kernel"]
 
 
 def rules(reading: Reading) -> None:
@@ -62,8 +61,10 @@ def rules(reading: Reading) -> None:
     hf.attention(reading, {"auto": "sdpa"}.get(reading["flash_attn"], reading["flash_attn"]), "flash_attn")
     adapters = reading["finetuning_type"] == "lora"
     _adapters(reading, name) if adapters else _whole(reading, name)
-    reading.put("gradient_checkpointing", not reading["disable_gradient_checkpointing"],
-                "disable_gradient_checkpointing")
+    reading.put("gradient_checkpointing", not reading["disable_gradient_checkpointing"] or
+                reading["gradient_checkpointing"], "disable_gradient_checkpointing")
+    reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
+                "enable_liger_kernel", "use_liger_kernel")
     if not reading["disable_gradient_checkpointing"]:
         reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"]}, "use_reentrant_gc")
     found = hub.parts(name)

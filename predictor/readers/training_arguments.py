@@ -13,7 +13,6 @@ from predictor.readers.fields import (
     FLAG,
     TEXT,
     Any_,
-    FlagOr,
     Format,
     Mapped,
     Reading,
@@ -33,7 +32,6 @@ BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
           "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
-_SUPERVISED = "only supervised training with next-token loss is predicted"
 
 
 class ConfigFile:
@@ -334,4 +332,3 @@ FORMAT = Format(
     frozenset(("per_device_train_batch_size", "gradient_checkpointing", "output_dir", "num_train_epochs",
                "learning_rate", "logging_steps", "bf16", "optim", "max_steps")),
     rules, RENAMED | SCRIPT_RENAMED, shares=("script",), open=True)
-FLAG_OR_AUTO = FlagOr("auto")

@@ -10,8 +10,8 @@ from predictor import pipeline
 from predictor.cli import Parser
 from predictor.commands import options
 from tests.calibrate.small_jobs import SEQUENCE, measured_and_predicted, model_file, needs_emulator, workload
-from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 from tests.calibrate.trainer import FROZEN_TOWER as FREEZE
+from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 

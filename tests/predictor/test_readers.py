@@ -101,6 +101,17 @@ def test_the_launcher_says_how_many_gpus(words, size):
     assert values["engine"] == "ddp"
 
 
+def test_accelerates_configuration_file_is_read(tmp_path):
+    path = written(tmp_path, {"distributed_type": "DEEPSPEED", "num_processes": 8, "mixed_precision": "bf16", "deepspeed_config": {
+        "zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none", "zero3_init_flag": False}})
+    values, source = read(words=["accelerate", "launch", "--config_file", str(path), *TRAIN, "--gradient_accumulation_steps", "4"])
+    assert (values["data_parallel_size"], values["dtype"], values["deepspeed"]["zero_optimization"]["stage"]) == (8, "bf16", 2)
+    rows = {row.key: row for row in source.values}
+    assert rows["deepspeed.train_batch_size"].value == 8 * 8 * 4
+    assert rows["deepspeed"].names == (f"--config_file {path}: deepspeed_config",)
+    Workload.from_mapping(values)
+
+
 def test_without_a_launcher_an_option_says_it():
     assert "data_parallel_size" not in read(words=["python", *TRAIN])[0]
     assert read(words=["python", *TRAIN], gpus=4)[0]["engine"] == "ddp"
