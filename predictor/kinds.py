@@ -56,11 +56,11 @@ def _precision(workload: Workload, _: Formula) -> str:
 
 
 def _checkpointing(workload: Workload, _: Formula) -> str:
+    apart = "no_grad" if workload.no_grad else ""
     if not workload.gradient_checkpointing:
-        return "off"
-    modules = _joined("modules" if workload.gradient_checkpointing_modules else "",
-                      "no_grad" if workload.no_grad else "")
-    return _joined("on", modules, _options(workload.gradient_checkpointing_kwargs))
+        return _joined("off", apart)
+    modules = "modules" if workload.gradient_checkpointing_modules else ""
+    return _joined("on", modules, apart, _options(workload.gradient_checkpointing_kwargs))
 
 
 def _joined(*parts: str) -> str:

@@ -60,8 +60,9 @@ class Source:
 
     def overriding(self, keys: Collection[str]) -> Source:
         """The same, where options of ours give these keys again."""
-        return replace(self, values=tuple(replace(value, origin=OVERRIDDEN) if value.key in keys else value
-                                          for value in self.values))
+        return replace(self, values=tuple(
+            replace(value, origin=OVERRIDDEN) if value.key in keys else value for value in self.values
+            if value.key in keys or value.key.partition(".")[0] not in keys))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the result's key ``source``; what is not modelled is listed there."""

@@ -11,7 +11,7 @@ from predictor.errors import InputError
 from predictor.files import parse_json, parse_yaml, read_text
 from predictor.readers import command
 from predictor.readers.fields import Format, Given
-from predictor.readers.fields import read as read_fields
+from predictor.readers.reading import read as read_fields
 from predictor.source import Source
 from predictor.suggest import named, nearest, show
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from predictor import hub
+from predictor.readers import trainer
 from predictor.readers import training_arguments as hf
-from predictor.readers.fields import FLAG, TEXT, Any_, FlagOr, Format, Mapped, Reading, Words, noted, part, refused, to
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
 from predictor.values import Number, Whole
 
 _LATER = "it is not predicted: leave it out"
@@ -51,9 +54,9 @@ ARGUMENTS = {
     "load_in_8bit": refused("weights of 8 bits are not predicted: use load_in_4bit with adapter qlora", (None, False)),
     "freeze_mm_modules": part(FLAG, False),
     "unfrozen_parameters": refused("give trainable and frozen of the workload"),
-    "deepspeed": part(hf.ConfigFile()),
+    "deepspeed": part(ConfigFile()),
     "fsdp": part(Any_()),
-    "fsdp_config": part(hf.ConfigFile()),
+    "fsdp_config": part(ConfigFile()),
     "fsdp_version": part(Whole(1, 2)),
     "ddp_bucket_cap_mb": part(Number()),
     "ddp_find_unused_parameters": part(FLAG),
@@ -90,9 +93,9 @@ ARGUMENTS = {
 
 def rules(reading: Reading) -> None:
     """utils/config/__init__.py, core/builders/base.py, loaders/."""
-    name = hf.model(reading, "base_model")
+    name = trainer.model(reading, "base_model")
     _batch(reading)
-    hf.attention(reading, _attention(reading), *_given(reading, "attn_implementation", *ATTENTION))
+    trainer.attention(reading, _attention(reading), *_given(reading, "attn_implementation", *ATTENTION))
     _trained(reading, name)
     _checkpointing(reading)
     if reading["sample_packing"]:
@@ -108,14 +111,15 @@ def rules(reading: Reading) -> None:
         reading.values["fsdp"] = "full_shard"
     if reading["fsdp_version"] == 1:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
-    hf.engine(reading, name)
+    trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        hf.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
+        trainer.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
     if isinstance(reading["image_size"], int):
-        hf.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
-    hf.together(reading)
-    hf.evaluation(reading, "val_set_size", bool(reading["val_set_size"] or reading["test_datasets"]), "eval_batch_size")
+    trainer.together(reading)
+    trainer.evaluation(reading, "val_set_size", bool(reading["val_set_size"] or reading["test_datasets"]),
+                       "eval_batch_size")
 
 
 def _given(reading: Reading, *names: str) -> tuple[str, ...]:
@@ -151,7 +155,7 @@ def _trained(reading: Reading, name: str) -> None:
             raise reading.wrong("load_in_4bit", "is on, but adapter is not given: weights of 4 bits do not train")
         reading.put("recipe", "finetune" if reading["freeze_mm_modules"] else "full", "freeze_mm_modules")
         if reading["freeze_mm_modules"]:
-            hf.freeze_projector(reading, name, "freeze_mm_modules")
+            trainer.freeze_projector(reading, name, "freeze_mm_modules")
         return
     if reading["lora_r"] is None:
         raise reading.wrong("lora_r", f"is not given, but adapter is {adapter}: axolotl has no default")
@@ -161,7 +165,7 @@ def _trained(reading: Reading, name: str) -> None:
                                                    "default")
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
-    hf.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
+    trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
             targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
@@ -169,7 +173,7 @@ def _trained(reading: Reading, name: str) -> None:
     if chosen:
         reading.put("lora", reading.workload["lora"] | chosen, "lora_r", *(flags[key] for key in chosen))
     if found:
-        hf.freeze_projector(reading, name, "adapter")
+        trainer.freeze_projector(reading, name, "adapter")
     if reading["load_in_4bit"]:
         reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                                      "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16"},
@@ -182,7 +186,7 @@ def _checkpointing(reading: Reading) -> None:
         raise reading.wrong("gradient_checkpointing", f"{wanted} is not supported: true is, and "
                                                       "gradient_checkpointing_kwargs offload of the workload")
     reading.put("gradient_checkpointing", wanted, "gradient_checkpointing")
-    hf.checkpointing(reading, reentrant="gradient_checkpointing_kwargs" not in reading)
+    trainer.checkpointing(reading, reentrant="gradient_checkpointing_kwargs" not in reading)
 
 
 def _dtype(reading: Reading) -> None:

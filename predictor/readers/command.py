@@ -161,7 +161,7 @@ def _trains(command: Command) -> bool:
 
 
 def _world_size(command: Command, name: str) -> tuple[int | None, str]:
-    """GPUs that the launcher starts, and what says so."""
+    """GPUs that the launcher starts, and what says so; None where it takes as many as there are."""
     options, environment = command.options, command.environment
     if command.launcher == "torchrun":
         each, nodes = options.get("nproc_per_node", "1"), options.get("nnodes", "1")
@@ -180,7 +180,9 @@ def _world_size(command: Command, name: str) -> tuple[int | None, str]:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible and (command.launcher == "deepspeed" or command.program.startswith(("llamafactory", "axolotl", "lmf"))):
         return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
-    return (1, "no launcher") if not command.launcher and command.program.startswith("swift ") else (None, "")
+    if command.program.startswith("swift "):
+        return 1, "no NPROC_PER_NODE"
+    return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
 
 
 def _product(name: str, *parts: tuple[str, str]) -> tuple[int, str]:

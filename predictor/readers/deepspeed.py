@@ -10,7 +10,8 @@ from predictor.deepspeed_keys import READ as KNOWN
 from predictor.deepspeed_keys import SECTIONS, WITHOUT_EFFECT
 from predictor.errors import InputError
 from predictor.files import read_mapping
-from predictor.readers.fields import Format, Given, Reading
+from predictor.readers.fields import Format, Given
+from predictor.readers.reading import Reading
 from predictor.source import DEFAULT, READ, Source, value
 from predictor.suggest import show
 from predictor.values import thaw

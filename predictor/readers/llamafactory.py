@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from predictor import hub
+from predictor.readers import trainer
 from predictor.readers import training_arguments as hf
-from predictor.readers.fields import FLAG, TEXT, Any_, Format, Reading, Words, noted, part, refused, to
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Number, Whole
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
@@ -57,8 +60,8 @@ ARGUMENTS = hf.ARGUMENTS | {
 
 def rules(reading: Reading) -> None:
     """hparams/parser.py, model/adapter.py, model/patcher.py."""
-    name = hf.model(reading, "model_name_or_path")
-    hf.attention(reading, {"auto": "sdpa"}.get(reading["flash_attn"], reading["flash_attn"]), "flash_attn")
+    name = trainer.model(reading, "model_name_or_path")
+    trainer.attention(reading, {"auto": "sdpa"}.get(reading["flash_attn"], reading["flash_attn"]), "flash_attn")
     adapters = reading["finetuning_type"] == "lora"
     _adapters(reading, name) if adapters else _whole(reading, name)
     reading.put("gradient_checkpointing", not reading["disable_gradient_checkpointing"] or
@@ -75,12 +78,12 @@ def rules(reading: Reading) -> None:
                          "LLaMA-Factory does not recompute: its activations then stay")
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
-    hf.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
-    hf.engine(reading, name)
+    trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
+    trainer.engine(reading, name)
     if "dtype" not in reading.workload:
         _precision(reading, adapters)
-    hf.together(reading)
-    hf.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
+    trainer.together(reading)
+    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
                   bool(reading["val_size"] or reading["eval_dataset"]))
 
 
@@ -88,11 +91,11 @@ def _adapters(reading: Reading, name: str) -> None:
     everywhere = tuple(reading["lora_target"]) == ("all",)
     targets = reading["lora_target"]
     if everywhere:
-        targets = hf.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
+        targets = trainer.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
                                          not reading["freeze_language_model"])
-    hf.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
+    trainer.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
             dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"))
-    hf.freeze_projector(reading, name, "finetuning_type")
+    trainer.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["quantization_type"],
@@ -106,7 +109,7 @@ def _adapters(reading: Reading, name: str) -> None:
 def _whole(reading: Reading, name: str) -> None:
     if reading["quantization_bit"]:
         raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
-    hf.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
+    trainer.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
                language="freeze_language_model")
 
 
@@ -115,9 +118,9 @@ def _precision(reading: Reading, adapters: bool) -> None:
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"
-        hf.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+        trainer.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
     else:
-        hf.precision(reading, "fp32", because="what trains is fp32")
+        trainer.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
 

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from predictor import hub
+from predictor.readers import trainer
 from predictor.readers import training_arguments as hf
-from predictor.readers.fields import FLAG, TEXT, Format, Reading, noted, part, to
+from predictor.readers.fields import Format, noted, part, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT
 from predictor.values import Choice, Number, Whole
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
@@ -50,13 +53,13 @@ def rules(reading: Reading) -> None:
     if program == "train_xformers.py":
         reading.note("xformers' attention: predicted as PyTorch's (sdpa)")
     _trained(reading, name)
-    hf.checkpointing(reading, reentrant=True, because="transformers 4.37")
+    trainer.checkpointing(reading, reentrant=True, because="transformers 4.37")
     reading.put("no_grad", [NO_GRAD], because="llava/model/multimodal_encoder/clip_encoder.py")
-    hf.engine(reading, name)
+    trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        hf.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
-    hf.together(reading)
-    hf.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
+        trainer.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+    trainer.together(reading)
+    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
     _differences(reading)
 
 
@@ -78,7 +81,7 @@ def _trained(reading: Reading, name: str) -> None:
                                                "alone: keep one")
         reading.put("recipe", "pretrain", "tune_mm_mlp_adapter")
     elif reading["lora_enable"]:
-        hf.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
+        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
                 targets=None, by=("lora_enable",), bias=reading["lora_bias"])
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": False}, "lora_r", "lora_alpha",
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")

@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 from predictor import hub
+from predictor.readers import trainer
 from predictor.readers import training_arguments as hf
-from predictor.readers.fields import FLAG, TEXT, Any_, Format, Reading, Words, noted, part, refused, to
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Invalid, Number, Whole
 
 _LATER = "it is not predicted: leave it out"
@@ -64,22 +67,22 @@ ARGUMENTS = hf.ARGUMENTS | {
                          None, "", False, 0, "0", "false", "False", ()))),
     "task_type": refused("training with next-token loss is predicted", (None, "", "causal_lm")),
 }
-DTYPES = hf.DTYPES
+DTYPES = trainer.DTYPES
 PIXELS = "MAX_PIXELS"
 BUCKET = 2e8
 
 
 def rules(reading: Reading) -> None:
     """swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py."""
-    name = hf.model(reading, "model")
+    name = trainer.model(reading, "model")
     batch = reading["per_device_train_batch_size"]
     steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
     reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",
                 because="" if "gradient_accumulation_steps" in reading else "16 samples in all")
     reading.values["gradient_accumulation_steps"] = steps
-    hf.attention(reading, reading["attn_impl"], "attn_impl")
+    trainer.attention(reading, reading["attn_impl"], "attn_impl")
     adapters = reading["tuner_type"] == "lora"
-    _adapters(reading, name) if adapters else hf.trained(
+    _adapters(reading, name) if adapters else trainer.trained(
         reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
     _checkpointing(reading, name)
     if reading["packing"] or reading["padding_free"]:
@@ -89,13 +92,13 @@ def rules(reading: Reading) -> None:
         reading.put("padding", "packed", by)
     _pictures(reading, name)
     _dtype(reading)
-    hf.engine(reading, name, builtin(reading["deepspeed"]))
+    trainer.engine(reading, name, builtin(reading["deepspeed"]))
     if "dtype" not in reading.workload:
-        hf.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
+        trainer.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
-    hf.together(reading)
-    hf.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
+    trainer.together(reading)
+    trainer.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
                   bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
 
 
@@ -128,14 +131,14 @@ def _adapters(reading: Reading, name: str) -> None:
     targets: Any = reading["target_regex"] or reading["target_modules"]
     if tuple(targets) == ("all-linear",):
         trains = (not reading[key] for key in ("freeze_vit", "freeze_aligner", "freeze_llm"))
-        targets = hf.parts_with_adapters(name, *trains)
+        targets = trainer.parts_with_adapters(name, *trains)
     by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
-    hf.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
+    trainer.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
             targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = DTYPES.get(reading["lora_dtype"]) == "fp32"
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
-    hf.freeze_projector(reading, name, "tuner_type")
+    trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"] or reading["quant_bits"]:
         half = DTYPES.get(reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16", "bf16")
         reading.put("quantization", {
@@ -147,7 +150,7 @@ def _adapters(reading: Reading, name: str) -> None:
 def _checkpointing(reading: Reading, name: str) -> None:
     """trainers/mixin.py, ``_fix_gradient_checkpointing``: reentrant unless DDP is the engine."""
     ddp = reading.world_size > 1 and not reading["deepspeed"] and not reading["fsdp"]
-    hf.checkpointing(reading, reentrant=not ddp, because="" if ddp else "unless DDP is the engine")
+    trainer.checkpointing(reading, reentrant=not ddp, because="" if ddp else "unless DDP is the engine")
     found, towers = hub.parts(name), reading["vit_gradient_checkpointing"]
     if found and reading.workload["gradient_checkpointing"] and towers is False:
         reading.put("gradient_checkpointing_modules", [found.language[0]], "vit_gradient_checkpointing")
@@ -162,7 +165,7 @@ def _pictures(reading: Reading, name: str) -> None:
             pixels, by = Whole(1, 1 << 28).from_text(reading.given.environment[PIXELS]), PIXELS
         except Invalid as error:
             raise reading.wrong(PIXELS, str(error)) from None
-    hf.pictures(reading, name, pixels, by)
+    trainer.pictures(reading, name, pixels, by)
 
 
 def _dtype(reading: Reading) -> None:
