@@ -13,13 +13,13 @@ from predictor.errors import InputError
 ALIASES = {
     "llava-v1.5-7b": "llava-1.5-7b", "llava-v1.5-13b": "llava-1.5-13b", "llava-v1.6-vicuna-7b": "llava-next-vicuna-7b",
     "llava-v1.6-vicuna-13b": "llava-next-vicuna-13b", "llava-v1.6-mistral-7b": "llava-next-mistral-7b",
-    "meta-llama-3.1-8b": "llama-3.1-8b", "llama-2-7b": "llama-2-7b", "paligemma-3b-pt-224": "paligemma-3b",
-    "resnet-50": "resnet-50", "gpt-neo-1.3b": "gpt-neo-1.3b",
-    "bert-base-uncased": "bert-base", "bert-base-cased": "bert-base", "vit-base-patch16-224": "vit-base",
-    "swin-tiny-patch4-window7-224": "swin-tiny", "convnext-tiny-224": "convnext-tiny", "mistral-7b-v0.1": "mistral-7b",
+    "meta-llama-3.1-8b": "llama-3.1-8b", "paligemma-3b-pt-224": "paligemma-3b", "bert-base-uncased": "bert-base",
+    "bert-base-cased": "bert-base", "vit-base-patch16-224": "vit-base", "swin-tiny-patch4-window7-224": "swin-tiny",
+    "convnext-tiny-224": "convnext-tiny", "mistral-7b-v0.1": "mistral-7b", "mistral-7b-instruct-v0.1": "mistral-7b",
+    "mistral-7b-instruct-v0.3": "mistral-7b-v0.3",
 }
 """Last part of an id, in lower case -> known name, where no suffix leads there."""
-SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "lora", r"v0\.[123]", "2409", "2506", "merged")
+SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "lora", "2409", "2506", "merged")
 """Ends of names of checkpoints that have the configuration of the model without."""
 LANGUAGE_MODELS = {"vicuna-7b-v1.5": "llava-1.5-7b", "vicuna-13b-v1.5": "llava-1.5-13b"}
 """Language models of LLaVA-1.5 -> the whole, with CLIP and a projector of two layers."""

@@ -16,7 +16,7 @@ from predictor.suggest import show
 LAUNCHERS = {
     "deepspeed": ("no_local_rank", "no_python", "save_pid", "enable_each_rank_log", "force_multi", "no_ssh", "module",
                   "bind_cores_to_rank", "elastic_training"),
-    "torchrun": ("standalone", "m", "module", "no_python", "run_path"),
+    "torchrun": ("standalone", "m", "module", "no_python", "run_path", "use_env"),
     "accelerate": ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu", "use_megatron_lm", "tpu", "m", "module",
                    "no_python", "quiet", "q", "debug", "same_network", "dynamo_use_fullgraph", "dynamo_use_dynamic",
                    "enable_cpu_affinity"),
@@ -206,9 +206,9 @@ def _flags(words: Sequence[str], name: str) -> dict[str, str | list[str]]:
             if flag in flags:
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
             current = flags[flag] = [item] if equals else []
-        elif word not in ("&", "|", ";", "2>&1") and not re.match(r"\d?>", word):
-            current.append(word)
-        else:
+        elif word in ("&", "|", ";", "&&") or re.match(r"\d?>", word):
             break
+        elif word not in ("$@", "$*"):
+            current.append(word)
     return {flag: "true" if not found else found[0] if len(found) == 1 else found
             for flag, found in flags.items() if found or flag}

@@ -81,7 +81,8 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
             raise InputError(f"{reading.place(argument)} is {_word(ours)}{how} but {name} has {key} {_word(theirs)}: "
                              'write "auto" there, or the same in both')
     reading.put("deepspeed", path or thaw(config), *names)
-    reading.put("dtype", half or "fp32", *(argument for argument in ("bf16", "fp16") if argument in reading))
+    by_weights = reading.decided_half and "torch_dtype" in reading.form.fields
+    reading.put("dtype", half or "fp32", *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
     if _at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
         reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
     put_in = filled(document, arguments, hub.hidden_size(model) if model else None)

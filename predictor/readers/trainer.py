@@ -115,8 +115,11 @@ def precision(reading: Reading, weights: str | None, *names: str, default: str =
 
 
 def together(reading: Reading) -> None:
-    """Autocast was not compared with every kernel: the nearest that was is predicted, and named."""
+    """Not everything was compared with every kernel: the nearest that was is predicted, and named."""
     workload = reading.workload
+    if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
+        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        reading.note("flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention")
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return
@@ -140,12 +143,16 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
     if not asked:
         return
     workload, size = reading.workload, reading[batch]
-    zero = workload.get("deepspeed") or workload.get("engine") == "fsdp2"
-    plain = not zero and workload.get("dtype") == "bf16" and not workload.get("mixed_precision") and \
+    stage = reading.rows.get("deepspeed.zero_optimization.stage")
+    sharded = workload.get("engine") == "fsdp2" or (stage and stage.value == 3)
+    plain = not sharded and workload.get("dtype") == "bf16" and not workload.get("mixed_precision") and \
         not workload.get("use_liger_kernel") and not workload.get("quantization") and \
         workload["attn_implementation"] in ("sdpa", "eager")
     if plain:
         reading.put("per_device_eval_batch_size", size, name, batch)
+        if hub.parts(workload.get("model", "")):
+            reading.note("keys and values of all layers, which an evaluation keeps where the model's text_config has "
+                         "use_cache")
     else:
         reading.note(f"{name} {reading[name]}: the evaluation of batches of {size} (where it can be predicted: "
                      "per_device_eval_batch_size)")

@@ -62,7 +62,10 @@ PEFT = {
     "load_in_4bit": refused("of a script nobody knows how its model is prepared: give quantization"),
     "load_in_8bit": refused("weights of 8 bits are not predicted"),
 }
-"""TRL 1.9, ``ModelConfig``."""
+"""TRL 0.24, ``ModelConfig``."""
+ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
+    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
+"""``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
 SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "model_id": "model_name_or_path"} | \
@@ -75,7 +78,7 @@ def rules(reading: Reading) -> None:
     name = trainer.model(reading, "model_name_or_path")
     if reading["use_peft"]:
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=reading["lora_target_modules"], by=("use_peft", "lora_target_modules"))
+             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -88,6 +91,15 @@ def rules(reading: Reading) -> None:
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
                reading["eval_on_start"])
+
+
+def _targets(reading: Reading, name: str) -> tuple[str, ...]:
+    config = hub.config(name)
+    found = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
+    if not found:
+        raise reading.wrong("lora_target_modules", "is not given, and peft has no default for this model: name layers, "
+                                                   "or all-linear")
+    return found
 
 
 FORMAT = Format(
