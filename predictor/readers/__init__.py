@@ -65,11 +65,12 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     if not given.flags:
         return given, None
     program = given.program
-    implied = PROGRAMS.get(program.split()[0]) or MODULES.get(program)
-    values, words = dict(given.values), given.values.get("", ())
-    words = [words] if isinstance(words, str) else list(words)
-    values.pop("", None)
-    if "swift" in values.get("", ()) or (implied == "swift" and "config" in values):
+    implied = PROGRAMS.get(program.split()[0]) or MODULES.get(program) or (
+        "llava" if "llava/train/" in program else None)
+    values = dict(given.values)
+    words = values.pop("", [])
+    words = [words] if isinstance(words, str) else words
+    if implied == "swift" and "config" in values:
         words = [values.pop("config"), *words]
     files = [word for word in words if word.lower().endswith((".yaml", ".yml", ".json"))]
     if not files:
@@ -88,7 +89,7 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
 def _format(given: Given, wanted: str | None) -> Format:
     if wanted is not None and wanted not in FORMATS:
         raise InputError(f"--from-format {show(wanted)}: known are {', '.join(FORMATS)}{nearest(wanted, FORMATS)}")
-    keys = {key.replace("-", "_") if given.flags else key for key in given.values}
+    keys = {key.replace("-", "_") for key in given.values}
     for name, module in FORMATS.items():
         found: Format = import_module(f"predictor.readers.{module}").FORMAT
         if name == wanted or (wanted is None and keys & found.marks and _is(name, given)):

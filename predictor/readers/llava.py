@@ -36,7 +36,6 @@ ARGUMENTS = hf.ARGUMENTS | {
     "lora_alpha": part(Number(), 16),
     "lora_dropout": part(Number(), 0.05),
     "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
-    "lora_modules_to_save": part(None),
     "mm_projector_lr": noted("four optimizer groups where the prediction has two", Number()),
 }
 """Defaults: llava/train/train.py, over transformers 4.37's."""
@@ -81,8 +80,8 @@ def _trained(reading: Reading, name: str) -> None:
                                                "alone: keep one")
         reading.put("recipe", "pretrain", "tune_mm_mlp_adapter")
     elif reading["lora_enable"]:
-        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-                targets=None, by=("lora_enable",), bias=reading["lora_bias"])
+        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets=None,
+                     by=("lora_enable",), bias=reading["lora_bias"])
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": False}, "lora_r", "lora_alpha",
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")
     else:

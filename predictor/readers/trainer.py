@@ -74,7 +74,7 @@ def _fsdp(reading: Reading) -> None:
     config = reading["fsdp_config"] or {}
     if isinstance(config, str):
         config = read_mapping(reading.file("fsdp_config"), "fsdp_config")
-    config = {key.removeprefix("fsdp_"): item for key, item in config.items()}
+    config = {str(key).removeprefix("fsdp_"): item for key, item in config.items()}
     words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", "has version 1: FSDP1 is not predicted, give version 2")
@@ -87,8 +87,7 @@ def _fsdp(reading: Reading) -> None:
     fsdp["reshard_after_forward"] = str(reshards).lower() in ("true", "full_shard")
     wrapped = config.get("transformer_layer_cls_to_wrap")
     if wrapped:
-        wrapped = wrapped.split(",") if isinstance(wrapped, str) else wrapped
-        fsdp["transformer_layer_cls_to_wrap"] = wrapped[0] if len(wrapped) == 1 else list(wrapped)
+        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
     if reading.half:
         fsdp["param_dtype"] = reading.half
     reading.put("engine", "fsdp2", "fsdp")
@@ -158,8 +157,8 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
                      "per_device_eval_batch_size)")
 
 
-def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, extra: str, targets: Any, by: tuple[str, ...],
-         bias: str = "none") -> None:
+def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, targets: Any, by: tuple[str, ...],
+         extra: str = "", bias: str = "none") -> None:
     """The ``lora`` key, by names of keys (``alpha`` also a number); targets None or ``all-linear`` alone are the
     language model's linear layers."""
     found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha] if isinstance(alpha, str) else alpha,
@@ -167,12 +166,13 @@ def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, extra: s
     if targets:
         found["target_modules"] = targets if isinstance(targets, str) else \
             targets[0] if tuple(targets) == ("all-linear",) else list(targets)
-    if reading[extra]:
+    if extra and reading[extra]:
         found["modules_to_save"] = list(reading[extra])
     found |= {flag: True for flag in ("use_rslora", "use_dora") if flag in reading.form.fields and reading[flag]}
     found |= {"bias": bias} if bias != "none" else {}
     reading.put("recipe", "lora", *by)
-    reading.put("lora", found, r, *([alpha] if isinstance(alpha, str) else []), dropout, extra, *by)
+    names = [r, *([alpha] if isinstance(alpha, str) else []), dropout, *([extra] if extra else []), *by]
+    reading.put("lora", found, *names)
 
 
 LINEAR = "q_proj|k_proj|v_proj|o_proj|out_proj|qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
@@ -190,9 +190,12 @@ def parts_with_adapters(name: str, towers: bool, projector: bool, language: bool
 
 
 def freeze_projector(reading: Reading, name: str, *by: str) -> None:
-    """Beside adapters our recipe trains the projector; most frameworks do not."""
+    """Beside adapters our recipe trains the projector; most frameworks do not, unless it has some itself."""
     found = hub.parts(name)
-    if found:
+    targets = str((reading.workload.get("lora") or {}).get("target_modules", ""))
+    if found and any(part in targets for part in ("all-linear", "projector", "merger", "connector")):
+        reading.note("norms of the projector, which has adapters: they train here")
+    elif found:
         reading.put("frozen", _present(name, found.projector), *by, because="only adapters train")
 
 

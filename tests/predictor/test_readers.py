@@ -220,6 +220,13 @@ def test_layers_that_trl_does_not_name_are_pefts(model, targets):
     assert {name: list(layers) for name, layers in ADAPTED.items()} == {name: theirs[name] for name in ADAPTED}
 
 
+@pytest.mark.parametrize("linear, frozen", [({"lora_target_linear": True}, None),
+                                            ({"lora_target_modules": ["q_proj"]}, ["*multi_modal_projector*"])])
+def test_adapters_of_the_projector_are_not_frozen(tmp_path, linear, frozen):
+    path = written(tmp_path, {"base_model": "llava-hf/llava-1.5-7b-hf", "adapter": "lora", "lora_r": 8} | linear)
+    assert read(path)[0].get("frozen") == frozen
+
+
 KEYS = st.sampled_from(["finetuning_type", "deepspeed", "bf16", "model_name_or_path", "fsdp", "lora_target", "gradient_checkpointing_kwargs",
                         "per_device_train_batch_size", "fsdp_config", "base_model", "adapter", "tuner_type", "mm_projector_type", "output_dir"])
 ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9), lambda inner: st.lists(inner, max_size=3)
