@@ -4,7 +4,7 @@ MAX_PIXELS=1003520 \
 CUDA_VISIBLE_DEVICES=0,1 \
 swift sft \
     --model Qwen/Qwen2.5-VL-7B-Instruct \
-    --dataset AI-ModelScope/LaTeX_OCR#20000 another/set \
+    --dataset our/formulas#20000 another/set \
     --train_type lora \
     --torch_dtype bfloat16 \
     --num_train_epochs 1 \
