@@ -100,10 +100,12 @@ def build_model(workload: Workload):
 
 
 def checkpointed(model, workload: Workload):
-    """The same model; its layers are recomputed in backward, if the workload says so."""
+    """The same model; its layers are recomputed in backward, and modules run without gradients, if the
+    workload says so."""
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)
+    parser.without_grad(model, workload.no_grad)
     return model
 
 

@@ -46,7 +46,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
         not_modelled=_not_modelled(job.profile, job.loop or LOOP.format(
-            "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes(),
+            "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
+            workload.source.not_modelled if workload.source else ()),
+        source=workload.source,
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,

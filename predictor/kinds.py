@@ -57,10 +57,11 @@ def _precision(workload: Workload, _: Formula) -> str:
 
 
 def _checkpointing(workload: Workload, _: Formula) -> str:
+    apart = "no_grad" if workload.no_grad else ""
     if not workload.gradient_checkpointing:
-        return "off"
+        return _joined("off", apart)
     modules = "modules" if workload.gradient_checkpointing_modules else ""
-    return _joined("on", modules, _options(workload.gradient_checkpointing_kwargs))
+    return _joined("on", modules, apart, _options(workload.gradient_checkpointing_kwargs))
 
 
 def _joined(*parts: str) -> str:
@@ -81,8 +82,8 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] 
     "optimizer": (("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
     "attention": (("attn_implementation", "sdpa_backend"), _attention),
     "precision": (("dtype", "mixed_precision"), _precision),
-    "checkpointing": (("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules"),
-                      _checkpointing),
+    "checkpointing": (("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
+                       "no_grad"), _checkpointing),
     "padding": (("padding",), lambda workload, _: workload.padding),
     "kernels": (("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
     "evaluation": (("per_device_eval_batch_size",),

@@ -144,6 +144,27 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
         layer.gradient_checkpointing &= any(_matches(name, pattern) for pattern in modules)
 
 
+def without_grad(model, patterns: tuple[str, ...]) -> None:
+    """Let modules run under ``torch.no_grad``, as the ``forward`` of LLaVA's own vision tower does.
+
+    Raises:
+        InputError: a pattern that matches no module, or a module with parameters that train.
+    """
+    import torch
+
+    for pattern in patterns:
+        found = {name: module for name, module in model.named_modules() if name and _matches(name, pattern)}
+        if not found:
+            raise InputError(f"no_grad: pattern {pattern!r} matches no module")
+        for name, module in found.items():
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                raise InputError(f"no_grad: {name} has parameters that train: freeze them, or leave it out")
+            if not isinstance(module, torch.nn.ModuleList):
+                module.forward = torch.no_grad()(module.forward)
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = False  # there is nothing to compute again
+
+
 def _matches(path: str, pattern: str) -> bool:
     """Whether a pattern matches a path, or the path of any module above it."""
     return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")

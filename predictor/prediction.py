@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from predictor.events import Factor, Moment
+from predictor.source import Source
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Prediction:
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
     ``samples``: what other batches of the dataset need, if the answer is of its worst.
     ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
+    ``source``: where the workload's values came from, if a framework's configuration was read.
     ``passed_bytes``: activations that modality modules which do not train keep for backward, which runs through them.
     """
 
@@ -142,6 +144,7 @@ class Prediction:
     frozen_bytes: int | None = None
     passed_bytes: Mapping[str, int] = field(default_factory=dict)
     samples: Chances | None = None
+    source: Source | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON (design, section 5): every key always present, unit in its name."""
@@ -171,6 +174,7 @@ class Prediction:
             "modules": {name: {f.value: b for f, b in split.items()} for name, split in self.modules.items()},
             "moments": {moment.value: dict(point) for moment, point in self.moments.items()},
             "samples": None if self.samples is None else asdict(self.samples),
+            "source": self.source and self.source.to_json(),
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }

@@ -73,6 +73,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
+    parser.without_grad(model, key.no_grad)
     inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)

@@ -13,6 +13,7 @@ from predictor.deepspeed_keys import STAGE
 from predictor.engine import engines, optimizer
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
+from predictor.source import Source
 from predictor.suggest import nearest, show
 from predictor.values import (
     Choice,
@@ -179,6 +180,7 @@ class Workload:
 
     Attributes:
         filled_in: names of the keys that were given neither by the user nor by their DeepSpeed config.
+        source: where they came from, if they were read from a framework's own configuration.
 
     Raises:
         InputError: a value that makes no sense, is not supported yet, or contradicts another.
@@ -228,6 +230,8 @@ class Workload:
         Table({"use_reentrant": Flag(), "every_n_layers": Whole(1, 999), "offload": Flag()}, {"use_reentrant": False}),
         FrozenMap({"use_reentrant": False}), "compute",
         "use_reentrant=true, every_n_layers=2, offload=true (inputs of layers in host memory), as transformers has it")
+    no_grad: tuple[str, ...] = key(Patterns(), (), "compute", "module paths that run under torch.no_grad, as LLaVA's "
+                                   "own vision tower does")
     gradient_checkpointing_modules: tuple[str, ...] = key(
         Patterns(), (), "compute", "module paths, such as *language_model*, whose layers alone are recomputed")
     use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
@@ -268,6 +272,7 @@ class Workload:
 
     filled_in: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
     deepspeed_name: str = field(default="deepspeed", init=False, compare=False, repr=False)
+    source: Source | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given, values = {}, {}
@@ -319,7 +324,12 @@ class Workload:
 
     def replace(self, **changes: Any) -> Workload:
         """This workload with some keys given anew (None: not given); what :meth:`fill` set is forgotten."""
-        return type(self)(**(self._given | changes))  # type: ignore[attr-defined]
+        return type(self)(**(self._given | changes)).read_from(self.source)  # type: ignore[attr-defined]
+
+    def read_from(self, source: Source | None) -> Workload:
+        """This workload, which knows where its values came from."""
+        object.__setattr__(self, "source", source)
+        return self
 
     def fill(self, **values: Any) -> Workload:
         """This workload with keys that only the model could settle; they stay listed in ``filled_in``."""

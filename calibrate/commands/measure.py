@@ -27,6 +27,7 @@ exit codes: 0 three steps ran, 1 the job ran out of GPU memory, 2 bad input or e
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the workload's options, where to run, and the output's."""
     options.add_workload(parser)
+    options.add_from(parser)
     group = parser.add_argument_group("where to run")
     group.add_argument("--device", choices=("cuda", "emulated"), help="default: cuda if this machine has a GPU")
     group.add_argument("--events", default="immediate", metavar="WHEN",

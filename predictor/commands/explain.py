@@ -25,6 +25,7 @@ exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the workload's options, the output's, and how much to show."""
     options.add_workload(parser)
+    options.add_from(parser)
     output.add_output(parser)
     group = parser.add_argument_group("what to show")
     options.add_samples(group)

@@ -14,9 +14,12 @@ from predictor.workload import KEYS, Workload, check_names
 if TYPE_CHECKING:
     from predictor.prediction import Prediction
     from predictor.samples import Samples
+    from predictor.source import Source
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
+ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
+"""One of them given by an option stands for all of them that were read."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,47 @@ def _default_text(default: Any) -> str:
     return f"default: {str(default).lower() if isinstance(default, bool) else default}"
 
 
+def add_from(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--from``, ``--from-format`` and ``-- COMMAND``: a framework's own configuration instead of ours."""
+    group = parser.add_argument_group("a framework's own configuration", "in place of MODEL; options override it; the "
+                                      "command line of a training is given as it is run, at the end: -- COMMAND …")
+    group.add_argument("--from", dest="from_file", metavar="FILE",
+                       help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift or axolotl "
+                            "(YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
+    group.add_argument("--from-format", metavar="NAME", help="which of these it is: llava, transformers, llamafactory, "
+                       "swift, axolotl, deepspeed; default: as its content says")
+    original = parser.parse_known_args
+
+    def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        end = words.index("--") if "--" in words else None
+        arguments, unknown = original(words[:end])
+        arguments.command = None if end is None else words[end + 1:]
+        return arguments, unknown
+
+    parser.parse_known_args = parse
+
+
+def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]:
+    """What a framework's configuration says, if one is given."""
+    path, command = getattr(arguments, "from_file", None), getattr(arguments, "command", None)
+    form = getattr(arguments, "from_format", None)
+    given = [name for name, item in (("--from", path), ("-- COMMAND", command), ("--workload", arguments.workload))
+             if item is not None]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} are both given: keep one")
+    if path is None and command is None:
+        if form is not None:
+            raise InputError("--from-format says what --from is: add --from FILE")
+        return {}, None
+    if command == []:
+        raise InputError("a command is missing after --: peakcast predict -- deepspeed train.py …")
+    from predictor.readers import read
+
+    gpus = arguments.data_parallel_size
+    return read(path=path, words=command, form=form, gpus=gpus and _from_text(
+        "data_parallel_size", KEYS["data_parallel_size"].metadata["kind"], gpus))
+
+
 def workload(arguments: argparse.Namespace) -> Workload:
     """The workload that the options and the file describe.
 
@@ -56,7 +100,8 @@ def workload(arguments: argparse.Namespace) -> Workload:
         InputError: with the file or the option in front.
     """
     path = arguments.workload
-    values: dict[Any, Any] = read_mapping(path, "the workload") if path else {}
+    values, source = _read(arguments)
+    values |= read_mapping(path, "the workload") if path else {}
     file = named(path) if path else ""
     check_names(values, file)
     from_options = set()
@@ -66,15 +111,22 @@ def workload(arguments: argparse.Namespace) -> Workload:
             values[name] = _from_text(name, entry.metadata["kind"], given)
             from_options.add(name)
 
+    overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
         from predictor import learned
 
         values = learned.fill(values)
 
+    places = {row.key: row.place for row in source.values} if source else {}
+
     def label(name: str) -> str:
+        if name in places and name not in from_options:
+            return places[name]
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
-    return Workload.from_mapping(values, source=label)
+    made = Workload.from_mapping(values, source=label)
+    return made.read_from(source.overriding(overridden)) if source else made
 
 
 def _from_text(name: str, kind: Any, given: Any) -> Any:

@@ -11,6 +11,8 @@ EXAMPLES = """examples:
       --sequence-length 1024 --data-parallel-size 8 --zero-stage 2 --gpu h100-80gb
   peakcast predict llava-1.5-7b --sequence-length 2048 --deepspeed zero2.json --data-parallel-size 4
   peakcast predict --workload job.yaml --capacity-bytes 80GiB --json -o prediction.json
+  peakcast predict --from scripts/v1_5/finetune.sh --data-parallel-size 8 --gpu a100-80gb
+  peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
 
@@ -21,6 +23,7 @@ exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the workload's options and the output's."""
     options.add_workload(parser)
+    options.add_from(parser)
     output.add_output(parser)
     group = parser.add_argument_group("what else to find out")
     group.add_argument("--minimum-capacity", action="store_true",

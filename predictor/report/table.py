@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.events import Factor
 from predictor.prediction import Prediction
-from predictor.report import samples, verdict
+from predictor.report import samples, source, verdict
 from predictor.report.units import gib, share, size_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def head(console: Console, prediction: Prediction) -> None:
 
 
 def tail(console: Console, prediction: Prediction) -> None:
-    """What was assumed, where the intervals come from, and what is missing."""
+    """Where the values came from, what was assumed, where the intervals come from, and what is missing."""
+    source.report(console, prediction.source)
     for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):

@@ -1,0 +1,55 @@
+"""What ``accelerate launch`` adds to a training's own arguments: by its options, or by its configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.files import read_mapping
+from predictor.suggest import show
+
+SECTION = "deepspeed_config"
+STAGE, FILE = "zero_stage", "deepspeed_config_file"
+
+
+def arguments(options: dict[str, str], given: Mapping[str, Any], name: str) -> dict[str, tuple[Any, str]]:
+    """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
+
+    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
+    precision counts where the training's own arguments say nothing.
+
+    Raises:
+        InputError: FSDP, whose keys are read of the training's own arguments alone.
+    """
+    path = options.get("config_file")
+    document = read_mapping(path, "accelerate's configuration") if path else {}
+    where = f"--config_file {path}" if path else "accelerate launch"
+    kind = str(document.get("distributed_type", "")).upper()
+    if kind in ("FSDP", "MEGATRON_LM") or "use_fsdp" in options:
+        raise InputError(f"{path or name}: distributed_type {show(kind or 'FSDP')} is not read: give --fsdp and "
+                         "--fsdp_config to the training")
+    if "num_processes" in document:
+        options.setdefault("num_processes", str(document["num_processes"]))
+    found: dict[str, tuple[Any, str]] = {}
+    precision = options.get("mixed_precision", document.get("mixed_precision"))
+    if precision in ("bf16", "fp16") and not {"bf16", "fp16"} & given.keys():
+        found[precision] = ("true", f"{where}: mixed_precision")
+    section = document.get(SECTION) if kind == "DEEPSPEED" else None
+    section = dict(section) if isinstance(section, Mapping) else {}
+    section |= {key: options[key] for key in (STAGE, FILE, "offload_optimizer_device", "offload_param_device")
+                if key in options and ("use_deepspeed" in options or section)}
+    if section and "deepspeed" not in given:
+        found["deepspeed"] = (section.get(FILE) or _config(section, path or name), f"{where}: {SECTION}")
+    return found
+
+
+def _config(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    stage = str(section.get(STAGE, 2))
+    if stage not in ("0", "1", "2", "3"):
+        raise InputError(f"{name}: {SECTION}: {STAGE} is {show(stage)}: 0 to 3 are stages")
+    zero: dict[str, Any] = {"stage": int(stage)}
+    for theirs, ours in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
+        zero[ours] = {"device": str(section.get(theirs, "none")).lower()}
+    given = {key: section.get(key, "auto") for key in ("gradient_accumulation_steps", "gradient_clipping")}
+    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero} | given

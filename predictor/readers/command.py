@@ -1,0 +1,214 @@
+"""Command lines as users run them: launcher, script, flags; also those in a shell script."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from predictor.errors import InputError
+from predictor.readers import accelerate
+from predictor.readers.fields import Given
+from predictor.suggest import show
+
+LAUNCHERS = {
+    "deepspeed": ("no_local_rank", "no_python", "save_pid", "enable_each_rank_log", "force_multi", "no_ssh", "module",
+                  "bind_cores_to_rank", "elastic_training"),
+    "torchrun": ("standalone", "m", "module", "no_python", "run_path", "use_env"),
+    "accelerate": ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu", "use_megatron_lm", "tpu", "m", "module",
+                   "no_python", "quiet", "q", "debug", "same_network", "dynamo_use_fullgraph", "dynamo_use_dynamic",
+                   "enable_cpu_affinity"),
+}
+"""Launcher -> its options that take no value."""
+LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+                     "deepspeed.launcher.runner": "deepspeed"}
+TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",)}
+"""Commands of frameworks -> what they train by."""
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+@dataclass
+class Command:
+    """One command on its way: what launches it, what runs, and its words."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    launcher: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    program: str = ""
+    words: list[str] = field(default_factory=list)
+
+
+def from_words(words: Sequence[str], name: str = "the command", path: str | None = None,
+               environment: Mapping[str, str] | None = None) -> Given:
+    """A command's flags, and what its launcher starts.
+
+    Raises:
+        InputError: nothing that trains.
+    """
+    command = parse(words)
+    if command is None:
+        raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
+                         "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
+    command.environment = {**(environment or {}), **command.environment}
+    values = _flags(command.words, name)
+    decided = accelerate.arguments(command.options, values, name) if command.launcher == "accelerate" else {}
+    world_size, launched_by = _world_size(command, name)
+    return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
+                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()})
+
+
+def from_script(text: str, name: str, path: str) -> Given:
+    """The one training command of a shell script: continued lines joined, its own variables put in.
+
+    Raises:
+        InputError: it has none, or several.
+    """
+    variables: dict[str, str] = {}
+    found: list[Sequence[str]] = []
+    text = re.sub(r"(?m)^[ \t]*#.*\n?", "", text.replace("\r\n", "\n"))
+    for line in re.sub(r"[ \t]*\\[ \t]*\n", " ", text).splitlines():
+        words = _split(line)
+        words = [_expanded(word, variables) for word in words]
+        words = words[1:] if words[:1] == ["export"] else words
+        if words and all(ASSIGNMENT.fullmatch(word) for word in words):
+            variables |= dict(ASSIGNMENT.fullmatch(word).groups() for word in words)
+        elif words and (command := parse(words)) and _trains(command):
+            found.append(words)
+    if not found:
+        raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
+    if len(found) > 1:
+        raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
+    return from_words(found[0], name, path, variables)
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    return VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+
+
+def _split(line: str) -> list[str]:
+    """The words of a line, as a shell has them; none of one whose quotation goes on: nothing that trains begins so."""
+    for comments in (False, True):  # shlex takes any # for a comment, a shell only one that begins a word
+        try:
+            words = shlex.split(line, comments=comments)
+        except ValueError:
+            continue
+        return words[: next((at for at, word in enumerate(words) if word.startswith("#")), None)]
+    return []
+
+
+def parse(words: Sequence[str]) -> Command | None:
+    """The parts of a command; None for one that runs no program that could train."""
+    command, rest = Command(), list(words)
+    while rest and (match := ASSIGNMENT.fullmatch(rest[0])):
+        command.environment[match[1]] = match[2]
+        rest.pop(0)
+    if rest[:1] == ["nohup"] or rest[:1] == ["exec"] or rest[:1] == ["env"]:
+        inner = parse(rest[1:])
+        if inner:
+            inner.environment = command.environment | inner.environment
+        return inner
+    if not rest:
+        return None
+    first, rest = os.path.basename(rest[0]), rest[1:]
+    if first in TOOLS and rest[:1] and rest[0] in TOOLS[first]:
+        command.program, command.words = f"{first} {rest[0]}", rest[1:]
+        return command
+    if re.fullmatch(r"python[\d.]*", first):
+        while rest and rest[0] in ("-u", "-O", "-B"):
+            rest.pop(0)
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            module = rest[1]
+            if module in LAUNCHING_MODULES:
+                return _launched(command, LAUNCHING_MODULES[module], rest[2:])
+            command.program, command.words = module, rest[2:]
+        elif rest:
+            command.program, command.words = rest[0], rest[1:]
+        return command if command.program else None
+    if first == "accelerate" and rest[:1] == ["launch"]:
+        return _launched(command, "accelerate", rest[1:])
+    if first in ("deepspeed", "torchrun"):
+        return _launched(command, first, rest)
+    if first.endswith(".py"):
+        command.program, command.words = first, rest
+        return command
+    return None
+
+
+def _launched(command: Command, launcher: str, rest: list[str]) -> Command | None:
+    command.launcher = launcher
+    while rest and rest[0].startswith("-"):
+        word, equals, item = rest.pop(0).partition("=")
+        option = word.lstrip("-").replace("-", "_")
+        if not equals and option not in LAUNCHERS[launcher] and rest:
+            item = rest.pop(0)
+        command.options[option] = item
+    if not rest:
+        return None
+    command.program, command.words = rest[0], rest[1:]
+    if re.fullmatch(r"python[\d.]*", os.path.basename(rest[0])):  # deepspeed --no_python python train.py
+        command.program, command.words = (rest[1], rest[2:]) if len(rest) > 1 else ("", [])
+    return command if command.program else None
+
+
+def _trains(command: Command) -> bool:
+    """Whether a line of a script is a training: launched, a framework's, or with a flag that only trainings have."""
+    trains = ("--per_device_train_batch_size", "--per-device-train-batch-size", "--output_dir", "--deepspeed")
+    return bool(command.launcher or command.program.split()[0] in TOOLS or
+                any(word.partition("=")[0] in trains for word in command.words))
+
+
+def _world_size(command: Command, name: str) -> tuple[int | None, str]:
+    """GPUs that the launcher starts, and what says so; None where it takes as many as there are."""
+    options, environment = command.options, command.environment
+    if command.launcher == "torchrun":
+        each, nodes = options.get("nproc_per_node", "1"), options.get("nnodes", "1")
+        return _product(name, ("--nproc_per_node", each), ("--nnodes", nodes))
+    if command.launcher == "accelerate" and "num_processes" in options:
+        return _product(name, ("--num_processes", options["num_processes"]))
+    if command.launcher == "deepspeed":
+        if "num_gpus" in options:
+            return _product(name, ("--num_gpus", options["num_gpus"]), ("--num_nodes", options.get("num_nodes", "1")))
+        chosen = options.get("include", options.get("i"))
+        if chosen is not None:
+            return sum(len(node.partition(":")[2].split(",")) for node in chosen.split("@")), f"--include {chosen}"
+    if "NPROC_PER_NODE" in environment:
+        return _product(name, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
+                        ("NNODES", environment.get("NNODES", "1")))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible and (command.launcher == "deepspeed" or command.program.startswith(("llamafactory", "axolotl", "lmf"))):
+        return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
+    if command.program.startswith("swift "):
+        return 1, "no NPROC_PER_NODE"
+    return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
+
+
+def _product(name: str, *parts: tuple[str, str]) -> tuple[int, str]:
+    total, shown = 1, []
+    for option, text in parts:
+        if not re.fullmatch(r"[1-9]\d{0,4}", text):
+            raise InputError(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
+        total *= int(text)
+        if text != "1" or not shown:
+            shown.append(f"{option} {text}")
+    return total, ", ".join(shown)
+
+
+def _flags(words: Sequence[str], name: str) -> dict[str, str | list[str]]:
+    """Flags and their values; a flag without one is true; words before the first flag are under ``""``."""
+    flags: dict[str, list[str] | None] = {}
+    current: list[str] = flags.setdefault("", [])
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            flag, equals, item = word.lstrip("-").partition("=")
+            if flag in flags:
+                raise InputError(f"{name}: --{flag} is given twice: keep one")
+            current = flags[flag] = [item] if equals else []
+        elif word in ("&", "|", ";", "&&") or re.match(r"\d?>", word):
+            break
+        elif word not in ("$@", "$*"):
+            current.append(word)
+    return {flag: "true" if not found else found[0] if len(found) == 1 else found
+            for flag, found in flags.items() if found or flag}

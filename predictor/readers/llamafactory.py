@@ -1,0 +1,132 @@
+"""LLaMA-Factory's YAML, JSON and flags (release 0.9.5, hparams/)."""
+
+from __future__ import annotations
+
+from predictor import hub
+from predictor.readers import trainer
+from predictor.readers import training_arguments as hf
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, Words
+from predictor.values import Choice, Number, Whole
+
+_OPTIMIZER = "its optimizer is not predicted: leave it out"
+_MODEL = "it changes the model in a way that is not predicted: leave it out"
+ARGUMENTS = hf.ARGUMENTS | {
+    "model_name_or_path": part(TEXT),
+    "stage": part(Choice(("sft", "pt"), dict.fromkeys(("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is "
+                                                      "predicted")), "sft"),
+    "finetuning_type": part(Choice(("lora", "full"), {
+        "freeze": "use full, with frozen patterns of the workload", "oft": "use lora"}), "lora"),
+    "cutoff_len": to("sequence_length", hf.LENGTH, 2048),
+    "flash_attn": part(Choice(("auto", "disabled", "sdpa", "fa2"), {"fa3": "use fa2"}), "auto"),
+    "disable_gradient_checkpointing": part(FLAG, False),
+    "use_reentrant_gc": part(FLAG, True),
+    "pure_bf16": part(FLAG, False),
+    "freeze_vision_tower": part(FLAG, True),
+    "freeze_multi_modal_projector": part(FLAG, True),
+    "freeze_language_model": part(FLAG, False),
+    "lora_rank": part(Whole(1, 65_536), 8),
+    "lora_alpha": part(Number()),
+    "lora_dropout": part(Number(), 0.0),
+    "lora_target": part(Words(), ("all",)),
+    "additional_target": part(Words()),
+    "use_rslora": part(FLAG, False),
+    "use_dora": part(FLAG, False),
+    "enable_liger_kernel": part(FLAG, False),
+    "quantization_bit": part(Choice((4,), dict.fromkeys((8, 2, 3), "use 4, or leave it out"))),
+    "quantization_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "gptq", "awq"), "use bnb")), "bnb"),
+    "quantization_type": part(Choice(("nf4", "fp4")), "nf4"),
+    "double_quantization": part(FLAG, True),
+    "image_max_pixels": part(Whole(1, 1 << 28), 768 * 768),
+    "neat_packing": part(FLAG, False),
+    "val_size": part(Number(), 0.0),
+    "eval_dataset": part(Any_()),
+    "upcast_layernorm": noted("norms in fp32", FLAG, False),
+    "upcast_lmhead_output": noted("the logits once more in fp32", FLAG, False),
+    "loraplus_lr_ratio": noted("further optimizer groups", Number()),
+    "use_dft_loss": noted("its own loss", FLAG, False),
+    "use_asft_loss": noted("its own loss, and a reference model", FLAG, False),
+    "use_eaft_loss": noted("its own loss", FLAG, False),
+    "moe_aux_loss_coef": noted("the loss of routers", Number()),
+    "crop_to_patches": noted("pictures in several tiles", FLAG, False),
+    "image_do_pan_and_scan": noted("pictures in several tiles", FLAG, False),
+    "resize_vocab": noted("further rows of the embedding and the head", FLAG, False),
+    **dict.fromkeys(("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"), refused(_OPTIMIZER)),
+    **dict.fromkeys(("use_unsloth", "use_unsloth_gc", "shift_attn", "mixture_of_depths", "use_llama_pro", "use_kt",
+                     "fp8", "use_v1_kernels", "use_mca", "use_hyper_parallel"), refused(_MODEL)),
+}
+
+
+def rules(reading: Reading) -> None:
+    """hparams/parser.py, model/adapter.py, model/patcher.py."""
+    name = trainer.model(reading, "model_name_or_path")
+    trainer.attention(reading, {"auto": "sdpa"}.get(reading["flash_attn"], reading["flash_attn"]), "flash_attn")
+    adapters = reading["finetuning_type"] == "lora"
+    _adapters(reading, name) if adapters else _whole(reading, name)
+    reading.put("gradient_checkpointing", not reading["disable_gradient_checkpointing"] or
+                reading["gradient_checkpointing"], "disable_gradient_checkpointing")
+    reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
+                "enable_liger_kernel", "use_liger_kernel")
+    if not reading["disable_gradient_checkpointing"]:
+        reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"]}, "use_reentrant_gc")
+    found = hub.parts(name)
+    if found and reading["freeze_vision_tower"]:
+        reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only what trains is recomputed")
+        if adapters:
+            reading.note("with transformers 5, peft lets gradients into the frozen vision tower too, which "
+                         "LLaMA-Factory does not recompute: its activations then stay")
+    if reading["neat_packing"]:
+        reading.put("padding", "packed", "neat_packing")
+    trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
+    trainer.engine(reading, name)
+    if "dtype" not in reading.workload:
+        _precision(reading, adapters)
+    trainer.together(reading)
+    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
+                  bool(reading["val_size"] or reading["eval_dataset"]))
+
+
+def _adapters(reading: Reading, name: str) -> None:
+    everywhere = tuple(reading["lora_target"]) == ("all",)
+    targets = reading["lora_target"]
+    if everywhere:
+        targets = trainer.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
+                                         not reading["freeze_language_model"])
+    trainer.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
+            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"))
+    trainer.freeze_projector(reading, name, "finetuning_type")
+    if reading["quantization_bit"]:
+        reading.put("quantization", {
+            "load_in_4bit": True, "bnb_4bit_quant_type": reading["quantization_type"],
+            "bnb_4bit_use_double_quant": reading["double_quantization"],
+            "bnb_4bit_compute_dtype": reading.half or "fp32",
+            "llm_int8_skip_modules": ["lm_head"], "prepare": "trl"},
+            "quantization_bit", "quantization_type", "double_quantization")
+        reading.note("quantization_bit 4: adapters are fp32 in LLaMA-Factory, bf16 here")
+
+
+def _whole(reading: Reading, name: str) -> None:
+    if reading["quantization_bit"]:
+        raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
+    trainer.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
+               language="freeze_language_model")
+
+
+def _precision(reading: Reading, adapters: bool) -> None:
+    """What trains is fp32, unless ``pure_bf16``; what does not has the dtype that it computes in."""
+    half = reading.half
+    if adapters or reading["pure_bf16"]:
+        wide = "fp32" if half == "fp16" else "bf16"
+        trainer.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+    else:
+        trainer.precision(reading, "fp32", because="what trains is fp32")
+        if half and reading.workload["recipe"] != "full":
+            reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
+
+
+FORMAT = Format(
+    "llamafactory", "LLaMA-Factory 0.9.5", ARGUMENTS,
+    frozenset(("finetuning_type", "cutoff_len", "lora_target", "dataset_dir", "freeze_vision_tower",
+               "disable_gradient_checkpointing", "image_max_pixels")),
+    rules, hf.RENAMED, shares=("transformers", "older"))

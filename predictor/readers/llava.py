@@ -1,0 +1,117 @@
+"""The flags of LLaVA's ``train.py`` (haotian-liu/LLaVA, release 1.2), as ``pretrain.sh``, ``finetune.sh`` and
+``finetune_lora.sh`` give them."""
+
+from __future__ import annotations
+
+from predictor import hub
+from predictor.readers import trainer
+from predictor.readers import training_arguments as hf
+from predictor.readers.fields import Format, noted, part, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT
+from predictor.values import Choice, Number, Whole
+
+PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
+VOCABULARY = 32_000
+ARGUMENTS = hf.ARGUMENTS | {
+    "optim": to("optim", TEXT, "adamw_torch"),
+    "model_name_or_path": part(TEXT, "facebook/opt-125m"),
+    "model_max_length": to("sequence_length", hf.LENGTH, 512),
+    "vision_tower": part(TEXT),
+    "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
+                              "linear"),
+    "mm_vision_select_feature": noted("the class token beside the patches", Choice(("patch", "cls_patch")), "patch",
+                                      ("patch",)),
+    "mm_use_im_start_end": noted("two rows more of the embedding and the head", FLAG, False),
+    "image_aspect_ratio": part(Choice(("square", "pad"), {
+        "anyres": "name a model of LLaVA-NeXT with --image-size instead"}), "square"),
+    "freeze_backbone": part(FLAG, False),
+    "tune_mm_mlp_adapter": part(FLAG, False),
+    "freeze_mm_mlp_adapter": part(FLAG, False),
+    "bits": part(Choice((16, 4), {8: "weights of 8 bits are not predicted: use 4 or 16"}), 16),
+    "quant_type": part(Choice(("nf4", "fp4")), "nf4"),
+    "double_quant": part(FLAG, True),
+    "lora_enable": part(FLAG, False),
+    "lora_r": part(Whole(1, 65_536), 64),
+    "lora_alpha": part(Number(), 16),
+    "lora_dropout": part(Number(), 0.05),
+    "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
+    "mm_projector_lr": noted("four optimizer groups where the prediction has two", Number()),
+}
+"""Defaults: llava/train/train.py, over transformers 4.37's."""
+ATTENTION = {"train_mem.py": "flash_attention_2", "llava.train.train_mem": "flash_attention_2"}
+NO_GRAD = "*vision_tower*"
+
+
+def rules(reading: Reading) -> None:
+    """What ``train()`` does with them."""
+    name = _model(reading)
+    program = reading.given.program.rpartition("/")[2]
+    default = ATTENTION.get(program, "sdpa")
+    reading.put("attn_implementation", default, because=program or "train.py")
+    if program == "train_xformers.py":
+        reading.note("xformers' attention: predicted as PyTorch's (sdpa)")
+    _trained(reading, name)
+    trainer.checkpointing(reading, reentrant=True, because="transformers 4.37")
+    reading.put("no_grad", [NO_GRAD], because="llava/model/multimodal_encoder/clip_encoder.py")
+    trainer.engine(reading, name)
+    if "dtype" not in reading.workload:
+        trainer.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+    trainer.together(reading)
+    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
+    _differences(reading)
+
+
+def _model(reading: Reading) -> str:
+    name = hub.llava(reading["model_name_or_path"], reading["vision_tower"])
+    if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
+            "llava" not in reading["model_name_or_path"].lower():
+        raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
+                                                 "mlp2x_gelu, a projector of two layers")
+    because = "" if name == reading["model_name_or_path"] else reading["model_name_or_path"]
+    reading.put("model", name, "model_name_or_path", "vision_tower", because=because)
+    return name
+
+
+def _trained(reading: Reading, name: str) -> None:
+    if reading["tune_mm_mlp_adapter"]:
+        if reading["lora_enable"]:
+            raise reading.wrong("lora_enable", "is true, and so is tune_mm_mlp_adapter, which trains the projector "
+                                               "alone: keep one")
+        reading.put("recipe", "pretrain", "tune_mm_mlp_adapter")
+    elif reading["lora_enable"]:
+        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets=None,
+                     by=("lora_enable",), bias=reading["lora_bias"])
+        reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": False}, "lora_r", "lora_alpha",
+                    "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")
+    else:
+        reading.put("recipe", "finetune", "tune_mm_mlp_adapter", "lora_enable")
+    found = hub.parts(name)
+    frozen = [*(found.projector if reading["freeze_mm_mlp_adapter"] else ()),
+              *(found.language if reading["freeze_backbone"] else ())] if found else []
+    if frozen:
+        reading.put("frozen", frozen, "freeze_mm_mlp_adapter", "freeze_backbone")
+    if reading["bits"] == 4:
+        if not reading["lora_enable"]:
+            raise reading.wrong("bits", "is 4, but lora_enable is off: weights of 4 bits do not train")
+        reading.put("quantization", {
+            "load_in_4bit": True, "bnb_4bit_quant_type": reading["quant_type"],
+            "bnb_4bit_use_double_quant": reading["double_quant"],
+            "bnb_4bit_compute_dtype": "bf16" if reading["bf16"] else "fp32"}, "bits", "quant_type", "double_quant")
+        reading.note("bits 4: LLaVA casts adapters, norms and head once more after peft has prepared the model")
+
+
+def _differences(reading: Reading) -> None:
+    """Where LLaVA's own model differs from transformers', which is traced."""
+    logits = reading.workload["per_device_train_batch_size"] * reading.workload["sequence_length"] * VOCABULARY * 4
+    reading.note(f"LLaVA's repository pins {PINS}: predicted are the versions of the workload. The loss of that "
+                 f"transformers copies its fp32 logits once more, {logits:,} bytes here")
+    reading.note("LLaVA's own code puts image features among the tokens sample by sample, its vocabulary has 32,000 "
+                 "words where llava-hf's has 32,064, and its vision tower has eager attention")
+
+
+FORMAT = Format(
+    "llava", "LLaVA 1.2 (transformers 4.37)", ARGUMENTS,
+    frozenset(("mm_projector_type", "tune_mm_mlp_adapter", "vision_tower", "mm_vision_select_layer", "lora_enable",
+               "pretrain_mm_mlp_adapter", "mm_projector_lr", "image_aspect_ratio")),
+    rules, hf.RENAMED, shares=("transformers", "older"))

@@ -1,0 +1,160 @@
+"""One configuration on its way to a workload."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.readers.fields import Field, Format, Given
+from predictor.source import DEFAULT, READ, Source, Value, value
+from predictor.suggest import nearest, show
+from predictor.values import Flag, Invalid
+
+
+class Reading:
+    """One configuration on its way to a workload: ``reading["bf16"]`` is the value or the default, :meth:`put` says
+    what it means."""
+
+    def __init__(self, form: Format, given: Given) -> None:
+        self.form, self.given = form, given
+        self.decided_half: str | None = None
+        self.values: dict[str, Any] = {}
+        self.written: dict[str, str] = {}
+        self.workload: dict[str, Any] = {}
+        self.rows: dict[str, Value] = {}
+        self.notes: list[str] = []
+        self.unread: list[str] = []
+        self.foreign: list[str] = []
+        for name, item in given.values.items():
+            self._take(name.replace("-", "_") if given.flags else name, item)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.values.get(name)
+        return self.form.fields[name].default if found is None else found
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None or name in self.given.environment
+
+    @property
+    def half(self) -> str | None:
+        """Which of bf16 and fp16 the training arguments ask for, or the rules decided."""
+        return self.decided_half or next((name for name in ("bf16", "fp16") if self[name] is True), None)
+
+    @property
+    def world_size(self) -> int:
+        """GPUs that share the work, as far as anybody says."""
+        return self.given.gpus or self.given.world_size or 1
+
+    def called(self, name: str) -> str:
+        """A key as the user wrote it."""
+        shown = self.written.get(name, name)
+        if name in self.given.launched_with:
+            return self.given.launched_with[name]
+        return f"--{shown}" if self.given.flags and name not in self.given.environment else shown
+
+    def place(self, name: str) -> str:
+        """File and key, as messages name them."""
+        return f"{self.given.name}: {self.called(name)}"
+
+    def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
+        """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
+        read = [self.called(name) for name in names if name in self]
+        self.workload[key] = item
+        self.rows[key] = value(key, item, READ, self.given.name, *read, because=because) if read else \
+            value(key, item, DEFAULT, self.form.framework, *names, because=because)
+
+    def note(self, text: str) -> None:
+        """Something that a prediction leaves out."""
+        self.notes.append(text)
+
+    def wrong(self, name: str, problem: str) -> InputError:
+        """An error that names file and key."""
+        if name in self or self.given.path or self.given.flags:
+            return InputError(f"{self.place(name)} {problem}")
+        return InputError(f"{self.given.name}: {problem}")
+
+    def file(self, name: str) -> str:
+        """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
+        wanted = Path(str(self[name])).expanduser()
+        beside = [Path(self.given.path), Path(self.given.path).resolve()] if self.given.path else []
+        for folder in (Path(), *(parent for path in beside for parent in path.parents)):
+            if (folder / wanted).is_file():
+                return str(folder / wanted)
+        raise self.wrong(name, f"names {show(str(wanted), 200)}, and there is no such file")
+
+    def source(self) -> Source:
+        """What was read, once the rules have run."""
+        if self.foreign:
+            self.note(f"what the script does with its own {', '.join(self.foreign)}")
+        return Source(self.form.name, self.form.framework, self.given.name, tuple(self.rows.values()),
+                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+
+    def _take(self, name: str, item: Any) -> None:
+        written, name = name, self.form.renamed.get(name, name)
+        if self.given.flags and name.startswith("no_") and isinstance(getattr(  # as HfArgumentParser has it
+                self.form.fields.get(name[3:]), "kind", None), Flag):
+            name, item = name[3:], "false"
+        known = self.form.fields.get(name)
+        if known is None:
+            self._without_field(name)
+        elif item is not None:
+            before = self.values.get(name)
+            self.written[name] = written
+            self.values[name] = self._checked(name, known, item)
+            if before is not None and before != self.values[name]:
+                raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
+
+    def _without_field(self, name: str) -> None:
+        if name in self.form.without_effect:
+            self.unread.append(name)
+            return
+        hint = nearest(name, {*self.form.fields, *self.form.without_effect, *self.form.renamed})
+        if not self.form.open or not self.given.flags or "did you mean" in hint and _is_slip(name, hint):
+            raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
+        self.foreign.append(f"--{name}")
+
+    def _checked(self, name: str, known: Field, item: Any) -> Any:
+        if isinstance(item, str) and "$" in item:
+            raise self.wrong(name, f"is {show(item)}: the variable is not set there; write its value")
+        try:
+            found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
+        except Invalid as error:
+            raise self.wrong(name, str(error)) from None
+        on = found not in known.off if not isinstance(found, Mapping) else bool(found)
+        if known.refusal and on:
+            raise self.wrong(name, f"{show(found)} is not supported: {known.refusal}")
+        if known.note and on:
+            self.note(f"{name} {found}: {known.note}" if not isinstance(found, bool) else f"{name}: {known.note}")
+        return found
+
+
+def _is_slip(name: str, hint: str) -> bool:
+    """Whether a script's own flag is so near to a known one that it is a slip of the pen."""
+    return difflib.SequenceMatcher(None, name, hint.partition('"')[2].partition('"')[0]).ratio() > 0.88
+
+
+def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
+    """The keys of a workload, and where each came from.
+
+    Raises:
+        InputError: a key that the framework does not have, or is not modelled, or a value that makes no sense; file and
+            key are named.
+    """
+    reading = Reading(form, given)
+    if given.world_size is not None:
+        reading.workload["data_parallel_size"] = given.world_size
+        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ, given.name,
+                                                   given.launched_by)
+    elif given.launched_by and given.gpus is None:
+        reading.note(f"{given.launched_by} starts a process for each GPU that it finds: one is assumed (give "
+                     "data_parallel_size)")
+    for name, known in form.fields.items():
+        if known.ours and (name in reading or known.default is not None):
+            reading.put(known.ours, reading[name], name)
+    form.rules(reading)
+    if reading.workload["gradient_accumulation_steps"] > 1:
+        reading.note("the further micro-batches of a step, which the Trainer fetches ahead")
+    return reading.workload, reading.source()

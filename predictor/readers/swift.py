@@ -1,0 +1,185 @@
+"""ms-swift's flags, YAML and JSON (release 4.6, swift/arguments/)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from predictor import hub
+from predictor.readers import trainer
+from predictor.readers import training_arguments as hf
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, Words
+from predictor.values import Choice, Invalid, Number, Whole
+
+_LATER = "it is not predicted: leave it out"
+ARGUMENTS = hf.ARGUMENTS | {
+    "per_device_train_batch_size": to("per_device_train_batch_size", hf.BATCH, 1),
+    "per_device_eval_batch_size": part(hf.BATCH, 1),
+    "gradient_accumulation_steps": part(hf.STEPS),
+    "gradient_checkpointing": to("gradient_checkpointing", FLAG, True),
+    "vit_gradient_checkpointing": part(FLAG),
+    "weight_decay": to("weight_decay", Number(), 0.1),
+    "bf16": part(FLAG),
+    "fp16": part(FLAG),
+    "model": part(TEXT),
+    "torch_dtype": part(TEXT),
+    "attn_impl": part(TEXT),
+    "max_length": to("sequence_length", hf.LENGTH),
+    "max_pixels": part(Whole(1, 1 << 28)),
+    "tuner_type": part(Choice(("lora", "full"), dict.fromkeys(
+        ("longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone"),
+        "use lora or full")), "lora"),
+    "tuner_backend": part(Choice(("peft",), {"unsloth": "use peft"}), "peft"),
+    "freeze_llm": part(FLAG, False),
+    "freeze_vit": part(FLAG, True),
+    "freeze_aligner": part(FLAG, True),
+    "target_modules": part(Words(), ("all-linear",)),
+    "target_regex": part(TEXT),
+    "modules_to_save": part(Words(), ()),
+    "lora_rank": part(Whole(1, 65_536), 8),
+    "lora_alpha": part(Number(), 32),
+    "lora_dropout": part(Number(), 0.05),
+    "lora_bias": part(Choice(("none", "all")), "none"),
+    "lora_dtype": part(TEXT),
+    "use_rslora": part(FLAG, False),
+    "use_dora": part(FLAG, False),
+    "quant_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "quanto", "fp8"), "use bnb"))),
+    "quant_bits": part(Choice((4,), dict.fromkeys((1, 2, 3, 8), "use 4"))),
+    "bnb_4bit_quant_type": part(Choice(("nf4", "fp4")), "nf4"),
+    "bnb_4bit_use_double_quant": part(FLAG, True),
+    "bnb_4bit_compute_dtype": part(TEXT),
+    "packing": part(FLAG, False),
+    "padding_free": part(FLAG, False),
+    "val_dataset": part(Any_()),
+    "split_dataset_ratio": part(Number(), 0.0),
+    "lorap_lr_ratio": noted("further optimizer groups", Number()),
+    "vit_lr": noted("further optimizer groups", Number()),
+    "aligner_lr": noted("further optimizer groups", Number()),
+    "use_logits_to_keep": part(FLAG),
+    "sequence_parallel_size": refused(_LATER, (1, "1")),
+    **dict.fromkeys(("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
+                     "trainable_parameters_regex"), refused("give frozen and trainable of the workload", (
+                         None, "", (), 0, 0.0, "0", "0.0", "[]"))),
+    **dict.fromkeys(("target_parameters", "use_galore", "lisa_activated_layers", "optimizer", "zero_hpz_partition_size",
+                     "deepspeed_autotp_size", "loss_type", "use_swift_lora"), refused(_LATER, (
+                         None, "", False, 0, "0", "false", "False", ()))),
+    "task_type": refused("training with next-token loss is predicted", (None, "", "causal_lm")),
+}
+DTYPES = trainer.DTYPES
+PIXELS = "MAX_PIXELS"
+BUCKET = 2e8
+
+
+def rules(reading: Reading) -> None:
+    """swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py."""
+    name = trainer.model(reading, "model")
+    batch = reading["per_device_train_batch_size"]
+    steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
+    reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",
+                because="" if "gradient_accumulation_steps" in reading else "16 samples in all")
+    reading.values["gradient_accumulation_steps"] = steps
+    trainer.attention(reading, reading["attn_impl"], "attn_impl")
+    adapters = reading["tuner_type"] == "lora"
+    _adapters(reading, name) if adapters else trainer.trained(
+        reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
+    _checkpointing(reading, name)
+    if reading["packing"] or reading["padding_free"]:
+        by = "packing" if reading["packing"] else "padding_free"
+        if reading.workload["attn_implementation"] != "flash_attention_2":
+            raise reading.wrong(by, "is on, but attn_impl is not flash_attn: ms-swift stops there")
+        reading.put("padding", "packed", by)
+    _pictures(reading, name)
+    _dtype(reading)
+    trainer.engine(reading, name, builtin(reading["deepspeed"]))
+    if "dtype" not in reading.workload:
+        trainer.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
+    if reading["use_logits_to_keep"] is not False:
+        reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
+    trainer.together(reading)
+    trainer.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
+                  bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
+
+
+def builtin(name: Any) -> Any:
+    """The content of the configs that ms-swift has by name; anything else as it is.
+
+    The names are ``zero0`` to ``zero3``, and ``zero2_offload`` and ``zero3_offload`` (swift/config).
+    """
+    stages = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2_offload": 2, "zero3_offload": 3}
+    if name not in stages if isinstance(name, str) else True:
+        return name
+    stage, device = stages[name], "cpu" if name.endswith("offload") else "none"
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
+    if stage:
+        zero["offload_optimizer"] = {"device": device, "pin_memory": True}
+    if stage == 3:
+        zero |= {"offload_param": {"device": device, "pin_memory": True}, "sub_group_size": 1e9,
+                 "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+                 "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+                 "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True}
+    else:
+        zero |= {"allgather_partitions": True, "allgather_bucket_size": BUCKET, "reduce_scatter": True,
+                 "reduce_bucket_size": BUCKET}
+    auto = dict.fromkeys(("gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
+                          "train_micro_batch_size_per_gpu"), "auto")
+    return {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": zero} | auto
+
+
+def _adapters(reading: Reading, name: str) -> None:
+    targets: Any = reading["target_regex"] or reading["target_modules"]
+    if tuple(targets) == ("all-linear",):
+        trains = (not reading[key] for key in ("freeze_vit", "freeze_aligner", "freeze_llm"))
+        targets = trainer.parts_with_adapters(name, *trains)
+    by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
+    trainer.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
+            targets=targets, by=by, bias=reading["lora_bias"])
+    if reading["lora_dtype"] is not None:
+        wide = DTYPES.get(reading["lora_dtype"]) == "fp32"
+        reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
+    trainer.freeze_projector(reading, name, "tuner_type")
+    if reading["quant_method"] or reading["quant_bits"]:
+        half = DTYPES.get(reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16", "bf16")
+        reading.put("quantization", {
+            "load_in_4bit": True, "bnb_4bit_quant_type": reading["bnb_4bit_quant_type"], "bnb_4bit_compute_dtype": half,
+            "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl"},
+            "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+
+
+def _checkpointing(reading: Reading, name: str) -> None:
+    """trainers/mixin.py, ``_fix_gradient_checkpointing``: reentrant unless DDP is the engine."""
+    ddp = reading.world_size > 1 and not reading["deepspeed"] and not reading["fsdp"]
+    trainer.checkpointing(reading, reentrant=not ddp, because="" if ddp else "unless DDP is the engine")
+    found, towers = hub.parts(name), reading["vit_gradient_checkpointing"]
+    if found and reading.workload["gradient_checkpointing"] and towers is False:
+        reading.put("gradient_checkpointing_modules", [found.language[0]], "vit_gradient_checkpointing")
+        if reading["freeze_vit"]:
+            reading.put("no_grad", list(found.towers), "vit_gradient_checkpointing", "freeze_vit")
+
+
+def _pictures(reading: Reading, name: str) -> None:
+    pixels, by = reading["max_pixels"], "max_pixels"
+    if pixels is None and PIXELS in reading.given.environment:
+        try:
+            pixels, by = Whole(1, 1 << 28).from_text(reading.given.environment[PIXELS]), PIXELS
+        except Invalid as error:
+            raise reading.wrong(PIXELS, str(error)) from None
+    trainer.pictures(reading, name, pixels, by)
+
+
+def _dtype(reading: Reading) -> None:
+    """arguments/base_args/model_args.py, ``_init_mixed_precision``: weights of bf16 train in bf16, others in fp16."""
+    if "bf16" not in reading and "fp16" not in reading:
+        weights = DTYPES.get(reading["torch_dtype"] or "bf16")
+        reading.decided_half = "bf16" if weights == "bf16" else "fp16"
+
+
+FORMAT = Format(
+    "swift", "ms-swift 4.6", ARGUMENTS,
+    frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "freeze_llm", "attn_impl",
+               "padding_free", "vit_gradient_checkpointing", "split_dataset_ratio")),
+    rules, hf.RENAMED | {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model",
+                         "lora_target_modules": "target_modules", "lora_dropout_p": "lora_dropout",
+                         "batch_size": "per_device_train_batch_size", "quantization_bit": "quant_bits"},
+    shares=("transformers", "older"))

@@ -1,0 +1,235 @@
+"""Rules that several frameworks share, as all of them train with Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from predictor import hub, models
+from predictor.errors import InputError
+from predictor.files import read_mapping
+from predictor.readers import deepspeed
+from predictor.readers.reading import Reading
+from predictor.suggest import show
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
+          "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
+
+
+def model(reading: Reading, name: str) -> str:
+    """The model that a hub id means; empty where none is named."""
+    if name not in reading:
+        return ""
+    found = hub.known(reading[name])
+    reading.put("model", found, name, because="" if found == reading[name] else reading[name])
+    return found
+
+
+def attention(reading: Reading, wanted: str | None, *names: str, default: str = "sdpa") -> None:
+    """``attn_implementation`` by whatever name."""
+    found = ATTENTION.get(wanted or "", wanted)
+    reading.put("attn_implementation", found or default, *names)
+
+
+def checkpointing(reading: Reading, *, reentrant: bool = False, because: str = "") -> None:
+    """``gradient_checkpointing_kwargs``, which say nothing where it is off."""
+    if not reading.workload["gradient_checkpointing"]:
+        return
+    known = ("use_reentrant", "every_n_layers", "offload")
+    given = dict(reading["gradient_checkpointing_kwargs"] or {})
+    for key in [key for key in given if key in ("preserve_rng_state", "determinism_check", "debug", "early_stop")]:
+        del given[key]  # they keep generator states and check shapes
+    for key in given:
+        if key not in known:
+            raise reading.wrong("gradient_checkpointing_kwargs", f"has the key {show(key)}: known are "
+                                                                 f"{', '.join(known)}")
+    reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reentrant} | given, "gradient_checkpointing_kwargs",
+                because=because)
+
+
+def engine(reading: Reading, name: str, config: Any = None) -> None:
+    """DeepSpeed if a config is named, FSDP2 if asked for, DDP on several GPUs, plain PyTorch on one."""
+    config = config or reading["deepspeed"]
+    if config is not None and reading["fsdp"] not in (None, False, "", ()):
+        raise reading.wrong("fsdp", "is given, and so is deepspeed: keep one")
+    if config is not None:
+        path = reading.file("deepspeed") if isinstance(config, str) else config
+        deepspeed.use(reading, path, "deepspeed", model=name)
+        return
+    reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
+    if reading["fsdp"] not in (None, False, "", (), "false"):
+        _fsdp(reading)
+    elif reading.world_size > 1:
+        reading.put("engine", "ddp", because=f"{reading.world_size} GPUs without DeepSpeed and FSDP")
+        asked = {"bucket_cap_mb": "ddp_bucket_cap_mb", "find_unused_parameters": "ddp_find_unused_parameters",
+                 "static_graph": "ddp_static_graph"}
+        given = {key: reading[theirs] for key, theirs in asked.items() if theirs in reading and reading[theirs]}
+        if given:
+            reading.put("ddp", given, *(asked[key] for key in given))
+
+
+def _fsdp(reading: Reading) -> None:
+    """transformers 5.17, training_args.py, ``_process_fsdp_args``: version 2 unless it says 1."""
+    config = reading["fsdp_config"] or {}
+    if isinstance(config, str):
+        config = read_mapping(reading.file("fsdp_config"), "fsdp_config")
+    config = {str(key).removeprefix("fsdp_"): item for key, item in config.items()}
+    words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
+    if str(config.get("version", 2)) != "2":
+        raise reading.wrong("fsdp_config", "has version 1: FSDP1 is not predicted, give version 2")
+    if "offload" in words or config.get("cpu_offload") or config.get("offload_params"):
+        raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
+    if "hybrid_shard" in words:
+        raise reading.wrong("fsdp", "is hybrid_shard, which is not predicted: use full_shard")
+    fsdp = {"wrap": "accelerate"}
+    reshards = config.get("reshard_after_forward", "shard_grad_op" not in words)
+    fsdp["reshard_after_forward"] = str(reshards).lower() in ("true", "full_shard")
+    wrapped = config.get("transformer_layer_cls_to_wrap")
+    if wrapped:
+        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
+    if reading.half:
+        fsdp["param_dtype"] = reading.half
+    reading.put("engine", "fsdp2", "fsdp")
+    reading.put("fsdp", fsdp, "fsdp", "fsdp_config")
+    reading.put("dtype", "bf16", because="weights as the checkpoint has them: bf16 assumed")
+    if config.get("activation_checkpointing"):
+        reading.put("gradient_checkpointing", True, "fsdp_config")
+        reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
+                     "checkpointing")
+
+
+def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
+              because: str = "dtype auto: as the checkpoint has them, bf16 assumed") -> None:
+    """Weights and autocast without DeepSpeed: bf16 and fp16 of the training arguments are autocast."""
+    half = reading.half
+    if half == "fp16" and weights is None:
+        default, because = "fp32", "loss scaling takes no gradients of fp16"
+    if half:
+        reading.put("mixed_precision", half, half)
+    reading.put("dtype", weights or default, *names, because="" if weights else because)
+    if weights is None:
+        reading.note("the dtype of the checkpoint, which decides that of the weights: "
+                     f"{reading.workload['dtype']} is assumed (give dtype)")
+
+
+def together(reading: Reading) -> None:
+    """Not everything was compared with every kernel: the nearest that was is predicted, and named."""
+    workload = reading.workload
+    if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
+        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        reading.note("flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention")
+    flash = workload["attn_implementation"] == "flash_attention_2"
+    if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
+        return
+    only = [key for key in ("use_liger_kernel", "quantization") if workload.get(key)]
+    only += ["padding packed"] if flash and workload.get("padding") == "packed" else []
+    if only and workload["dtype"] == "bf16" == workload["mixed_precision"]:
+        del workload["mixed_precision"], reading.rows["mixed_precision"]
+        reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out")
+        if workload.get("lora") and not workload.get("quantization"):
+            reading.put("lora", workload["lora"] | {"autocast_adapter_dtype": False},
+                        because="autocast would compute in bf16")
+            reading.note("adapters: fp32 in the training, bf16 here")
+    elif flash:
+        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        reading.put("sdpa_backend", "flash", because="flash_attention_2 under autocast")
+        reading.note("flash_attention_2 under autocast: predicted as PyTorch's own flash kernel")
+
+
+def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_device_eval_batch_size") -> None:
+    """An evaluation is predicted where it was compared with one, and named otherwise."""
+    if not asked:
+        return
+    workload, size = reading.workload, reading[batch]
+    stage = reading.rows.get("deepspeed.zero_optimization.stage")
+    sharded = workload.get("engine") == "fsdp2" or (stage and stage.value == 3)
+    plain = not sharded and workload.get("dtype") == "bf16" and not workload.get("mixed_precision") and \
+        not workload.get("use_liger_kernel") and not workload.get("quantization") and \
+        workload["attn_implementation"] in ("sdpa", "eager")
+    if plain:
+        reading.put("per_device_eval_batch_size", size, name, batch)
+        if hub.parts(workload.get("model", "")):
+            reading.note("keys and values of all layers, which an evaluation keeps where the model's text_config has "
+                         "use_cache")
+    else:
+        reading.note(f"{name} {reading[name]}: the evaluation of batches of {size} (where it can be predicted: "
+                     "per_device_eval_batch_size)")
+
+
+def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, targets: Any, by: tuple[str, ...],
+         extra: str = "", bias: str = "none") -> None:
+    """The ``lora`` key, by names of keys (``alpha`` also a number); targets None or ``all-linear`` alone are the
+    language model's linear layers."""
+    found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha] if isinstance(alpha, str) else alpha,
+                             "lora_dropout": reading[dropout]}
+    if targets:
+        found["target_modules"] = targets if isinstance(targets, str) else \
+            targets[0] if tuple(targets) == ("all-linear",) else list(targets)
+    if extra and reading[extra]:
+        found["modules_to_save"] = list(reading[extra])
+    found |= {flag: True for flag in ("use_rslora", "use_dora") if flag in reading.form.fields and reading[flag]}
+    found |= {"bias": bias} if bias != "none" else {}
+    reading.put("recipe", "lora", *by)
+    names = [r, *([alpha] if isinstance(alpha, str) else []), dropout, *([extra] if extra else []), *by]
+    reading.put("lora", found, *names)
+
+
+LINEAR = "q_proj|k_proj|v_proj|o_proj|out_proj|qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"
+"""Names of linear layers of the language models and towers that are known."""
+
+
+def parts_with_adapters(name: str, towers: bool, projector: bool, language: bool) -> str | None:
+    """A regular expression of the linear layers of some parts; None for the language model's, which is the default."""
+    found = hub.parts(name)
+    if found is None or (language and not towers and not projector):
+        return None
+    inside = [found.layers] * towers + [pattern.strip("*") for pattern in found.language[:1]] * language
+    expressions = [rf".*\b(?:{'|'.join(inside)})\..*\.(?:{LINEAR})"] if inside else []
+    return "|".join(expressions + [rf".*\b{found.aligner}"] * projector)
+
+
+def freeze_projector(reading: Reading, name: str, *by: str) -> None:
+    """Beside adapters our recipe trains the projector; most frameworks do not, unless it has some itself."""
+    found = hub.parts(name)
+    targets = str((reading.workload.get("lora") or {}).get("target_modules", ""))
+    if found and any(part in targets for part in ("all-linear", "projector", "merger", "connector")):
+        reading.note("norms of the projector, which has adapters: they train here")
+    elif found:
+        reading.put("frozen", _present(name, found.projector), *by, because="only adapters train")
+
+
+def trained(reading: Reading, name: str, *, towers: str, projector: str, language: str) -> None:
+    """``recipe`` and ``frozen`` by the keys that freeze parts."""
+    by, found = (towers, projector, language), hub.parts(name)
+    frozen = [bool(reading[key]) for key in by]
+    if found is None:
+        reading.put("recipe", "full", *by)
+        return
+    if all(frozen):
+        raise reading.wrong(language, f"is on, and so are {towers} and {projector}: nothing is left to train")
+    recipe = "full" if not frozen[0] else "pretrain" if frozen[2] else "finetune"
+    reading.put("recipe", recipe, *by)
+    left = {"full": (0, 1, 2), "finetune": (1,), "pretrain": ()}[recipe]
+    patterns = sum(((found.towers, found.projector, found.language)[part] for part in left if frozen[part]), ())
+    if patterns:
+        reading.put("frozen", _present(name, patterns), *by)
+
+
+def _present(name: str, patterns: tuple[str, ...]) -> list[str]:
+    """Without the head, where it is the embedding's own weight, which is named once."""
+    config = hub.config(name)
+    text = config.document.get("text_config") or {}
+    tied = config.document.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    return [pattern for pattern in patterns if pattern != "*lm_head*" or not tied]
+
+
+def pictures(reading: Reading, name: str, pixels: int | None, *names: str) -> None:
+    """The largest picture that the framework lets through, where the model takes any size."""
+    config = hub.config(name)
+    if config is None or pixels is None or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
+        return
+    side = math.isqrt(pixels)
+    if not 1 <= side <= 16_384:
+        raise InputError(f"{reading.place(names[0])} is {pixels}: pictures of 1 to {16_384**2:,} pixels are predicted")
+    reading.put("image_size", side, *names, because="the largest square picture")

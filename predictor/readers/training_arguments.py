@@ -1,0 +1,109 @@
+"""Hugging Face's ``TrainingArguments``, and what scripts of its Trainer usually have beside them."""
+
+from __future__ import annotations
+
+from predictor import hub
+from predictor.readers import trainer
+from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.reading import Reading
+from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
+from predictor.values import Number, Whole
+from predictor.workload import PINNED
+from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS
+
+RELEASE = PINNED["transformers"]
+BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 << 22)
+
+
+ARGUMENTS = {
+    "per_device_train_batch_size": to("per_device_train_batch_size", BATCH, 8),
+    "gradient_accumulation_steps": to("gradient_accumulation_steps", STEPS, 1),
+    "optim": to("optim", TEXT, "adamw_torch_fused"),
+    "optim_args": to("optim_args", Any_()),
+    "weight_decay": to("weight_decay", Number(), 0.0),
+    "max_grad_norm": part(Number(), 1.0),
+    "gradient_checkpointing": to("gradient_checkpointing", FLAG, False),
+    "gradient_checkpointing_kwargs": part(Mapped()),
+    "bf16": part(FLAG, False),
+    "fp16": part(FLAG, False),
+    "use_liger_kernel": to("use_liger_kernel", FLAG, False),
+    "torch_compile": to("torch_compile", FLAG),
+    "deepspeed": part(ConfigFile()),
+    "fsdp": part(Any_()),
+    "fsdp_config": part(ConfigFile()),
+    "ddp_bucket_cap_mb": part(Number()),
+    "ddp_find_unused_parameters": part(FLAG),
+    "ddp_static_graph": part(FLAG),
+    "eval_strategy": part(TEXT, "no"),
+    "do_eval": part(FLAG, False),
+    "per_device_eval_batch_size": part(BATCH, 8),
+    "liger_kernel_config": noted("which of Liger's kernels are left out", Mapped(), off=(None,)),
+    "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
+    "torch_empty_cache_steps": noted("the cache is emptied after so many steps", Whole(0, 1 << 40)),
+    "neftune_noise_alpha": noted("noise on the embeddings"),
+    "label_smoothing_factor": noted("the Trainer's own loss", Number()),
+    "use_cache": noted("keys and values of all layers", FLAG),
+    "parallelism_config": refused("tensor and context parallelism are not predicted: leave it out"),
+    "use_cpu": refused("a training on the CPU takes no GPU memory"),
+    "eval_on_start": part(FLAG, False),
+}
+"""transformers 5.17, training_args.py."""
+SCRIPT = {
+    "model_name_or_path": part(TEXT),
+    "torch_dtype": part(TEXT),
+    "attn_implementation": part(TEXT),
+    "sequence_length": to("sequence_length", LENGTH),
+}
+"""What scripts have beside them: those of transformers' examples and of TRL."""
+PEFT = {
+    "use_peft": part(FLAG, False), "lora_r": part(Whole(1, 65_536), 16), "lora_alpha": part(Number(), 32),
+    "lora_dropout": part(Number(), 0.05), "lora_target_modules": part(Words()), "lora_modules_to_save": part(Words()),
+    "use_rslora": part(FLAG, False), "use_dora": part(FLAG, False),
+    "load_in_4bit": refused("of a script nobody knows how its model is prepared: give quantization"),
+    "load_in_8bit": refused("weights of 8 bits are not predicted"),
+}
+"""TRL 0.24, ``ModelConfig``."""
+ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
+    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
+"""``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
+RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
+           "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
+SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "model_id": "model_name_or_path"} | \
+    dict.fromkeys(("model_max_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len",
+                   "seq_length"), "sequence_length")
+
+
+def rules(reading: Reading) -> None:
+    """A script of the Trainer: all parameters train, weights are of the checkpoint's dtype, unless it says more."""
+    name = trainer.model(reading, "model_name_or_path")
+    if reading["use_peft"]:
+        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
+             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+        if hub.parts(name):
+            trainer.freeze_projector(reading, name, "use_peft")
+    else:
+        reading.put("recipe", "full", because="every parameter trains")
+    trainer.attention(reading, reading["attn_implementation"], "attn_implementation")
+    trainer.checkpointing(reading)
+    trainer.engine(reading, name)
+    if "dtype" not in reading.workload:
+        trainer.precision(reading, trainer.DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
+    trainer.together(reading)
+    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
+               reading["eval_on_start"])
+
+
+def _targets(reading: Reading, name: str) -> tuple[str, ...]:
+    config = hub.config(name)
+    found = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
+    if not found:
+        raise reading.wrong("lora_target_modules", "is not given, and peft has no default for this model: name layers, "
+                                                   "or all-linear")
+    return found
+
+
+FORMAT = Format(
+    "transformers", f"transformers {RELEASE}", ARGUMENTS | SCRIPT | PEFT,
+    frozenset(("per_device_train_batch_size", "gradient_checkpointing", "output_dir", "num_train_epochs",
+               "learning_rate", "logging_steps", "bf16", "optim", "max_steps")),
+    rules, RENAMED | SCRIPT_RENAMED, shares=("script",), open=True)
