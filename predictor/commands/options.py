@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
@@ -55,6 +56,12 @@ def workload(arguments: argparse.Namespace) -> Workload:
     Raises:
         InputError: with the file or the option in front.
     """
+    values, label = given(arguments)
+    return Workload.from_mapping(values, source=label)
+
+
+def given(arguments: argparse.Namespace) -> tuple[dict[Any, Any], Callable[[str], str]]:
+    """The keys that the options and the file give, and what each is called in messages."""
     path = arguments.workload
     values: dict[Any, Any] = read_mapping(path, "the workload") if path else {}
     file = named(path) if path else ""
@@ -74,7 +81,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
     def label(name: str) -> str:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
-    return Workload.from_mapping(values, source=label)
+    return values, label
 
 
 def _from_text(name: str, kind: Any, given: Any) -> Any:

@@ -1,0 +1,154 @@
+"""The largest shape that fits: the closed form of one rank first, then the allocator's simulation of all that matter.
+
+The closed form is of requested bytes, of which the allocator never needs less: what it rules out cannot fit. Memory
+grows with the shape, so among those that are left the largest that survives is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from predictor import calibrated, learned, models, pipeline, regimes, survival, timeline
+from predictor.errors import InputError
+from predictor.formula_key import regime_at
+from predictor.models import Kind
+from predictor.pipeline import Job, Progress
+from predictor.plan.space import BATCH, LENGTH, Setting
+from predictor.sizes import Shape
+from predictor.workload import Workload
+
+SOME = 8_192
+"""Tokens of an example."""
+Point = tuple[int, int | None]
+"""Samples of a micro batch, and tokens of each."""
+
+
+class NotTraced(InputError):
+    """A formula that nobody has, where none is to be traced."""
+
+
+@dataclass
+class Counts:
+    """What was done: configurations looked at, runs composed to a closed form, jobs simulated, formulas traced."""
+
+    configurations: int = 0
+    composed: int = 0
+    simulated: int = 0
+    traced: int = 0
+
+
+@dataclass
+class Memory:
+    """Answers what fits, and remembers it.
+
+    Attributes:
+        trace: whether what has no formula may be traced.
+        least: what the smallest shape of a setting needs beyond what there is, in bytes, where its closed form was needed.
+    """
+
+    progress: Progress | None = None
+    trace: bool = True
+    counts: Counts = field(default_factory=Counts)
+    least: dict[Setting, float] = field(default_factory=dict)
+    _largest: dict = field(default_factory=dict)
+
+    def job(self, setting: Setting, point: Point, accumulation: int) -> Job:
+        """Raises:
+            InputError: it cannot be predicted; :class:`NotTraced` where only a trace is missing.
+        """
+        workload = setting.workload(point[0], accumulation, point[1])
+        self._may_trace(workload, self.trace)
+        return pipeline.prepare(workload, self.progress)
+
+    def example(self, setting: Setting, *, trace: bool) -> Job:
+        """A job of the setting, of any shape."""
+        if learned.is_named(setting.keys["model"]):
+            base = learned.load(setting.keys["model"]).base
+            return pipeline.prepare(setting.workload(base.batch, 1, base.sequence))
+        length = setting.keys.get(LENGTH) or (None if models.find(setting.keys["model"]).kind is Kind.IMAGE else SOME)
+        workload = pipeline.settled(setting.workload(setting.keys.get(BATCH) or 2, 1, length))
+        self._may_trace(workload, trace and self.trace)
+        return pipeline.at(workload, pipeline.shape_of(workload), self.progress)
+
+    def _may_trace(self, workload: Workload, trace: bool) -> None:
+        if learned.is_named(workload.model) or not pipeline.needs_trace(pipeline.settled(workload)):
+            return
+        if not trace:
+            raise NotTraced("there is no formula yet, and tracing was switched off")
+        self.counts.traced += 1
+
+    def largest(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
+        """Index of the last of ascending points that fits; -1 if none does.
+
+        Raises:
+            InputError: as :meth:`job`.
+        """
+        key = setting, accumulation, points[0], points[-1], len(points)
+        if key not in self._largest:
+            self._largest[key] = self._search(setting, accumulation, points)
+            self.counts.configurations += len(points)
+        return self._largest[key]
+
+    def _search(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
+        bounds = self._bounds(setting, accumulation, points)
+
+        def survives(index: int) -> bool:
+            job = self.job(setting, points[index], accumulation)
+            self.counts.simulated += 1
+            return survival.fits(job.runs, job.setup.allocator, job.workload.capacity, job.margin)
+
+        known = bounds is not None
+        count = int(np.searchsorted(np.maximum.accumulate(bounds), 0, side="right")) if known else len(points)
+        return last(survives, count, near_the_end=known)
+
+    def _bounds(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> np.ndarray | None:
+        """Bytes that each point surely needs beyond what there is, not above 0 where it may fit; None where shapes
+        have formulas of their own."""
+        if learned.is_named(setting.keys["model"]):
+            return None
+        workload = pipeline.settled(setting.workload(points[0][0], accumulation, points[0][1]))
+        groups: dict[regimes.Regime, list[Shape]] = {}
+        for batch, sequence in points:
+            shape = Shape(batch, sequence or 0, batch * workload.images_per_sample)
+            groups.setdefault(regime_at(workload, shape), []).append(shape)
+        beyond: list[np.ndarray] = []
+        for shapes in groups.values():
+            if beyond and beyond[-1][-1] > 0:  # what is larger does not fit either
+                beyond.append(np.full(len(shapes), np.inf))
+                continue
+            job = self.job(setting, (shapes[0].batch, shapes[0].sequence or None), accumulation)
+            if len(shapes) > 1 and not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
+                return None
+            beyond.append(self._closed_form(job, shapes))
+            self.least.setdefault(setting, beyond[0][0])
+        return np.concatenate(beyond)
+
+    def _closed_form(self, job: Job, shapes: Sequence[Shape]) -> np.ndarray:
+        """Requested bytes of the rank that is worst at the first shape, less what PyTorch can surely have."""
+        self.counts.composed += 1
+        limit, _ = job.margin.limits(job.workload.capacity)
+        events = job.composed(limit, job.ranks(limit)[0])
+        peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*np.array([tuple(shape) for shape in shapes]).T, job.gpu)
+        return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,))) - limit
+
+
+def last(holds: Callable[[int], bool], count: int, *, near_the_end: bool) -> int:
+    """The last of ``count`` indices that holds, -1 if none: all before one that holds do.
+
+    Steps that double, from the end or the beginning, find a range, which is then halved: what is near takes few tries.
+    """
+    good, bad, step, doubling = -1, count, 1, True
+    while bad - good > 1:
+        if doubling:
+            at = max(bad - step, good + 1) if near_the_end else min(good + step, bad - 1)
+            step *= 2
+        else:
+            at = (good + bad) // 2
+        if holds(at):
+            good, doubling = at, doubling and not near_the_end
+        else:
+            bad, doubling = at, doubling and near_the_end
+    return good
