@@ -125,14 +125,6 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
     return replace(worst(None, failing_first), verdict="does_not_fit", failure=possible.failure)
 
 
-def fits(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int, margin: Margin = NO_PROFILE) -> bool:
-    """Whether :func:`judge` would say ``fits``, found sooner."""
-    limit, _ = margin.limits(capacity_bytes)
-    return all(play(run, settings, completion=completion, limit_bytes=limit,
-                    total_bytes=capacity_bytes).failed_at is None
-               for run in runs_at(limit) for completion in completions(run))
-
-
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
     """The outcome's simulation once more, with its history."""
     allocator = RecordingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))

@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor import calibrated, learned, models, pipeline, regimes, survival, timeline
 from predictor.errors import InputError
-from predictor.formula_key import regime_at
+from predictor.formula_key import regimes_at
 from predictor.models import Kind
 from predictor.pipeline import Job, Progress
 from predictor.plan.space import BATCH, LENGTH, Setting
@@ -46,7 +46,7 @@ class Memory:
 
     Attributes:
         trace: whether what has no formula may be traced.
-        least: what the smallest shape of a setting needs beyond what there is, in bytes, where its closed form was needed.
+        least: what the smallest shape of a setting needs beyond what there is, where that was asked; bytes.
     """
 
     progress: Progress | None = None
@@ -81,7 +81,7 @@ class Memory:
         self.counts.traced += 1
 
     def largest(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
-        """Index of the last of ascending points that fits; -1 if none does.
+        """Index of the last of ascending points whose worst rank survives; -1 if none does.
 
         Raises:
             InputError: as :meth:`job`.
@@ -93,27 +93,33 @@ class Memory:
         return self._largest[key]
 
     def _search(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
-        bounds = self._bounds(setting, accumulation, points)
+        beyond = self._beyond(setting, accumulation, points)
+        count = len(points) if beyond is None else int(np.searchsorted(beyond, 0, side="right"))
 
-        def survives(index: int) -> bool:
+        def tried(index: int) -> int | None:
+            """The index if its worst rank survives; else the last one that may, if that can be told."""
             job = self.job(setting, points[index], accumulation)
+            limit, _ = job.margin.limits(job.workload.capacity)
+            error = survival.play(job.run(limit), job.setup.allocator, limit_bytes=limit,
+                                  total_bytes=job.workload.capacity).out_of_memory
             self.counts.simulated += 1
-            return survival.fits(job.runs, job.setup.allocator, job.workload.capacity, job.margin)
+            if error is None:
+                return index
+            idle = max(0, limit - error.allocated_bytes - error.requested_bytes)  # what blocks leave unused
+            return None if beyond is None else min(index, int(np.searchsorted(beyond, -idle, side="right"))) - 1
 
-        known = bounds is not None
-        count = int(np.searchsorted(np.maximum.accumulate(bounds), 0, side="right")) if known else len(points)
-        return last(survives, count, near_the_end=known)
+        return last(tried, count, near_the_end=beyond is not None)
 
-    def _bounds(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> np.ndarray | None:
+    def _beyond(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> np.ndarray | None:
         """Bytes that each point surely needs beyond what there is, not above 0 where it may fit; None where shapes
         have formulas of their own."""
         if learned.is_named(setting.keys["model"]):
             return None
         workload = pipeline.settled(setting.workload(points[0][0], accumulation, points[0][1]))
+        shapes = [Shape(batch, sequence or 0, batch * workload.images_per_sample) for batch, sequence in points]
         groups: dict[regimes.Regime, list[Shape]] = {}
-        for batch, sequence in points:
-            shape = Shape(batch, sequence or 0, batch * workload.images_per_sample)
-            groups.setdefault(regime_at(workload, shape), []).append(shape)
+        for shape, regime in zip(shapes, regimes_at(workload, shapes)):
+            groups.setdefault(regime, []).append(shape)
         beyond: list[np.ndarray] = []
         for shapes in groups.values():
             if beyond and beyond[-1][-1] > 0:  # what is larger does not fit either
@@ -124,31 +130,33 @@ class Memory:
                 return None
             beyond.append(self._closed_form(job, shapes))
             self.least.setdefault(setting, beyond[0][0])
-        return np.concatenate(beyond)
+        return np.maximum.accumulate(np.concatenate(beyond))
 
     def _closed_form(self, job: Job, shapes: Sequence[Shape]) -> np.ndarray:
         """Requested bytes of the rank that is worst at the first shape, less what PyTorch can surely have."""
         self.counts.composed += 1
         limit, _ = job.margin.limits(job.workload.capacity)
         events = job.composed(limit, job.ranks(limit)[0])
-        peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*np.array([tuple(shape) for shape in shapes]).T, job.gpu)
+        columns = np.array([tuple(shape) for shape in shapes]).T
+        peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*columns, job.gpu)
         return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,))) - limit
 
 
-def last(holds: Callable[[int], bool], count: int, *, near_the_end: bool) -> int:
+def last(tried: Callable[[int], int | None], count: int, *, near_the_end: bool) -> int:
     """The last of ``count`` indices that holds, -1 if none: all before one that holds do.
 
-    Steps that double, from the end or the beginning, find a range, which is then halved: what is near takes few tries.
+    Args:
+        tried: its argument if that holds; else the last index that may hold, or None: halfway is tried then.
+        near_the_end: where to begin.
     """
-    good, bad, step, doubling = -1, count, 1, True
+    good, bad, step = -1, count, 1
+    at = count - 1 if near_the_end else 0
     while bad - good > 1:
-        if doubling:
-            at = max(bad - step, good + 1) if near_the_end else min(good + step, bad - 1)
-            step *= 2
+        to = tried(at)
+        if to == at:
+            good, at, step = at, min(at + step, bad - 1), 2 * step
         else:
-            at = (good + bad) // 2
-        if holds(at):
-            good, doubling = at, doubling and not near_the_end
-        else:
-            bad, doubling = at, doubling and near_the_end
+            bad, step = at, 1
+            at = (good + bad) // 2 if to is None else min(to, bad - 1)
+        at = max(at, good + 1)
     return good

@@ -16,6 +16,7 @@ from predictor.plan import cost, knobs
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
 from predictor.plan.space import BATCH, LENGTH, STEPS, Setting, Space, space
+from predictor.plan.states import least_bytes
 from predictor.workload import Workload
 from predictor.workload_rules import MOST_TOKENS
 
@@ -85,8 +86,8 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
     made, memory = space(given, vary, keep, label), Memory(progress, trace)
     examples = Examples(made, memory)
     candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size)
-    queues = [queue(setting, candidates, maximize, examples.estimate(setting)) for setting in made.settings]
-    found = walk(queues, memory, top)
+    queues = [queue(setting, candidates, maximize, *examples.known(setting)) for setting in made.settings]
+    found = walk(queues, memory, top, examples.job.workload.capacity)
     if not found.fitting and not found.failed:
         raise InputError(found.left_out[0][1])
     best = found.fitting[0] if found.fitting else None
@@ -109,12 +110,12 @@ class Examples:
         self.found: dict[str, Job] = {}
         self.job = self._of(made.settings[0])
 
-    def estimate(self, setting: Setting) -> Callable[..., cost.Estimate]:
-        """Of arrays of batch, accumulation and sequence."""
+    def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
+        """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
         job = self._of(setting)
-        workload = setting.workload(1, 1, job.shape.sequence or None).fill(
-            images_per_sample=job.workload.images_per_sample)
-        return partial(cost.estimate, workload, job.formula.facts, job.gpu)
+        workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
+        facts = job.formula.facts
+        return partial(cost.estimate, workload, facts, job.gpu), least_bytes(workload, facts)
 
     def _of(self, setting: Setting) -> Job:
         recipe = self._recipe(setting)
@@ -155,7 +156,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
         batch = batch or 1
     else:
         lengths = (length,)
-    batches = (batch,) if batch else range(1, min(MOST_BATCH, MOST_TOKENS // (length or 1)) + 1)
+    batches = (batch,) if batch else range(1, _most_batch(length) + 1)
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
     shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]
@@ -168,15 +169,21 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def _largest(best: Configuration, maximize: str, memory: Memory) -> Candidate:
+def _largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
     """What fits in the proposed setting, whatever the wanted global batch: the largest micro batch, or sequence."""
     chosen = best.candidate
-    if maximize == "sequence":
+    if goal == "sequence":
         return chosen
-    most = min(MOST_BATCH, MOST_TOKENS // (chosen.sequence or 1))
-    steps = min(chosen.accumulation, MICRO_STEPS)
-    points = [(size, chosen.sequence) for size in range(1, most + 1)]
-    return replace(chosen, batch=points[memory.largest(best.setting, steps, points)][0])
+    points = [(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
+    size = memory.largest(best.setting, min(chosen.accumulation, MICRO_STEPS), points) + chosen.batch
+    while size > chosen.batch and memory.job(best.setting, (size, chosen.sequence),
+                                             chosen.accumulation).judge().verdict != "fits":
+        size -= 1
+    return replace(chosen, batch=size)
+
+
+def _most_batch(length: int | None) -> int:
+    return min(MOST_BATCH, MOST_TOKENS // (length or 1))
 
 
 def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:

@@ -43,6 +43,7 @@ class Queue:
     keys: list[tuple]
     estimated: Callable[..., Estimate]
     at: int = 0
+    states_bytes: int = 0
 
     @property
     def key(self) -> tuple:
@@ -77,20 +78,26 @@ class Found:
     left_out: list[tuple[Setting, str]] = field(default_factory=list)
 
 
-def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate]) -> Queue:
-    """A setting with its shapes in the order of the goal; ``estimated`` takes arrays of the columns of candidates."""
+def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate],
+          states_bytes: int = 0) -> Queue:
+    """A setting with its shapes in the order of the goal.
+
+    Args:
+        estimated: takes arrays of the columns of candidates.
+        states_bytes: what every shape needs.
+    """
     batch, accumulation, sequence = np.array([(c.batch, c.accumulation, c.sequence or 0) for c in candidates]).T
     cost = np.broadcast_to(estimated(batch, accumulation, sequence).seconds_per_sample, batch.shape)
     first = {"cost": np.zeros_like(batch), "batch": -batch, "sequence": -sequence}[goal]
-    order = np.lexsort((-batch, cost, first))
-    return Queue(setting, [candidates[index] for index in order],
-                 [(len(setting.differs), first[index], cost[index]) for index in order], estimated)
+    order = np.lexsort((-batch, cost, first)).tolist()
+    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), cost[order].tolist()))
+    return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 
-def walk(queues: Sequence[Queue], memory: Memory, wanted: int) -> Found:
+def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
     """The ``wanted`` best settings that fit, each at its best shape."""
-    found = Found()
-    waiting = [(one.key, number, one) for number, one in enumerate(queues)]
+    found = Found(failed=[one.setting for one in queues if one.states_bytes > capacity_bytes])
+    waiting = [(one.key, number, one) for number, one in enumerate(queues) if one.states_bytes <= capacity_bytes]
     heapq.heapify(waiting)
     while waiting and len(found.fitting) < wanted:
         _, number, one = heapq.heappop(waiting)
