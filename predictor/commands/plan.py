@@ -33,15 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--global-batch-size", metavar="N", type=_count,
                        help="samples of an optimizer step on all GPUs: micro batch x accumulation x GPUs")
     group.add_argument("--maximize", choices=GOALS, default="cost", metavar="WHAT",
-                       help="cost: the cheapest step a sample (default); batch: the largest micro batch first; sequence: "
-                       "the longest sequence first")
+                       help="cost: the cheapest sample (default); batch: the largest micro batch first; sequence: the "
+                       "longest sequence first")
     usual, asked = (", ".join(axis.name for axis in AXES if axis.asked is flag) for flag in (False, True))
     group.add_argument("--vary", metavar="AXIS,…", type=_names, default=(), help=f"also vary: {asked}")
     group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}")
     group.add_argument("--top", metavar="N", type=_count, default=5, help="configurations to rank; default: 5")
     group.add_argument("--no-trace", action="store_true",
-                       help="leave out what no formula is known for (others are traced once: needs torch, some seconds "
-                       "each)")
+                       help="leave out what has no formula yet, instead of tracing it once (needs torch)")
     output.add_output(parser)
     group.add_argument("--write", metavar="DIR", help="write ds_config.json, training_arguments.json (as Hugging Face's "
                        "HfArgumentParser reads it) and workload.json of the proposed configuration there")

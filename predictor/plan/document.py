@@ -32,12 +32,10 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "does_not_fit": [_setting(one) for one in found.failed],
         "costs_more": [_setting(one) for one in found.unseen],
         "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
-        "standing": plan.standing,
+        "kept": list(plan.kept), "standing": plan.standing,
         "knobs": [asdict(knob) for knob in plan.knobs],
         "files": files(plan),
-        "counts": {"settings": plan.settings, "configurations": plan.configurations} | {
-            f"{name}_looked_at" if name == "configurations" else name: count
-            for name, count in asdict(plan.counts).items()},
+        "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
         "seconds": round(plan.seconds, 3),
         "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled)}
 
@@ -63,7 +61,7 @@ def _shape(candidate: Candidate) -> dict[str, Any]:
 
 
 def files(plan: Plan) -> dict[str, Any]:
-    """Name -> content of what the proposed configuration is launched with; none of a learned job, or where none fits."""
+    """Name -> content of what the proposed configuration is launched with; nothing of a learned job."""
     if plan.proposed is None or learned.is_named(plan.proposed.setting.keys["model"]):
         return {}
     workload = workload_of(plan.proposed)
@@ -84,7 +82,8 @@ def check_directory(path: str, force: bool) -> None:
         raise InputError(f"{named(path)}: is not a directory that can be written to: name another")
     there = [name for name in (launch.CONFIG, launch.ARGUMENTS, launch.WORKLOAD) if (folder / name).exists()]
     if there and not force:
-        raise InputError(f"{named(path)}: has {there[0]} already: add --force to overwrite it, or name another directory")
+        raise InputError(f"{named(path)}: has {there[0]} already: add --force to overwrite it, or name another "
+                         "directory")
 
 
 def write(path: str, documents: Mapping[str, Any]) -> None:

@@ -32,9 +32,17 @@ class NotTraced(InputError):
 
 @dataclass
 class Counts:
-    """What was done: configurations looked at, runs composed to a closed form, jobs simulated, formulas traced."""
+    """What was done.
 
-    configurations: int = 0
+    Attributes:
+        ruled_out: configurations that cannot fit whatever the batch is.
+        decided: configurations that closed forms told apart; ``composed``: how many of these there were.
+        simulated: runs through the allocator's simulation.
+        traced: formulas that nobody had.
+    """
+
+    ruled_out: int = 0
+    decided: int = 0
     composed: int = 0
     simulated: int = 0
     traced: int = 0
@@ -89,7 +97,6 @@ class Memory:
         key = setting, accumulation, points[0], points[-1], len(points)
         if key not in self._largest:
             self._largest[key] = self._search(setting, accumulation, points)
-            self.counts.configurations += len(points)
         return self._largest[key]
 
     def _search(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:

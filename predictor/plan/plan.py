@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from predictor import learned
 from predictor.engine.setup import MICRO_STEPS
 from predictor.errors import InputError
 from predictor.pipeline import Job, Progress
@@ -32,8 +33,9 @@ class Plan:
     Attributes:
         goal: one of :data:`GOALS`.
         settings, configurations: how many there are, without and with their shapes; ``counts`` says what was done.
-        closest: where nothing fits, the smallest configuration that needs the least, with its ``minimum_capacity_bytes``.
+        closest: where nothing fits, the smallest configuration that needs the least, with its least GPU memory.
         found: what fits, the proposed configuration first, and what became of the rest.
+        kept: keys that the user fixed and that would vary otherwise.
         largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
         knobs: what each would give, from the configuration that ``standing`` names.
         seconds: how long it took.
@@ -50,6 +52,7 @@ class Plan:
     counts: Counts
     largest: Candidate | None
     closest: Configuration | None
+    kept: tuple[str, ...]
     standing: str
     knobs: tuple[knobs.Knob, ...]
     assumptions: tuple[str, ...]
@@ -97,7 +100,8 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         goal=maximize, gpu=examples.job.gpu.name, gpus=workload.data_parallel_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
         settings=len(made.settings), configurations=len(made.settings) * len(candidates), counts=memory.counts,
-        largest=_largest(best, maximize, memory) if best else None, closest=closest, standing=standing,
+        largest=_largest(best, maximize, memory) if best else None, closest=closest,
+        kept=made.kept, standing=standing,
         knobs=knobs.turned(workload), assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
         not_modelled=(best or closest).prediction.not_modelled, seconds=time.perf_counter() - started)
 
@@ -114,8 +118,8 @@ class Examples:
         """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
         job = self._of(setting)
         workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
-        facts = job.formula.facts
-        return partial(cost.estimate, workload, facts, job.gpu), least_bytes(workload, facts)
+        estimated = partial(cost.estimate, workload, cost.Model.of(job.formula.facts), job.gpu)
+        return estimated, least_bytes(workload, job.formula.facts)
 
     def _of(self, setting: Setting) -> Job:
         recipe = self._recipe(setting)
@@ -156,7 +160,8 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
         batch = batch or 1
     else:
         lengths = (length,)
-    batches = (batch,) if batch else range(1, _most_batch(length) + 1)
+    fewest = job.lowest().batch if learned.is_named(job.workload.model) else 1
+    batches = (batch,) if batch else range(fewest, _most_batch(length) + 1)
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
     shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]

@@ -44,6 +44,7 @@ class Queue:
     estimated: Callable[..., Estimate]
     at: int = 0
     states_bytes: int = 0
+    decided: set[int] = field(default_factory=set)
 
     @property
     def key(self) -> tuple:
@@ -98,6 +99,7 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
     """The ``wanted`` best settings that fit, each at its best shape."""
     found = Found(failed=[one.setting for one in queues if one.states_bytes > capacity_bytes])
     waiting = [(one.key, number, one) for number, one in enumerate(queues) if one.states_bytes <= capacity_bytes]
+    memory.counts.ruled_out += sum(len(one.candidates) for one in queues if one.states_bytes > capacity_bytes)
     heapq.heapify(waiting)
     while waiting and len(found.fitting) < wanted:
         _, number, one = heapq.heappop(waiting)
@@ -134,6 +136,9 @@ def _may_fit(one: Queue, memory: Memory) -> bool:
     chosen = one.candidates[one.at]
     alike = min(chosen.accumulation, MICRO_STEPS)  # further micro batches allocate alike
     points = sorted({_point(c) for c in one.candidates if min(c.accumulation, MICRO_STEPS) == alike})
+    if alike not in one.decided:
+        one.decided.add(alike)
+        memory.counts.decided += len(points)
     last = memory.largest(one.setting, alike, points)
     if last >= 0 and _point(chosen) <= points[last]:
         return True

@@ -36,7 +36,7 @@ class Choice:
     gpus: tuple[int, int] = (1, 1 << 16)
 
     def agrees(self, fixed: Mapping[str, Any], gpus: int) -> bool:
-        """Whether it is for so many GPUs and says nothing else than what the user fixed; tables say it in more detail."""
+        """Whether it is for so many GPUs and agrees with what the user fixed; a table of theirs goes before ours."""
         return self.gpus[0] <= gpus <= self.gpus[1] and all(
             fixed[key] == value or (isinstance(value, Mapping) and fixed[key] is not None)
             for key, value in self.keys.items() if key in fixed)
@@ -86,12 +86,16 @@ AXES = (
         Choice("8-bit AdamW", {"optim": "adamw_bnb_8bit"}, "optimizer states of 8 bits"))),
     Axis("recipe", (
         Choice("", {"recipe": "finetune"}),
-        *(Choice(recipe, {"recipe": recipe}, f"recipe {recipe}") for recipe in ("lora", "pretrain", "full"))), asked=True),
+        *(Choice(recipe, {"recipe": recipe}, f"recipe {recipe}") for recipe in ("lora", "pretrain", "full"))),
+         asked=True),
     Axis("liger", (
         Choice("", {"use_liger_kernel": False}),
         Choice("Liger", {"use_liger_kernel": True})), asked=True),
 )
 """Everything that is tried, where the user did not fix it."""
+ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
+SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS},)
+"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ class Setting:
 
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
         """With a shape."""
-        return Workload.from_mapping({**self.keys, BATCH: batch, STEPS: accumulation, LENGTH: sequence})
+        steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job takes no such key
+        return Workload.from_mapping({**self.keys, **steps, BATCH: batch, LENGTH: sequence})
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,12 @@ class Space:
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Keys that would vary if they were not fixed."""
+        varying = {key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
+        return tuple(sorted({*varying, BATCH, STEPS} & self.fixed.keys()))
 
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
@@ -152,6 +163,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     problem: InputError | None = None
     for choices in product(*varied):
         keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items() if key not in fixed}}
+        if any(all(keys.get(key) in values for key, values in rule.items()) for rule in SENSELESS):
+            continue
         try:
             Workload.from_mapping(keys, label)
         except InputError as error:
@@ -159,7 +172,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         else:
             found.append(_setting(choices, keys))
     if not found:
-        raise problem or InputError("the keys that are given leave no engine: leave out engine, dtype or mixed_precision")
+        raise problem or InputError("the keys that are given leave no engine, or nothing that makes sense: leave out "
+                                    "engine, offload, optim, dtype or mixed_precision")
     return Space(tuple(found), fixed)
 
 

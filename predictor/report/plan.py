@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from predictor.plan import launch
@@ -23,7 +22,7 @@ def report(console: Console, plan: Plan) -> None:
     if plan.found.fitting:
         console.print(_ranking(plan))
         console.print()
-    _methods(console, plan)
+    _rest(console, plan)
     _knobs(console, plan)
     _files(console, plan)
     _tail(console, plan)
@@ -50,6 +49,8 @@ def _head(console: Console, plan: Plan) -> None:
         console.print(f"Nothing fits {where} ({size_text(plan.capacity_bytes)}).", style="bold red")
         _print(console, f"The closest: {closest.setting.name}, {_shape(closest.candidate)}; it needs GPUs of "
                f"{size_text(closest.prediction.minimum_capacity_bytes)}.")
+        if plan.kept:
+            _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Without, more configurations are tried.")
     console.print()
 
 
@@ -60,51 +61,60 @@ def _shape(one: Candidate) -> str:
 
 
 def _ranking(plan: Plan):
-    rows = table("configuration", "micro\nbatch", "accumu-\nlation", "tokens", "reserved\nGiB", "cost", "of it recom-\nputation",
-                 "communi-\ncation", numbers=True)
+    """The configurations with their costs, in units of the first one's."""
+    rows = table("configuration", "micro\nbatch", "accumu-\nlation", "tokens", "reserved\n(GiB)", "cost",
+                 "recompu-\ntation", "communi-\ncation", numbers=True)
     rows.columns[0].no_wrap = False
-    best = plan.found.fitting[0].estimate.seconds_per_sample
+    unit = _cost(plan, plan.found.fitting[0])[0] or 1  # of a learned job whose model nobody saw
     for one in plan.found.fitting:
-        rows.add_row(*_row(one, best))
+        name = one.setting.name + "".join(f" ({differs})" for differs in one.setting.differs)
+        rows.add_row(name, f"{one.candidate.batch:,}", f"{one.candidate.accumulation:,}",
+                     f"{one.candidate.sequence:,}" if one.candidate.sequence else "",
+                     gib(one.prediction.peak_reserved.bytes), *(f"{part / unit:.3f}" for part in _cost(plan, one)))
     return rows
 
 
-def _row(one: Configuration, best: float) -> tuple[str, ...]:
-    cost, samples = one.estimate, one.estimate.samples * best
-    return (one.setting.name + "".join(f" ({differs})" for differs in one.setting.differs),
-            f"{one.candidate.batch:,}", f"{one.candidate.accumulation:,}", f"{one.candidate.sequence or '':,}" if
-            one.candidate.sequence else "", gib(one.prediction.peak_reserved.bytes),
-            f"{cost.seconds_per_sample / best:.3f}", f"{cost.recomputation / samples:.3f}",
-            f"{(cost.communication + cost.host) / samples:.3f}")
+def _cost(plan: Plan, one: Configuration) -> tuple[float, float, float]:
+    """Of a sample, or a token where samples differ: all, recomputation, what goes between GPUs and to the host."""
+    cost = one.estimate
+    share = 1 / (cost.samples * (one.candidate.sequence if plan.goal == "sequence" else 1))
+    return cost.seconds * share, cost.recomputation * share, (cost.communication + cost.host) * share
 
 
-def _methods(console: Console, plan: Plan) -> None:
-    """What became of each way to share the work."""
+def _rest(console: Console, plan: Plan) -> None:
+    """What became of the ways to share the work that are not in the ranking."""
     found = plan.found
-    fits = dict.fromkeys(one.setting.method for one in found.fitting)
-    groups = {"does not fit": [one.method for one in found.failed], "costs more": [one.method for one in found.unseen]}
-    for name, methods in groups.items():
-        left = dict.fromkeys(method for method in methods if method not in fits)
-        if left:
-            _print(console, f"{name.capitalize()}: {', '.join(left)}.")
-    for why, _ in Counter(why for _, why in found.left_out).most_common():
-        names = dict.fromkeys(one.method for one, reason in found.left_out if reason == why)
-        _print(console, f"Left out: {', '.join(names)}: {why}")
+    said = {one.setting.method for one in found.fitting}
+    groups = [("Left out, ", [(one.method, f": {why}") for one, why in found.left_out]),
+              ("Not looked at (costs more, or learns something else): ", [(one.method, "") for one in found.unseen]),
+              ("Does not fit: ", [(one.method, "") for one in found.failed])]
+    for head, rows in groups:
+        methods: dict[str, dict[str, None]] = {}
+        for method, why in rows:
+            if method not in said:
+                methods.setdefault(why, {})[method] = None
+        for why, names in methods.items():
+            _print(console, f"{head}{', '.join(names)}{why}.")
+            said |= names.keys()
     console.print()
 
 
 def _knobs(console: Console, plan: Plan) -> None:
-    known = [knob for knob in plan.knobs if not knob.why_not]
-    if not plan.knobs:
-        return
-    rows = table(f"from {STANDING[plan.standing]}", "gives\nallocated GiB", "reserved\nGiB", "costs")
-    rows.columns[1].justify = rows.columns[2].justify = "right"
-    for knob in known:
-        rows.add_row(knob.change, _signed(knob.gives_allocated_bytes), _signed(knob.gives_reserved_bytes), knob.costs)
-    console.print(rows)
+    giving = [knob for knob in plan.knobs
+              if max(knob.gives_allocated_bytes or 0, knob.gives_reserved_bytes or 0) > 0]
+    if giving:
+        rows = table(f"from {STANDING[plan.standing]}", "allocated\n(GiB less)", "reserved\n(GiB less)", "costs")
+        rows.columns[1].justify = rows.columns[2].justify = "right"
+        for knob in giving:
+            sizes = map(_signed, (knob.gives_allocated_bytes, knob.gives_reserved_bytes))
+            rows.add_row(knob.change, *sizes, knob.costs)
+        console.print(rows)
+    nothing = [knob.change for knob in plan.knobs if not knob.why_not and knob not in giving]
+    if nothing:
+        _print(console, f"Would give nothing: {'; '.join(nothing)}.")
     for knob in plan.knobs:
         if knob.why_not:
-            _print(console, f"{knob.change}: not known: {knob.why_not}")
+            _print(console, f"Not known: {knob.change}: {knob.why_not}.")
     console.print()
 
 
@@ -121,8 +131,9 @@ def _files(console: Console, plan: Plan) -> None:
 
 def _tail(console: Console, plan: Plan) -> None:
     counts = plan.counts
-    _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings: {counts.configurations:,} "
-           f"decided by {counts.composed} closed forms, {counts.simulated} runs through the allocator's simulation, "
-           f"{counts.traced} traces; the rest cost more. {plan.seconds:.1f} s.")
+    _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
+           f"{counts.ruled_out:,} cannot fit whatever the batch is, {counts.decided:,} were told apart by "
+           f"{counts.composed} closed forms, the rest costs more than what is listed; {counts.simulated} runs through "
+           f"the allocator's simulation, {counts.traced} traces.")
     _print(console, "Cost: " + "; ".join(plan.assumptions) + ".")
     _print(console, "Not modelled: " + ("; ".join(plan.not_modelled) or "nothing that is known"))
