@@ -2,13 +2,14 @@
 """Does what a plan proposes survive on the emulated GPU, and does the next larger batch die?
 
     pip install -e '.[test]'
-    python scripts/check_plan.py                 # two plans, a few jobs each: about five minutes
+    python scripts/check_plan.py                 # four plans, four jobs each: ten minutes
     python scripts/check_plan.py --table-only    # the saved results
 
-No GPU is needed. Of each plan three batches run, on the rank with the highest predicted peak: the proposed one, the
-largest that fits in that setting as the plan says, and one sample more. Results go to profiles/checks/plan.jsonl, one
-line a plan with its date and how long it took; plans that are there are not made again. Exit code 1: a batch came out
-otherwise than planned.
+No GPU is needed. A plan leaves room for what no allocator counts (CUDA context, NCCL, libraries), which the emulated
+GPU does not have. So the largest batch of the proposed setting that surely fits, and one sample more, run with that
+much less memory; the proposed batch, and the first that would not even fit without that room, with all of it. Each runs
+as the rank with the highest predicted peak. Results go to profiles/checks/plan.jsonl, one line a plan with its date and
+how long it took; plans that are there are not made again. Exit code 1: a batch came out otherwise than planned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import date
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -26,9 +28,11 @@ from rich.table import Table
 
 from calibrate.measure import measure
 from calibrate.record import MeasuredOn
+from predictor.pipeline import prepare
 from predictor.plan import plan
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, Configuration
+from predictor.workload import Workload
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "plan.jsonl"
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 1024}
@@ -39,6 +43,8 @@ PLANS = (
     ({**LLAVA, "gpu": "a100-40gb", "data_parallel_size": 4}, {}),
 )
 """Keys that are given, and what is searched."""
+EXPECTED = {"proposed": True, "largest": True, "next": False, "too large": False}
+"""Batch -> whether it survives."""
 
 
 def main() -> int:
@@ -55,42 +61,45 @@ def main() -> int:
 
 
 def check(given: dict, searched: dict) -> dict:
-    """One plan, and what became of three batches of its setting."""
+    """One plan, and what became of four batches of its setting."""
     made = plan(given, **searched)
     best = made.proposed
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated", "given": given,
             "searched": searched, "seconds": round(made.seconds, 2), "settings": made.settings,
             "configurations": made.configurations, "counts": asdict(made.counts), "proposed": best.setting.name,
-            "jobs": list(jobs(best, made.largest))}
+            "gradient_accumulation_steps": best.candidate.accumulation, "jobs": list(jobs(best, made.largest))}
 
 
 def jobs(best: Configuration, largest: Candidate) -> Iterator[dict]:
-    """The proposed batch, the largest and the next one, as each ran."""
-    batches = {"proposed": best.candidate.batch, "largest": largest.batch, "next": largest.batch + 1}
-    for name, batch in batches.items():
-        workload = workload_of(replace(best, candidate=replace(best.candidate, batch=batch)))
-        record = measure(workload, device=MeasuredOn.EMULATED)
+    """Each batch as it ran."""
+    def at(batch: int) -> Workload:
+        return workload_of(replace(best, candidate=replace(best.candidate, batch=batch)))
+
+    job = prepare(at(largest.batch))
+    whole, (share, _) = job.workload.capacity, job.margin.limits(job.workload.capacity)
+    too_large = next(size for size in count(largest.batch + 1) if prepare(at(size)).judge().verdict == "does_not_fit")
+    for name, batch, capacity in (("proposed", best.candidate.batch, whole), ("largest", largest.batch, share),
+                                  ("next", largest.batch + 1, share), ("too large", too_large, whole)):
+        record = measure(at(batch).replace(capacity_bytes=capacity), device=MeasuredOn.EMULATED)
         died = record.job.out_of_memory
         print(f"{best.setting.name}, {name} batch {batch}: {'died' if died else 'survived'}", file=sys.stderr)
-        yield {"batch": name, "per_device_train_batch_size": batch, "rank": record.rank,
-               "gradient_accumulation_steps": workload.gradient_accumulation_steps, "survived": died is None,
-               "out_of_memory": died and {"moment": died.moment.value, "step": died.step},
+        yield {"batch": name, "per_device_train_batch_size": batch, "rank": record.rank, "capacity_bytes": capacity,
+               "survived": died is None, "out_of_memory": died and {"moment": died.moment.value, "step": died.step},
                "measured_reserved_bytes": record.peak("reserved_bytes").bytes,
                "predicted_reserved_bytes": best.prediction.peak_reserved.bytes if name == "proposed" else None}
 
 
 def show(rows: list[dict]) -> int:
     """The table; 1 if a batch came out otherwise than planned."""
-    table = Table("date", "plan", "proposed", "batches", "seconds", "configurations")
+    table = Table("date", "plan", "proposed", *EXPECTED, "seconds", "configurations")
     wrong = 0
     for row in rows:
-        outcome = {job["batch"]: job["survived"] for job in row["jobs"]}
-        wrong += outcome != {"proposed": True, "largest": True, "next": False}
+        wrong += {job["batch"]: job["survived"] for job in row["jobs"]} != EXPECTED
         asked = f"{row['given']['data_parallel_size']} x {row['given']['gpu']} " + " ".join(
             f"{key} {value}" for key, value in row["searched"].items())
-        batches = ", ".join(f"{job['per_device_train_batch_size']} {'survived' if job['survived'] else 'died'}"
-                            for job in row["jobs"])
-        table.add_row(row["date"], asked, row["proposed"], batches, str(row["seconds"]), f"{row['configurations']:,}")
+        batches = [f"{job['per_device_train_batch_size']} {'survived' if job['survived'] else 'died'}"
+                   for job in row["jobs"]]
+        table.add_row(row["date"], asked, row["proposed"], *batches, str(row["seconds"]), f"{row['configurations']:,}")
     Console(width=180).print(table)
     return int(wrong > 0)
 

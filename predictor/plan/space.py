@@ -199,7 +199,7 @@ def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
         whole = Workload.from_mapping(given)
         return {name: getattr(whole, name) for name in KEYS if name not in whole.filled_in} | {
             name: getattr(whole, name) for name in ("engine", "zero_stage", "offload")}
-    fixed = {name: value for name, value in given.items() if value is not None}
+    fixed = {name: value for name, value in given.items() if value is not None or name == "offload"}  # "none" is None
     for name in KEYS.keys() & fixed.keys():
         with suppress(Invalid, InputError):  # a workload says it better
             fixed[name] = KEYS[name].metadata["kind"].check(fixed[name])
