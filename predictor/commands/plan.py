@@ -40,10 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}")
     group.add_argument("--top", metavar="N", type=_count, default=5, help="configurations to rank; default: 5")
     group.add_argument("--no-trace", action="store_true",
-                       help="leave out what has no formula yet (tracing one needs torch)")
+                       help="leave out what has no formula yet (a trace needs torch)")
     output.add_output(parser)
-    group.add_argument("--write", metavar="DIR", help="write ds_config.json, training_arguments.json (as Hugging Face's "
-                       "HfArgumentParser reads it) and workload.json of the proposed configuration there")
+    group.add_argument("--write", metavar="DIR",
+                       help="write ds_config.json, training_arguments.json (for Hugging Face's HfArgumentParser) and "
+                       "workload.json of the proposed configuration there")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -67,9 +67,7 @@ class Memory:
         """Raises:
             InputError: it cannot be predicted; :class:`NotTraced` where only a trace is missing.
         """
-        workload = setting.workload(point[0], accumulation, point[1])
-        self._may_trace(workload, self.trace)
-        return pipeline.prepare(workload, self.progress)
+        return self._prepared(setting.workload(point[0], accumulation, point[1]), pipeline.prepare, self.trace)
 
     def example(self, setting: Setting, *, trace: bool) -> Job:
         """A job of the setting, of any shape."""
@@ -78,15 +76,15 @@ class Memory:
             return pipeline.prepare(setting.workload(base.batch, 1, base.sequence))
         length = setting.keys.get(LENGTH) or (None if models.find(setting.keys["model"]).kind is Kind.IMAGE else SOME)
         workload = pipeline.settled(setting.workload(setting.keys.get(BATCH) or 2, 1, length))
-        self._may_trace(workload, trace and self.trace)
-        return pipeline.at(workload, pipeline.shape_of(workload), self.progress)
+        return self._prepared(workload, _unchecked, trace and self.trace)
 
-    def _may_trace(self, workload: Workload, trace: bool) -> None:
-        if learned.is_named(workload.model) or not pipeline.needs_trace(pipeline.settled(workload)):
-            return
-        if not trace:
+    def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:
+        traces = not learned.is_named(workload.model) and pipeline.needs_trace(pipeline.settled(workload))
+        if traces and not trace:
             raise NotTraced("there is no formula yet, and tracing was switched off")
-        self.counts.traced += 1
+        job = prepare(workload, self.progress)
+        self.counts.traced += traces
+        return job
 
     def largest(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
         """Index of the last of ascending points whose worst rank survives; -1 if none does.
@@ -147,6 +145,10 @@ class Memory:
         columns = np.array([tuple(shape) for shape in shapes]).T
         peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*columns, job.gpu)
         return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,))) - limit
+
+
+def _unchecked(workload: Workload, progress: Progress | None) -> Job:
+    return pipeline.at(workload, pipeline.shape_of(workload), progress)
 
 
 def last(tried: Callable[[int], int | None], count: int, *, near_the_end: bool) -> int:
