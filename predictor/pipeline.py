@@ -26,6 +26,7 @@ from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
+from predictor.engine.shared import AlikeRanks
 from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import ModelFacts, modality
@@ -137,6 +138,8 @@ class Job:
         traced = self.formula.micro.events
         traced_bytes = sizes_at(traced, self.shape, self.gpu)[traced.buffers.size]
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        if isinstance(engine, AlikeRanks):
+            return [0]
         peaks = engine.peaks(range(degree), traced_bytes)
         return list(dict.fromkeys([peaks.index(max(peaks)), 0, degree - 1]))
 

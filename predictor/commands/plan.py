@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
-from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu h100-80gb --gpus 8 --global-batch-size 128
@@ -51,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Plans and reports; the exit code says whether something fits."""
     output.check_path(arguments.output, arguments.force)
     given, label = options.given(arguments)
-    if not {"gpu", "capacity_bytes"} & {name for name, value in given.items() if value is not None}:
-        raise InputError("--gpu is not given: name one, such as h100-80gb (or give --capacity-bytes)")
     from predictor.plan import document, plan
 
     if arguments.write is not None:

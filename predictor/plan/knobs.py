@@ -16,7 +16,8 @@ from predictor.plan import launch
 from predictor.plan.space import BATCH, STEPS
 from predictor.workload import Workload
 
-SMALLER_BUCKETS = (50_000_000,)
+SMALL_BUCKET = 50_000_000
+"""Elements: what large buckets are made."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,19 @@ def _engine(w: Workload) -> Changes:
 
 
 def _deepspeed(w: Workload) -> Changes:
-    hidden = pipeline.prepare(w).formula.facts.hidden_size
-    document = launch.deepspeed(w, hidden)
-    settings = pipeline.setup_of(w, pipeline.prepare(w).formula).zero
-    fixed = {"zero_stage": None, "offload": None}
-
-    def with_zero(**changes: Any) -> dict[str, Any]:
-        return fixed | {"deepspeed": document | {"zero_optimization": document["zero_optimization"] | changes}}
-
     if w.zero_stage == 0:
         return
+    job = pipeline.prepare(w)
+    settings, document = job.setup.zero, launch.deepspeed(w, job.formula.facts.hidden_size)
+
+    def with_zero(**changes: Any) -> dict[str, Any]:
+        return {"zero_stage": None, "offload": None,
+                "deepspeed": document | {"zero_optimization": document["zero_optimization"] | changes}}
+
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         size = getattr(settings, name)
-        if size > 50_000_000:
-            yield f"{name} {size:.3g} → 5e+07", with_zero(**{name: 50_000_000}), "more, smaller messages"
+        if size > SMALL_BUCKET:
+            yield f"{name} {size:.3g} → {SMALL_BUCKET:.3g}", with_zero(**{name: SMALL_BUCKET}), "more, smaller messages"
     if settings.overlap_comm:
         yield "overlap_comm on → off", with_zero(overlap_comm=False), "communication waits for computation"
     if not settings.contiguous_gradients:
@@ -111,7 +111,7 @@ def _deepspeed(w: Workload) -> Changes:
 def _allocator(w: Workload) -> Changes:
     if "expandable_segments" not in (w.allocator_conf or ""):
         conf = ",".join(filter(None, [w.allocator_conf, "expandable_segments:True"]))
-        yield "PYTORCH_CUDA_ALLOC_CONF expandable_segments:True", {"allocator_conf": conf}, "nothing known"
+        yield "PYTORCH_CUDA_ALLOC_CONF expandable_segments:True", {"allocator_conf": conf}, "nothing that is known"
 
 
 def _more(w: Workload) -> Changes:
@@ -124,7 +124,7 @@ KNOBS: tuple[Callable[[Workload], Changes], ...] = (_precision, _batch, _optimiz
 """Each says what it would change of a workload, if anything, and at what price."""
 
 
-def turned(workload: Workload, skip: Callable[[Mapping[str, Any]], bool] = lambda _: False) -> tuple[Knob, ...]:
+def turned(workload: Workload) -> tuple[Knob, ...]:
     """Every knob that this workload has, those that give most first; those nothing is known of last.
 
     Raises:
@@ -134,7 +134,7 @@ def turned(workload: Workload, skip: Callable[[Mapping[str, Any]], bool] = lambd
         return ()
     before = _peaks(pipeline.prepare(workload))
     found = [_turned(workload, before, *change) for knob in KNOBS for change in knob(workload)]
-    return tuple(sorted(found, key=lambda knob: -max(knob.gives_allocated_bytes or 0, 0) if not knob.why_not else 1))
+    return tuple(sorted(found, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
 
 
 def _turned(workload: Workload, before: tuple[int, int], change: str, keys: Mapping[str, Any], costs: str) -> Knob:

@@ -54,7 +54,8 @@ def _zero(settings: ZeroConfig) -> dict[str, Any]:
 
 def training_arguments(workload: Workload) -> dict[str, Any]:
     """What ``HfArgumentParser`` reads into ``TrainingArguments`` (transformers 5)."""
-    computes = workload.computes_in if workload.engine == "deepspeed" else workload.mixed_precision
+    casts = workload.engine == "deepspeed" or (workload.fsdp and workload.fsdp["param_dtype"])
+    computes = workload.computes_in if casts else workload.mixed_precision
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,

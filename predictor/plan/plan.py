@@ -86,18 +86,26 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
     started = time.perf_counter()
     if maximize not in GOALS:
         raise InputError(f"maximize {maximize}: one of {', '.join(GOALS)}")
+    if given.get("gpu") is None and given.get("capacity_bytes") is None:
+        raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
     made, memory = space(given, vary, keep, label), Memory(progress, trace)
     examples = Examples(made, memory)
     candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size)
-    queues = [queue(setting, candidates, maximize, *examples.known(setting)) for setting in made.settings]
+    queues, left_out = [], []
+    for setting in made.settings:
+        try:
+            queues.append(queue(setting, candidates, maximize, *examples.known(setting)))
+        except InputError as error:
+            left_out.append((setting, str(error)))
     found = walk(queues, memory, top, examples.job.workload.capacity)
+    found.left_out += left_out
     if not found.fitting and not found.failed:
         raise InputError(found.left_out[0][1])
     best = found.fitting[0] if found.fitting else None
     closest = None if best else _closest(queues, memory)
     standing, workload = _standing(given, made, best or closest)
     return Plan(
-        goal=maximize, gpu=examples.job.gpu.name, gpus=workload.data_parallel_size,
+        goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.data_parallel_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
         settings=len(made.settings), configurations=len(made.settings) * len(candidates), counts=memory.counts,
         largest=_largest(best, maximize, memory) if best else None, closest=closest,
@@ -111,7 +119,7 @@ class Examples:
 
     def __init__(self, made: Space, memory: Memory) -> None:
         self.settings, self.memory = made.settings, memory
-        self.found: dict[str, Job] = {}
+        self.found: dict[str, Job | InputError] = {}
         self.job = self._of(made.settings[0])
 
     def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
@@ -125,10 +133,13 @@ class Examples:
         recipe = self._recipe(setting)
         if recipe not in self.found:
             self.found[recipe] = self._first([one for one in self.settings if self._recipe(one) == recipe])
-        return self.found[recipe]
+        found = self.found[recipe]
+        if isinstance(found, InputError):
+            raise found
+        return found
 
-    def _first(self, settings: Sequence[Setting]) -> Job:
-        """The first that needs no trace, or else that can be traced."""
+    def _first(self, settings: Sequence[Setting]) -> Job | InputError:
+        """The first that needs no trace, or else that can be traced; or why none can."""
         problem = None
         for traces in (False, True):
             for setting in settings:
@@ -136,7 +147,7 @@ class Examples:
                     return self.memory.example(setting, trace=traces)
                 except InputError as error:
                     problem = error
-        raise problem
+        return problem
 
     @staticmethod
     def _recipe(setting: Setting) -> str:

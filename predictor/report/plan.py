@@ -82,20 +82,21 @@ def _cost(plan: Plan, one: Configuration) -> tuple[float, float, float]:
 
 
 def _rest(console: Console, plan: Plan) -> None:
-    """What became of the ways to share the work that are not in the ranking."""
+    """What became of the ways to share the work that are not in the ranking, and what could not be looked at."""
     found = plan.found
     said = {one.setting.method for one in found.fitting}
-    groups = [("Left out, ", [(one.method, f": {why}") for one, why in found.left_out]),
-              ("Not looked at (costs more, or learns something else): ", [(one.method, "") for one in found.unseen]),
-              ("Does not fit: ", [(one.method, "") for one in found.failed])]
-    for head, rows in groups:
-        methods: dict[str, dict[str, None]] = {}
-        for method, why in rows:
-            if method not in said:
-                methods.setdefault(why, {})[method] = None
-        for why, names in methods.items():
-            _print(console, f"{head}{', '.join(names)}{why}.")
-            said |= names.keys()
+    for head, settings in (("Not looked at (costs more, or learns something else)", found.unseen),
+                           ("Does not fit", found.failed)):
+        methods = dict.fromkeys(one.method for one in settings if one.method not in said)
+        if methods:
+            _print(console, f"{head}: {', '.join(methods)}.")
+        said |= methods.keys()
+    reasons: dict[str, list[str]] = {}
+    for one, why in found.left_out:
+        reasons.setdefault(why, []).append(one.name)
+    for why, names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        _print(console, f"Left out: {names[0]}{more}: {why}.")
     console.print()
 
 
@@ -119,7 +120,7 @@ def _knobs(console: Console, plan: Plan) -> None:
 
 
 def _signed(size: int) -> str:
-    return f"−{gib(-size)}" if size < 0 else gib(size)
+    return f"−{gib(-size)}".replace("−<0.01", "0.00") if size < 0 else gib(size)
 
 
 def _files(console: Console, plan: Plan) -> None:

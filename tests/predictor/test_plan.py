@@ -19,8 +19,16 @@ OVERLAP = {"bf16": {"enabled": True},
            "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def empty_cache(tmp_path_factory):
+    """Only shipped formulas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def made():
+def made(empty_cache):
     return plan(GIVEN, global_batch_size=128, trace=False)
 
 
@@ -135,3 +143,10 @@ def test_hugging_face_knows_every_argument(made):
 def test_the_workload_file_is_the_proposed_configuration(made):
     keys = json.loads(json.dumps(document.files(made)))["workload.json"]
     assert Workload.from_mapping(keys).resolved() == workload_of(made.proposed).resolved()
+
+
+def test_a_recipe_that_cannot_be_predicted_is_left_out_by_name():
+    """Nobody traced LoRA in this cache."""
+    found = plan(GIVEN | {"zero_stage": 2}, vary=["recipe"], keep=["optim"], top=1, trace=False).found
+    reasons = {why for one, why in found.left_out if one.differs == ("recipe lora",)}
+    assert len(reasons) == 1 and found.fitting[0].setting.differs == ()
