@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     made = plan(given, label=label, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
                 top=arguments.top, vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace,
                 progress=output.progress)
-    if arguments.write is not None:
-        document.write(arguments.write, document.files(made))
+    documents = document.files(made) if arguments.write is not None else {}
+    if documents:  # none where nothing fits, nor of a learned job
+        document.write(arguments.write, documents)
 
     def report(console) -> None:
         from predictor.report.plan import report
