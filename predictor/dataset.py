@@ -11,7 +11,7 @@ import numpy as np
 
 from predictor import batches, learned, models, pipeline, regimes, timeline
 from predictor.errors import InputError
-from predictor.formula_key import check_pictures, regime_at
+from predictor.formula_key import check_pictures, regimes_at
 from predictor.models import Kind
 from predictor.prediction import Chances
 from predictor.samples import Samples
@@ -148,7 +148,7 @@ class Dataset:
         peaks = np.empty((len(images), len(lengths)), dtype=np.int64)
         for few in np.unique(np.minimum(images, 2)).tolist():  # a regime has one image or more
             rows = np.minimum(images, 2) == few
-            of_lengths = [regime_at(self.workload, Shape(self.size, tokens, few)) for tokens in lengths.tolist()]
+            of_lengths = regimes_at(self.workload, (Shape(self.size, tokens, few) for tokens in lengths.tolist()))
             for regime in set(of_lengths):
                 columns = np.array([one == regime for one in of_lengths])
                 job = plain.job(int(lengths[columns.argmax()]), few)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from predictor.deepspeed_keys import (
@@ -90,7 +90,7 @@ class ZeroConfig:
     grad_accum_dtype: str
     communication_data_type: str
     gradient_accumulation_steps: int
-    train_micro_batch_size_per_gpu: int
+    train_micro_batch_size_per_gpu: int = field(compare=False)  # engines compose alike at every one
     dtype: str
     version: tuple[int, int, int]
     notes: tuple[str, ...] = ()

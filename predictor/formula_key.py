@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +76,10 @@ def check_pictures(workload: Workload, config: models.ModelConfig) -> None:
         raise InputError(f"image_size {workload.image_size}: {media} of one batch have one size: give one")
 
 
-def regime_at(workload: Workload, shape: Shape) -> tuple[str, str, str]:
+def regimes_at(workload: Workload, shapes: Iterable[Shape]) -> list[tuple[str, str, str]]:
     """Shapes of one regime share a formula."""
-    return _regime(workload, models.find(workload.model), shape, gpus.find(workload.gpu or gpus.DEFAULT))
+    config, gpu = models.find(workload.model), gpus.find(workload.gpu or gpus.DEFAULT)
+    return [_regime(workload, config, shape, gpu) for shape in shapes]
 
 
 def _checkpointing(workload: Workload) -> str:

@@ -20,7 +20,6 @@ from predictor.gpus import Gpu
 from predictor.kinds import LEARNED
 from predictor.learned import Learned, LearnedList
 from predictor.pipeline import DEFAULT_GPU, Job
-from predictor.run import Run, evaluate
 from predictor.sizes import SYMBOLS, Shape
 from predictor.suggest import named, show
 from predictor.workload import Workload
@@ -58,9 +57,9 @@ class LearnedJob(Job):
         """Only the recorded one is known."""
         return [self.rank]
 
-    def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
-        """The recorded run at this shape; it does not depend on the limit."""
-        return evaluate(self._events, self.rank, self.shape, self.gpu, calibrated.coefficients(self.profile))
+    def composed(self, limit_bytes: int | None, rank: int) -> EventList:
+        """The recorded run; it does not depend on the limit."""
+        return self._events
 
     def described(self) -> Mapping[str, Any]:
         """The workload that was learned, at the shape that was asked for; of a script what is known of it."""

@@ -26,6 +26,7 @@ from predictor.engine.engines import ENGINES, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
+from predictor.engine.shared import AlikeRanks
 from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import ModelFacts, modality
@@ -137,17 +138,21 @@ class Job:
         traced = self.formula.micro.events
         traced_bytes = sizes_at(traced, self.shape, self.gpu)[traced.buffers.size]
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        if isinstance(engine, AlikeRanks):
+            return [0]
         peaks = engine.peaks(range(degree), traced_bytes)
         return list(dict.fromkeys([peaks.index(max(peaks)), 0, degree - 1]))
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
-        setup = replace(self.setup, capacity_bytes=limit_bytes)
         rank = self.ranks(limit_bytes)[0] if rank is None else rank
-        events = compose(self.formula, setup, rank)
-        if self.evaluation:
-            events = with_evaluation(events, *self.evaluation, self.gpu)
-        return evaluate(events, rank, self.shape, self.gpu, calibrated.coefficients(self.profile))
+        return evaluate(self.composed(limit_bytes, rank), rank, self.shape, self.gpu,
+                        calibrated.coefficients(self.profile))
+
+    def composed(self, limit_bytes: int | None, rank: int) -> EventList:
+        """The events of :meth:`run`, right at every shape of the formula's regime."""
+        events = compose(self.formula, replace(self.setup, capacity_bytes=limit_bytes), rank)
+        return with_evaluation(events, *self.evaluation, self.gpu) if self.evaluation else events
 
     def runs(self, limit_bytes: int | None) -> list[Run]:
         """The runs of :meth:`ranks`."""
@@ -237,6 +242,17 @@ def shape_of(workload: Workload) -> Shape:
     """Of one micro-batch; ``images_per_sample`` must be known."""
     return Shape(workload.per_device_train_batch_size, workload.sequence_length or 0,
                  workload.per_device_train_batch_size * workload.images_per_sample)
+
+
+def needs_trace(workload: Workload) -> bool:
+    """Whether a workload that :func:`settled` gave has no formula yet, neither shipped nor kept.
+
+    Raises:
+        InputError: as :func:`predict`.
+    """
+    shape = shape_of(workload)
+    key = formula_key(workload, shape, gpus.find(workload.gpu or DEFAULT_GPU))[1]
+    return not store.has(replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape))
 
 
 def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress | None = None, *,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib import resources
@@ -112,6 +112,11 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
         with contextlib.suppress(NotOneRegime):
             return _kept(key, trace(key))
     return _kept(keys[-1], trace(keys[-1]))
+
+
+def has(keys: Iterable[Key]) -> bool:
+    """Whether somebody has the formula of one of these keys."""
+    return any((shipped_directory() / key.filename()).is_file() or _cached(key).is_file() for key in keys)
 
 
 def _cached(key: Key) -> Path:

@@ -6,7 +6,8 @@
     python scripts/build_formulas.py --all      # everything anew
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/, named by content: those of the named
-models, and what the measurements in profiles/ need, so that reports predict them without torch. Others are deleted.
+models, what a plan of the first of them looks at, and what the measurements in profiles/ need, so that reports predict
+them without torch. Others are deleted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.progress import track
 from calibrate.regression import files
 from predictor import gpus, models, pipeline, store
 from predictor.errors import InputError
+from predictor.plan.space import space
 from predictor.tracing import trace_formula
 from predictor.workload import PINNED
 
@@ -31,6 +33,8 @@ MODELS = ("llava-1.5-7b", "llava-1.5-13b")
 RECIPES = ("pretrain", "finetune", "full")
 CHECKPOINTING = ("on", "off")
 BACKENDS = ("cudnn", "flash")
+PLANNED_ON = ("h100-80gb", "a100-80gb")
+"""GPUs whose attention kernels are all that there are."""
 REGIMES = (("many", "many", "whole"), ("1", "1", "whole"), ("1", "many", "whole"))
 
 
@@ -45,6 +49,15 @@ def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
     ]
 
 
+def planned_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
+    """Every setting that ``peakcast plan`` looks at, of one sample and of several."""
+    for gpu, batch in product(PLANNED_ON, (1, 2)):
+        given = {"model": MODELS[0], "sequence_length": 1024, "gpu": gpu, "data_parallel_size": 8}
+        for setting in space(given).settings:
+            workload = setting.workload(batch, 1, 1024).fill(images_per_sample=1)
+            yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(gpu))
+
+
 def record_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
     """What the kept measurements are predicted with."""
     for case in files.read(RECORDS)[0]:
@@ -57,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="trace those that are there already, too")
     anew = parser.parse_args().all
-    wanted = {key.filename(): (config, key) for config, key in [*named_keys(), *record_keys()]}
+    wanted = {key.filename(): (config, key) for config, key in [*named_keys(), *planned_keys(), *record_keys()]}
     for path in TARGET.glob("*.npz"):
         if path.name not in wanted:
             path.unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
@@ -93,8 +95,36 @@ def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]
         "data_parallel_size", KEYS["data_parallel_size"].metadata["kind"], gpus))
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the user said of a workload.
+
+    Attributes:
+        values: by key.
+        from_options: keys that an option gave.
+        label: what a key is called in messages.
+        source: where the others were read, if that is a framework's own configuration.
+    """
+
+    values: dict[Any, Any]
+    from_options: frozenset[str]
+    label: Callable[[str], str]
+    source: Source | None
+
+
 def workload(arguments: argparse.Namespace) -> Workload:
     """The workload that the options and the file describe.
+
+    Raises:
+        InputError: with the file or the option in front.
+    """
+    found = given(arguments)
+    made = Workload.from_mapping(found.values, source=found.label)
+    return made.read_from(found.source) if found.source else made
+
+
+def given(arguments: argparse.Namespace) -> Given:
+    """The keys that the options and the file give.
 
     Raises:
         InputError: with the file or the option in front.
@@ -125,8 +155,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
             return places[name]
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
-    made = Workload.from_mapping(values, source=label)
-    return made.read_from(source.overriding(overridden)) if source else made
+    return Given(values, frozenset(from_options), label, source.overriding(overridden) if source else None)
 
 
 def _from_text(name: str, kind: Any, given: Any) -> Any:

@@ -1,0 +1,100 @@
+"""A plan as plain data: the JSON, and the files that ``--write`` makes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from predictor import learned, pipeline
+from predictor.errors import InputError
+from predictor.files import write_whole
+from predictor.plan import launch
+from predictor.plan.plan import Plan, workload_of
+from predictor.plan.search import Candidate, Configuration
+from predictor.plan.space import BATCH, LENGTH, STEPS, Setting
+from predictor.suggest import named
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Every key always present, the unit in its name."""
+    best, found = plan.proposed, plan.found
+    return {
+        "goal": plan.goal, "gpu": plan.gpu, "data_parallel_size": plan.gpus,
+        "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
+        "proposed": best and configuration(best),
+        "largest": plan.largest and _shape(plan.largest),
+        "ranking": [configuration(one) for one in found.fitting],
+        "closest": plan.closest and configuration(plan.closest),
+        "does_not_fit": [_setting(one) for one in found.failed],
+        "costs_more": [_setting(one) for one in found.unseen],
+        "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
+        "kept": list(plan.kept), "standing": plan.standing,
+        "knobs": [asdict(knob) for knob in plan.knobs],
+        "files": files(plan),
+        "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
+        "seconds": round(plan.seconds, 3),
+        "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled)}
+
+
+def configuration(one: Configuration) -> dict[str, Any]:
+    """One row of the ranking."""
+    prediction = one.prediction
+    return _setting(one.setting) | _shape(one.candidate) | {
+        "verdict": prediction.verdict, "headroom_bytes": prediction.headroom_bytes,
+        "minimum_capacity_bytes": prediction.minimum_capacity_bytes,
+        "peak_requested_bytes": prediction.peak_requested.bytes,
+        "peak_allocated_bytes": prediction.peak_allocated.bytes,
+        "peak_reserved_bytes": prediction.peak_reserved.bytes,
+        "estimate": one.estimate.to_json(), "workload": dict(prediction.workload)}
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {"method": setting.method, "name": setting.name, "differs": list(setting.differs)}
+
+
+def _shape(candidate: Candidate) -> dict[str, Any]:
+    return {BATCH: candidate.batch, STEPS: candidate.accumulation, LENGTH: candidate.sequence}
+
+
+def files(plan: Plan) -> dict[str, Any]:
+    """Name -> content of what the proposed configuration is launched with; nothing of a learned job."""
+    if plan.proposed is None or learned.is_named(plan.proposed.setting.keys["model"]):
+        return {}
+    workload = workload_of(plan.proposed)
+    config = launch.deepspeed(workload, pipeline.prepare(workload).formula.facts.hidden_size)
+    keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
+    return ({launch.CONFIG: config} if config else {}) | {
+        launch.ARGUMENTS: launch.training_arguments(workload), launch.WORKLOAD: keys}
+
+
+def check_directory(path: str, force: bool) -> None:
+    """Refuses, before anything is computed, a directory that the files could not be written to.
+
+    Raises:
+        InputError: it is no directory, not writable, or has such files and ``force`` is false.
+    """
+    folder = Path(path)
+    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise InputError(f"{named(path)}: is not a directory that can be written to: name another")
+    there = [name for name in (launch.CONFIG, launch.ARGUMENTS, launch.WORKLOAD) if (folder / name).exists()]
+    if there and not force:
+        raise InputError(f"{named(path)}: has {there[0]} already: add --force to overwrite it, or name another "
+                         "directory")
+
+
+def write(path: str, documents: Mapping[str, Any]) -> None:
+    """Writes each file whole.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{named(path)}: cannot be made: {error.strerror}") from None
+    for name, document in documents.items():
+        write_whole(os.path.join(path, name), (json.dumps(document, indent=2) + "\n").encode())

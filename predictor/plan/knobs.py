@@ -1,0 +1,154 @@
+"""What each knob would give from one configuration: the predicted peak with it, less the peak without.
+
+One line a knob in :data:`KNOBS`. Only what has a formula is looked at: nothing is traced for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from predictor import learned, pipeline, survival
+from predictor.errors import InputError
+from predictor.pipeline import Job
+from predictor.plan import launch
+from predictor.plan.space import BATCH, STEPS
+from predictor.workload import Workload
+
+SMALL_BUCKET = 50_000_000
+"""Elements: what large buckets are made."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A change of one configuration.
+
+    Attributes:
+        change: in words.
+        keys: of the workload, as changed.
+        costs: what one pays for it.
+        gives_allocated_bytes, gives_reserved_bytes: how much lower the peaks are; None where that is not known.
+        why_not: what was in the way of knowing.
+    """
+
+    change: str
+    keys: Mapping[str, Any]
+    costs: str
+    gives_allocated_bytes: int | None = None
+    gives_reserved_bytes: int | None = None
+    why_not: str = ""
+
+
+Changes = Iterator[tuple[str, Mapping[str, Any], str]]
+
+
+def _precision(w: Workload) -> Changes:
+    if not w.gradient_checkpointing:
+        yield "gradient_checkpointing off → on", {"gradient_checkpointing": True}, "one more forward of the layers"
+    if w.attn_implementation == "eager":
+        yield "attn_implementation eager → sdpa", {"attn_implementation": "sdpa"}, "nothing"
+    if not w.use_liger_kernel:
+        yield "use_liger_kernel off → on", {"use_liger_kernel": True}, "a package; logits are never whole"
+    if w.gradient_checkpointing and not w.gradient_checkpointing_kwargs.get("offload"):
+        yield ("inputs of checkpoints → host", {"gradient_checkpointing_kwargs":
+               dict(w.gradient_checkpointing_kwargs) | {"offload": True}}, "copies over PCIe in each micro-step")
+
+
+def _batch(w: Workload) -> Changes:
+    batch, steps = w.per_device_train_batch_size, w.gradient_accumulation_steps
+    if batch > 1 and batch % 2 == 0:
+        yield (f"micro batch {batch} → {batch // 2}, accumulation {steps} → {2 * steps}",
+               {BATCH: batch // 2, STEPS: 2 * steps}, "twice the micro-steps")
+
+
+def _optimizer(w: Workload) -> Changes:
+    if w.optim.startswith("adamw_torch"):
+        yield f"optim {w.optim} → adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}, "states of 8 bits: other training"
+    if w.optim in ("adamw_torch", "adamw_torch_forloop"):
+        yield f"optim {w.optim} → adamw_torch_fused", {"optim": "adamw_torch_fused"}, "nothing"
+    if w.recipe == "finetune" or w.recipe == "full":
+        yield f"recipe {w.recipe} → lora", {"recipe": "lora"}, "adapters train: other training"
+
+
+def _engine(w: Workload) -> Changes:
+    if w.engine in ("ddp", "torch") and w.data_parallel_size > 1:
+        yield "engine ddp → ZeRO-2", {"engine": None, "ddp": None, "zero_stage": 2}, "reductions in each micro-step"
+    if w.engine != "deepspeed":
+        return
+    traffic = {1: "an all-reduce less, a partition more", 2: "reductions in each micro-step",
+               3: "weights are gathered in each micro-step"}
+    if w.deepspeed is None:
+        for stage in range(w.zero_stage + 1, 4):
+            yield f"zero_stage {w.zero_stage} → {stage}", {"zero_stage": stage}, traffic[stage]
+        if w.zero_stage and not w.offload:
+            yield "optimizer → host", {"offload": "optimizer"}, "AdamW on the CPU, gradients and weights over PCIe"
+        if w.zero_stage == 3 and w.offload != "all":
+            yield "optimizer and parameters → host", {"offload": "all"}, "weights over PCIe in each micro-step, too"
+    yield from _deepspeed(w)
+
+
+def _deepspeed(w: Workload) -> Changes:
+    if w.zero_stage == 0:
+        return
+    job = pipeline.prepare(w)
+    settings, document = job.setup.zero, launch.deepspeed(w, job.formula.facts.hidden_size)
+
+    def with_zero(**changes: Any) -> dict[str, Any]:
+        return {"zero_stage": None, "offload": None,
+                "deepspeed": document | {"zero_optimization": document["zero_optimization"] | changes}}
+
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        size = getattr(settings, name)
+        if size > SMALL_BUCKET:
+            yield f"{name} {size:.3g} → {SMALL_BUCKET:.3g}", with_zero(**{name: SMALL_BUCKET}), "more, smaller messages"
+    if settings.overlap_comm:
+        yield "overlap_comm on → off", with_zero(overlap_comm=False), "communication waits for computation"
+    if not settings.contiguous_gradients:
+        yield "contiguous_gradients off → on", with_zero(contiguous_gradients=True), "a copy of each gradient"
+
+
+def _allocator(w: Workload) -> Changes:
+    if "expandable_segments" not in (w.allocator_conf or ""):
+        conf = ",".join(filter(None, [w.allocator_conf, "expandable_segments:True"]))
+        yield "PYTORCH_CUDA_ALLOC_CONF expandable_segments:True", {"allocator_conf": conf}, "nothing that is known"
+
+
+def _more(w: Workload) -> Changes:
+    if w.engine in ("deepspeed", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
+        size = w.data_parallel_size
+        yield f"{size} → {2 * size} GPUs", {"data_parallel_size": 2 * size}, "twice the GPUs"
+
+
+KNOBS: tuple[Callable[[Workload], Changes], ...] = (_precision, _batch, _optimizer, _engine, _allocator, _more)
+"""Each says what it would change of a workload, if anything, and at what price."""
+
+
+def turned(workload: Workload) -> tuple[Knob, ...]:
+    """Every knob that this workload has, those that give most first; those nothing is known of last.
+
+    Raises:
+        InputError: the workload itself cannot be predicted.
+    """
+    if learned.is_named(workload.model):
+        return ()
+    before = _peaks(pipeline.prepare(workload))
+    found = [_turned(workload, before, *change) for knob in KNOBS for change in knob(workload)]
+    return tuple(sorted(found, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
+
+
+def _turned(workload: Workload, before: tuple[int, int], change: str, keys: Mapping[str, Any], costs: str) -> Knob:
+    try:
+        other = workload.replace(**keys)
+        if pipeline.needs_trace(pipeline.settled(other)):
+            return Knob(change, keys, costs, why_not="no formula yet: peakcast predict with it traces one")
+        after = _peaks(pipeline.prepare(other))
+    except InputError as error:
+        return Knob(change, keys, costs, why_not=str(error))
+    return Knob(change, keys, costs, before[0] - after[0], before[1] - after[1])
+
+
+def _peaks(job: Job) -> tuple[int, int]:
+    """Allocated and reserved bytes of the worst rank, with as much memory as it likes."""
+    simulation = survival.play(job.run(None), job.setup.allocator)
+    return simulation.peak_allocated_bytes, simulation.peak_reserved_bytes

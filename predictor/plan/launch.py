@@ -1,0 +1,87 @@
+"""The files that a chosen configuration is launched with: DeepSpeed's JSON and arguments of Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from predictor import deepspeed_config
+from predictor.deepspeed_config import ZeroConfig
+from predictor.values import thaw
+from predictor.workload import Workload
+
+CONFIG, ARGUMENTS, WORKLOAD = "ds_config.json", "training_arguments.json", "workload.json"
+"""Names of the files."""
+ALL_STAGES = ("reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "overlap_comm", "reduce_scatter",
+              "round_robin_gradients")
+STAGE_3 = {"stage3_prefetch_bucket_size": "prefetch_bucket_size", "sub_group_size": "sub_group_size",
+           "stage3_param_persistence_threshold": "param_persistence_threshold"}
+
+
+def deepspeed(workload: Workload, hidden_size: int) -> dict[str, Any] | None:
+    """DeepSpeed's config with all numbers filled in, of the same memory as the workload; None under other engines.
+
+    The user's own is kept but for the batch.
+
+    Args:
+        hidden_size: of the language model, which "auto" stands for.
+    """
+    if workload.engine != "deepspeed":
+        return None
+    shape = {"train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
+             "gradient_accumulation_steps": workload.gradient_accumulation_steps}
+    if workload.deepspeed is not None:
+        document = thaw(workload.deepspeed)
+        document.pop("train_batch_size", None)
+        return document | shape
+    settings = deepspeed_config.read(workload, hidden_size)
+    document = {"bf16": {"enabled": workload.dtype == "bf16"}, "fp16": {"enabled": workload.dtype == "fp16"}, **shape,
+                "gradient_clipping": workload.max_grad_norm, "zero_allow_untested_optimizer": True,
+                "zero_optimization": {"stage": settings.stage} | (_zero(settings) if settings.stage else {})}
+    if workload.offload:  # Hugging Face builds the optimizer, and DeepSpeed asks for this
+        document["zero_force_ds_cpu_optimizer"] = False
+    return document
+
+
+def _zero(settings: ZeroConfig) -> dict[str, Any]:
+    section = {name: getattr(settings, name) for name in ALL_STAGES}
+    if settings.stage == 3:
+        section = section | {theirs: getattr(settings, ours) for theirs, ours in STAGE_3.items()}
+    for name, is_on in (("offload_optimizer", settings.offload_optimizer), ("offload_param", settings.offload_param)):
+        if is_on:
+            section[name] = {"device": "cpu", "pin_memory": True}
+    return section
+
+
+def training_arguments(workload: Workload) -> dict[str, Any]:
+    """What ``HfArgumentParser`` reads into ``TrainingArguments`` (transformers 5)."""
+    casts = workload.engine == "deepspeed" or (workload.fsdp and workload.fsdp["param_dtype"])
+    computes = workload.computes_in if casts else workload.mixed_precision
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": workload.per_device_train_batch_size,
+        "gradient_accumulation_steps": workload.gradient_accumulation_steps,
+        "gradient_checkpointing": workload.gradient_checkpointing,
+        "optim": workload.optim, "max_grad_norm": workload.max_grad_norm,
+        "bf16": computes == "bf16", "fp16": computes == "fp16"}
+    if workload.gradient_checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = thaw(workload.gradient_checkpointing_kwargs)
+    if workload.use_liger_kernel:
+        arguments["use_liger_kernel"] = True
+    if workload.engine == "deepspeed":
+        arguments["deepspeed"] = CONFIG
+    if workload.engine == "fsdp2":
+        arguments |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    return arguments
+
+
+def command_line(workload: Workload) -> str:
+    """The same as options."""
+    import json
+    import shlex
+
+    words = []
+    for name, value in training_arguments(workload).items():
+        if value is False:
+            continue
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [f"--{name}", shlex.quote(text)]
+    return " ".join(words)

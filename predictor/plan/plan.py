@@ -1,0 +1,223 @@
+"""A plan: which configuration to train with, out of all that are sensible, and what it rests on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from predictor import learned
+from predictor.engine.setup import MICRO_STEPS
+from predictor.errors import InputError
+from predictor.pipeline import Job, Progress
+from predictor.plan import cost, knobs
+from predictor.plan.memory import Counts, Memory
+from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
+from predictor.plan.space import BATCH, LENGTH, STEPS, Setting, Space, space
+from predictor.plan.states import least_bytes
+from predictor.workload import Workload
+from predictor.workload_rules import MOST_TOKENS
+
+MOST_BATCH = 4_096
+LONGEST, LENGTH_STEP = 131_072, 64
+"""Samples of a micro batch and tokens of a sample that are looked at, where the user does not say."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        goal: one of :data:`GOALS`.
+        settings, configurations: how many there are, without and with their shapes; ``counts`` says what was done.
+        closest: where nothing fits, the smallest configuration that needs the least, with its least GPU memory.
+        found: what fits, the proposed configuration first, and what became of the rest.
+        kept: keys that the user fixed and that would vary otherwise.
+        largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
+        knobs: what each would give, from the configuration that ``standing`` names.
+        seconds: how long it took.
+    """
+
+    goal: str
+    gpu: str
+    gpus: int
+    global_batch_size: int | None
+    capacity_bytes: int
+    found: Found
+    settings: int
+    configurations: int
+    counts: Counts
+    largest: Candidate | None
+    closest: Configuration | None
+    kept: tuple[str, ...]
+    standing: str
+    knobs: tuple[knobs.Knob, ...]
+    assumptions: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    seconds: float
+
+    @property
+    def proposed(self) -> Configuration | None:
+        """The best; None where nothing fits."""
+        return self.found.fitting[0] if self.found.fitting else None
+
+
+def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maximize: str = "cost", top: int = 5,
+         vary: Collection[str] = (), keep: Collection[str] = (), trace: bool = True,
+         label: Callable[[str], str] = str, progress: Progress | None = None) -> Plan:
+    """Search the space around what the user fixed.
+
+    Args:
+        given: keys of a workload, with ``gpu`` or ``capacity_bytes``; each is kept, all others may vary.
+        global_batch_size: samples of an optimizer step on all GPUs together; None: as they come.
+        maximize: what comes first, one of :data:`GOALS`.
+        top: configurations to find.
+        vary, keep: axes (:data:`predictor.plan.space.AXES`).
+        trace: whether what no formula is shipped for may be traced.
+        label: what a key is called in messages.
+        progress: wraps the shapes that are traced.
+
+    Raises:
+        InputError: keys that no workload may have, or that leave nothing to plan.
+    """
+    started = time.perf_counter()
+    if maximize not in GOALS:
+        raise InputError(f"maximize {maximize}: one of {', '.join(GOALS)}")
+    if given.get("gpu") is None and given.get("capacity_bytes") is None:
+        raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
+    made, memory = space(given, vary, keep, label), Memory(progress, trace)
+    examples = Examples(made, memory)
+    candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size)
+    queues, left_out = [], []
+    for setting in made.settings:
+        try:
+            queues.append(queue(setting, candidates, maximize, *examples.known(setting)))
+        except InputError as error:
+            left_out.append((setting, str(error)))
+    found = walk(queues, memory, top, examples.job.workload.capacity)
+    found.left_out += left_out
+    if not found.fitting and not found.failed:
+        raise InputError(found.left_out[0][1])
+    best = found.fitting[0] if found.fitting else None
+    closest = None if best else _closest(queues, memory)
+    standing, workload = _standing(given, made, best or closest)
+    return Plan(
+        goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.data_parallel_size,
+        global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
+        settings=len(made.settings), configurations=len(made.settings) * len(candidates), counts=memory.counts,
+        largest=_largest(best, maximize, memory) if best else None, closest=closest,
+        kept=made.kept, standing=standing,
+        knobs=knobs.turned(workload), assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
+        not_modelled=(best or closest).prediction.not_modelled, seconds=time.perf_counter() - started)
+
+
+class Examples:
+    """A predictable job of each recipe: what the estimate needs to know of the model."""
+
+    def __init__(self, made: Space, memory: Memory) -> None:
+        self.settings, self.memory = made.settings, memory
+        self.found: dict[str, Job | InputError] = {}
+        self.job = self._of(made.settings[0])
+
+    def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
+        """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
+        job = self._of(setting)
+        workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
+        estimated = partial(cost.estimate, workload, cost.Model.of(job.formula.facts), job.gpu)
+        return estimated, least_bytes(workload, job.formula.facts)
+
+    def _of(self, setting: Setting) -> Job:
+        recipe = self._recipe(setting)
+        if recipe not in self.found:
+            self.found[recipe] = self._first([one for one in self.settings if self._recipe(one) == recipe])
+        found = self.found[recipe]
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def _first(self, settings: Sequence[Setting]) -> Job | InputError:
+        """The first that needs no trace, or else that can be traced; or why none can."""
+        problem = None
+        for traces in (False, True):
+            for setting in settings:
+                try:
+                    return self.memory.example(setting, trace=traces)
+                except InputError as error:
+                    problem = error
+        return problem
+
+    @staticmethod
+    def _recipe(setting: Setting) -> str:
+        return setting.workload(1, 1, None).recipe
+
+
+def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None) -> list[Candidate]:
+    """Every shape that agrees with what the user fixed.
+
+    Raises:
+        InputError: keys that contradict what is to be found.
+    """
+    batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
+    degree, facts = job.workload.data_parallel_size, job.formula.facts
+    if {"batch": batch, "sequence": length}.get(maximize) is not None:
+        raise InputError(f"maximize {maximize}: it is given, too: leave it out")
+    if maximize == "sequence":
+        room = facts.room(job.workload.images_per_sample)
+        lengths = range(room - room % LENGTH_STEP + LENGTH_STEP, min(LONGEST, facts.positions or LONGEST) + 1,
+                        LENGTH_STEP)
+        batch = batch or 1
+    else:
+        lengths = (length,)
+    fewest = job.lowest().batch if learned.is_named(job.workload.model) else 1
+    batches = (batch,) if batch else range(fewest, _most_batch(length) + 1)
+    if total is None:
+        return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
+    shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]
+    if steps:
+        shapes = [shape for shape in shapes if shape[1] == steps]
+    if not shapes:
+        what = " x ".join(str(part) for part in (batch, steps) if part)
+        raise InputError(f"global batch size {total}: is no multiple of {degree} GPUs{f' x {what}' if what else ''}: "
+                         "give one that is, or leave the others out")
+    return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
+
+
+def _largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
+    """What fits in the proposed setting, whatever the wanted global batch: the largest micro batch, or sequence."""
+    chosen = best.candidate
+    if goal == "sequence":
+        return chosen
+    points = [(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
+    size = memory.largest(best.setting, min(chosen.accumulation, MICRO_STEPS), points) + chosen.batch
+    while size > chosen.batch and memory.job(best.setting, (size, chosen.sequence),
+                                             chosen.accumulation).judge().verdict != "fits":
+        size -= 1
+    return replace(chosen, batch=size)
+
+
+def _most_batch(length: int | None) -> int:
+    return min(MOST_BATCH, MOST_TOKENS // (length or 1))
+
+
+def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:
+    """Of settings that do not fit, the one whose smallest shape needs the least."""
+    least = min(queues, key=lambda one: memory.least.get(one.setting, math.inf))
+    least.at = min(range(len(least.candidates)), key=lambda at: (least.candidates[at].batch * (
+        least.candidates[at].sequence or 1), least.candidates[at].accumulation))
+    return predicted(least, memory, minimum_capacity=True)
+
+
+def _standing(given: Mapping[str, Any], made: Space, found: Configuration) -> tuple[str, Workload]:
+    """Whose configuration knobs are turned from: the user's, if what they gave is a whole one."""
+    engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or made.fixed.get("data_parallel_size", 1) == 1
+    if BATCH in made.fixed and engine and (LENGTH in made.fixed or found.candidate.sequence is None):
+        return "given", Workload.from_mapping(given)
+    return "proposed" if found.prediction.verdict == "fits" else "closest", workload_of(found)
+
+
+def workload_of(one: Configuration) -> Workload:
+    """With its shape."""
+    return one.setting.workload(one.candidate.batch, one.candidate.accumulation, one.candidate.sequence)

@@ -1,0 +1,206 @@
+"""Which configurations are sensible: a table of axes, each a choice that training scripts leave to the user.
+
+A further choice is a line in :data:`AXES`. What contradicts what, :class:`Workload` knows: such combinations are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from predictor.errors import InputError
+from predictor.learned import is_named
+from predictor.values import Invalid
+from predictor.workload import KEYS, Workload
+
+BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis.
+
+    Attributes:
+        name: for people; empty where it is nothing to speak of.
+        keys: of the workload, None for one that is not given.
+        differs: how what is learned is another than without it; such configurations come after all others.
+        gpus: least and most that it is for.
+    """
+
+    name: str
+    keys: Mapping[str, Any]
+    differs: str = ""
+    gpus: tuple[int, int] = (1, 1 << 16)
+
+    def agrees(self, fixed: Mapping[str, Any], gpus: int) -> bool:
+        """Whether it is for so many GPUs and agrees with what the user fixed; a table of theirs goes before ours."""
+        return self.gpus[0] <= gpus <= self.gpus[1] and all(
+            fixed[key] == value or (isinstance(value, Mapping) and fixed[key] is not None)
+            for key, value in self.keys.items() if key in fixed)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One knob of the space; ``asked``: it stays as it is unless the user asks to vary it."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    asked: bool = False
+
+
+ONE, SEVERAL = (1, 1), (2, 1 << 16)
+NOT_DEEPSPEED = {"zero_stage": None, "deepspeed": None}
+IN_BF16 = "weights and optimizer states in bf16, without fp32 master weights"
+_AUTOCAST = {"dtype": "fp32", "mixed_precision": "bf16"}
+
+
+def _zero(stage: int, gpus: tuple[int, int] = (1, 1 << 16)) -> Choice:
+    return Choice(f"ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage, "ddp": None, "fsdp": None}, gpus=gpus)
+
+
+def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, Any]) -> tuple[Choice, Choice]:
+    keys = {"engine": engine, **NOT_DEEPSPEED, **other}
+    return (Choice(name, keys | _AUTOCAST, gpus=gpus),
+            Choice(f"{name}, bf16 weights", keys | {"mixed_precision": "none"}, IN_BF16, gpus=gpus))
+
+
+AXES = (
+    Axis("engine", (
+        *_plain("one GPU", "torch", ONE, {"ddp": None, "fsdp": None}),
+        *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None}),
+        _zero(0, SEVERAL), _zero(1), _zero(2), _zero(3),
+        Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "mixed_precision": "none",
+                         "fsdp": {"param_dtype": "bf16"}}, gpus=SEVERAL))),
+    Axis("offload", (
+        Choice("", {"offload": None}),
+        Choice("optimizer on the host", {"offload": "optimizer"}),
+        Choice("optimizer and parameters on the host", {"offload": "all"}))),
+    Axis("checkpointing", (
+        Choice("no checkpointing", {"gradient_checkpointing": False}),
+        Choice("checkpointing", {"gradient_checkpointing": True}))),
+    Axis("optim", (
+        Choice("", {"optim": "adamw_torch_fused"}),
+        Choice("8-bit AdamW", {"optim": "adamw_bnb_8bit"}, "optimizer states of 8 bits"))),
+    Axis("recipe", (
+        Choice("", {"recipe": "finetune"}),
+        *(Choice(recipe, {"recipe": recipe}, f"recipe {recipe}") for recipe in ("lora", "pretrain", "full"))),
+         asked=True),
+    Axis("liger", (
+        Choice("", {"use_liger_kernel": False}),
+        Choice("Liger", {"use_liger_kernel": True})), asked=True),
+)
+"""Everything that is tried, where the user did not fix it."""
+ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
+SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS},)
+"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A configuration but for its shape.
+
+    Attributes:
+        method: how the GPUs share the work: the engine's name, and what lies on the host.
+        rest: the other choices' names.
+        differs: how what is learned differs.
+        keys: of the workload.
+    """
+
+    method: str
+    rest: tuple[str, ...]
+    differs: tuple[str, ...]
+    keys: Mapping[str, Any] = field(hash=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return " · ".join((self.method, *self.rest))
+
+    def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
+        """With a shape."""
+        steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job takes no such key
+        return Workload.from_mapping({**self.keys, **steps, BATCH: batch, LENGTH: sequence})
+
+
+@dataclass(frozen=True)
+class Space:
+    """All settings, and what the user fixed, from options and DeepSpeed config alike."""
+
+    settings: tuple[Setting, ...]
+    fixed: Mapping[str, Any]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Keys that would vary if they were not fixed."""
+        varying = {key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
+        return tuple(sorted({*varying, BATCH, STEPS} & self.fixed.keys()))
+
+
+def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
+          label: Callable[[str], str] = str) -> Space:
+    """Every combination that agrees with the keys that the user gave and that a workload may have.
+
+    Args:
+        given: keys of a workload.
+        vary, keep: names of axes: those to vary though they usually stay, those to leave alone.
+        label: what a key is called in messages.
+
+    Raises:
+        InputError: an axis that there is not, or keys that no workload may have.
+    """
+    names = [axis.name for axis in AXES]
+    for name in (*vary, *keep):
+        if name not in names:
+            raise InputError(f"vary and keep: no axis {name!r}: there are {', '.join(names)}")
+    fixed = _fixed(given)
+    table = () if is_named(given.get("model")) else AXES  # a recorded job stays as it was but for its shape
+    varied = [_agreeing(axis, fixed) for axis in table
+              if axis.name not in keep and (not axis.asked or axis.name in vary)]
+    found: list[Setting] = []
+    problem: InputError | None = None
+    for choices in product(*varied):
+        keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items() if key not in fixed}}
+        if any(all(keys.get(key) in values for key, values in rule.items()) for rule in SENSELESS):
+            continue
+        try:
+            Workload.from_mapping(keys, label)
+        except InputError as error:
+            problem = problem or error
+        else:
+            found.append(_setting(choices, keys))
+    if not found:
+        raise problem or InputError("the keys that are given leave no engine, or nothing that makes sense: leave out "
+                                    "engine, offload, optim, dtype or mixed_precision")
+    return Space(tuple(found), fixed)
+
+
+def _agreeing(axis: Axis, fixed: Mapping[str, Any]) -> list[Choice]:
+    """What is left of an axis; one that the user fixed changes nothing."""
+    left = [choice for choice in axis.choices if choice.agrees(fixed, fixed.get("data_parallel_size", 1))]
+    known = {key for choice in axis.choices for key in choice.keys}
+    if not left and known & fixed.keys():
+        return [Choice(axis.name if axis is AXES[0] else "", {})]
+    return [replace(choice, differs="") for choice in left] if len(left) == 1 else left
+
+
+def _setting(choices: Sequence[Choice], keys: Mapping[str, Any]) -> Setting:
+    method = [choice.name for choice in choices if {"engine", "offload"} & choice.keys.keys() and choice.name]
+    return Setting(" · ".join(method) or "as given",
+                   tuple(choice.name for choice in choices if choice.name and choice.name not in method),
+                   tuple(choice.differs for choice in choices if choice.differs), keys)
+
+
+def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user said, in the form that a workload has it."""
+    if given.get("deepspeed") is not None:
+        whole = Workload.from_mapping(given)
+        return {name: getattr(whole, name) for name in KEYS if name not in whole.filled_in} | {
+            name: getattr(whole, name) for name in ("engine", "zero_stage", "offload")}
+    fixed = {name: value for name, value in given.items() if value is not None or name == "offload"}  # "none" is None
+    for name in KEYS.keys() & fixed.keys():
+        with suppress(Invalid, InputError):  # a workload says it better
+            fixed[name] = KEYS[name].metadata["kind"].check(fixed[name])
+    return {"mixed_precision": "none", **fixed} if "dtype" in fixed else fixed

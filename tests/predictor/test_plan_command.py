@@ -1,0 +1,92 @@
+"""``peakcast plan``: its answers, files, exit codes and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor.cli import main
+from tests.calibrate.test_learn import on_disk
+
+ROOT = Path(__file__).parents[2]
+NO_TORCH = """
+import importlib.metadata, sys
+known = importlib.metadata.version
+def version(name):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version, sys.modules["torch"] = version, None
+from predictor.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+ASKED = ["plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpus", "8", "--global-batch-size", "128"]
+
+
+def test_a_plan_is_told_and_its_files_are_written(tmp_path, capsys):
+    words = [*ASKED, "--gpu", "h100-80gb", "--write", str(tmp_path / "job"), "--zero-stage", "2"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Proposed for 8 × h100-80gb: ZeRO-2") and "Not modelled:" in text and "Cost:" in text
+    assert {path.name for path in (tmp_path / "job").iterdir()} == {
+        "ds_config.json", "training_arguments.json", "workload.json"}
+    assert main(["predict", "--workload", str(tmp_path / "job" / "workload.json")]) == 0
+    assert main(words) == 2
+    assert "add --force" in capsys.readouterr().err
+
+
+def test_the_json_has_units_and_what_is_not_modelled(capsys):
+    assert main([*ASKED, "--gpu", "h100-80gb", "--json", "--zero-stage", "2", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["proposed"] == found["ranking"][0] and len(found["ranking"]) == 2
+    assert found["proposed"]["peak_reserved_bytes"] + found["proposed"]["headroom_bytes"] == found["capacity_bytes"]
+    assert found["not_modelled"] and found["assumptions"] and found["closest"] is None
+    assert found["counts"]["configurations"] == found["counts"]["settings"] * 5
+    assert all(knob["gives_allocated_bytes"] is not None or knob["why_not"] for knob in found["knobs"])
+
+
+def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path):
+    words = [*ASKED, "--gpu", "a100-40gb", "--zero-stage", "3", "--vary", "liger", "--keep", "optim", "--top", "9", "--json"]
+    found = subprocess.run([sys.executable, "-c", NO_TORCH, *words], capture_output=True, text=True,
+                           env=os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(tmp_path)})
+    document = json.loads(found.stdout)
+    assert found.returncode == 0 and document["counts"]["traced"] == 0
+    assert {row["method"] for row in document["ranking"]} > {"ZeRO-3", "ZeRO-3 · optimizer on the host"}
+    assert all("Liger" in row["name"] for row in document["left_out"])
+    assert any("needs torch: pip install" in row["reason"] for row in document["left_out"])
+
+
+def test_nothing_fits_is_exit_code_1_and_says_what_would_help(capsys):
+    assert main([*ASKED, "--gpu", "l4", "--zero-stage", "2", "--offload", "none"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("Nothing fits 8 × l4") and "The closest: ZeRO-2" in text and "optimizer → host" in text
+    assert "Given, and so kept: " in text
+
+
+def test_a_learned_job_is_planned(tmp_path, capsys):
+    path = on_disk(tmp_path)
+    assert main(["plan", path, "--sequence-length", "128", "--capacity-bytes", "2GiB", "--profile", "none", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["proposed"]["per_device_train_batch_size"]
+    words = ["predict", path, "--sequence-length", "128", "--capacity-bytes", "2GiB", "--profile", "none", "--json"]
+    assert main([*words, "--per-device-train-batch-size", str(best)]) == 0
+    assert main([*words, "--per-device-train-batch-size", str(best + 1)]) == 1
+    capsys.readouterr()
+    assert main(["plan", path, "--per-device-train-batch-size", "4", "--capacity-bytes", "2GiB", "--maximize", "sequence"]) == 0
+    assert "Proposed for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--global-batch-size", "0"], "must be a whole number from 1 on"), (["--gpu", "h100", "--vary", "zero"], "no axis 'zero'"),
+    (["--gpu", "h101"], "--gpu names an unknown GPU"), ([], "--gpu is not given"),
+    (["--gpu", "h100", "--optim", "adamwx"], "--optim must be"), (["--gpu", "h100", "-o", "/nowhere/x"], "its directory does not exist"),
+    (["--gpu", "h100", "--maximize", "batch", "--per-device-train-batch-size", "2"], "it is given, too"),
+])
+def test_a_mistake_is_one_line(words, said, capsys):
+    assert main([*ASKED, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err
