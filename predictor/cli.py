@@ -21,6 +21,7 @@ from predictor.suggest import nearest, show
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
+    "explore": "predictor.commands.explore",
     "measure": "calibrate.commands.measure",
     "calibrate": "calibrate.commands.calibrate",
     "report": "calibrate.commands.report",
