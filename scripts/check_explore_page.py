@@ -148,7 +148,7 @@ def predicted(base: Workload, setting: dict) -> dict:
 
 def differences(seen: dict, expected: dict) -> list[str]:
     """Between the page's answer, what its tables show, and Python's."""
-    if seen["refused"]:
+    if "refused" in seen:
         return [seen["refused"]]
     wrong = [f"{key}: {value} is {expected[key]} in Python" for key, value in seen["answer"].items()
              if value != expected[key]]

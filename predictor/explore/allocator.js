@@ -52,6 +52,7 @@ class Allocator {
     this.peakAllocated = this.peakReserved = 0;
     this.small = new Map();
     this.large = new Map();
+    this.spare = []; // blocks that were merged into others
     this.gaps = [[FIRST_ADDRESS, LAST_ADDRESS]];
     this.uses = new Map(); // block -> other streams that use it
     this.queues = new Map(); // stream -> [synchronisations when recorded, block]
@@ -74,8 +75,9 @@ class Allocator {
     } else block = this.newBlock(arena, rounded, size);
     const rest = block.size - rounded;
     if (rest >= (arena.small ? MIN_BLOCK : SMALL_SIZE + 1)) {
-      const upper = {address: block.address + rounded, size: rest, state: FREE, prev: block, next: block.next, arena,
-        requested: 0};
+      const upper = this.block(block.address + rounded, rest, arena);
+      upper.prev = block;
+      upper.next = block.next;
       if (upper.next !== null) upper.next.prev = upper;
       block.next = upper;
       block.size = rounded;
@@ -90,7 +92,7 @@ class Allocator {
   }
 
   free(block) {
-    if (this.uses.has(block)) return this.defer(block);
+    if (this.uses.size && this.uses.has(block)) return this.defer(block);
     this.allocated -= block.size;
     this.requested -= block.requested;
     block.state = FREE;
@@ -100,12 +102,14 @@ class Allocator {
       block.size += next.size;
       block.next = next.next;
       if (block.next !== null) block.next.prev = block;
+      this.spare.push(next);
     }
     if (previous !== null && previous.state === FREE) {
       arena.remove(previous);
       previous.size += block.size;
       previous.next = block.next;
       if (previous.next !== null) previous.next.prev = previous;
+      this.spare.push(block);
       block = previous;
     }
     arena.insert(block);
@@ -189,7 +193,19 @@ class Allocator {
     else this.gaps.splice(index, 1);
     this.reserved += size;
     if (this.reserved > this.peakReserved) this.peakReserved = this.reserved;
-    return {address, size, state: FREE, prev: null, next: null, arena, requested: 0};
+    return this.block(address, size, arena);
+  }
+
+  /** A free block, in no list; one that was merged away serves again, which spares the garbage collector. */
+  block(address, size, arena) {
+    const block = this.spare.pop();
+    if (block === undefined) return {address, size, state: FREE, prev: null, next: null, arena, requested: 0};
+    block.address = address;
+    block.size = size;
+    block.state = FREE;
+    block.prev = block.next = null;
+    block.arena = arena;
+    return block;
   }
 }
 

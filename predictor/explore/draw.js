@@ -11,8 +11,9 @@ function sizeText(bytes) {
 
 const gib = bytes => (bytes > 0 && bytes * 200 < GIB ? "<0.01" : fixed(bytes / GIB, 2));
 
-const fixed = (number, digits) => number.toLocaleString("en-US",
-  {minimumFractionDigits: digits, maximumFractionDigits: digits});
+const FORMATS = [0, 1, 2].map(digits => new Intl.NumberFormat("en-US",
+  {minimumFractionDigits: digits, maximumFractionDigits: digits}));
+const fixed = (number, digits) => FORMATS[digits].format(number);
 
 /** A canvas at the device's resolution, with the page's colours by name. */
 function surface(canvas) {
@@ -25,7 +26,9 @@ function surface(canvas) {
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   context.font = `12px ${style.fontFamily}`;
-  return {context, width, height, colour: name => style.getPropertyValue(`--${name}`).trim()};
+  context.textAlign = "left";
+  const known = {}; // asking the style is slow
+  return {context, width, height, colour: name => known[name] ??= style.getPropertyValue(`--${name}`).trim()};
 }
 
 /** Whole shares of `width` in proportion to weights, none below `least`. */
@@ -134,12 +137,10 @@ function drawTimeline(canvas, data, found) {
 
 /** Words that stay readable over any colour. */
 function label(context, words, x, y, colour) {
-  context.save();
-  context.strokeStyle = colour("ground");
-  context.lineWidth = 3;
-  context.lineJoin = "round";
-  context.strokeText(words, x, y);
-  context.restore();
+  const width = context.measureText(words).width, ink = context.fillStyle;
+  context.fillStyle = colour("ground");
+  context.fillRect(x - 3 - (context.textAlign === "right" ? width : 0), y - 11, width + 6, 15);
+  context.fillStyle = ink;
   context.fillText(words, x, y);
 }
 
@@ -157,8 +158,11 @@ function labelStretches(context, data, stretches, left, bottom, ceiling, colour)
     context.fillRect(x, ceiling, fresh ? 1 : 0.5, bottom - ceiling + (fresh ? 34 : 18));
     if (words) context.fillText(words, x + 4, bottom + 15);
     if (fresh) {
+      const stop = stretches.filter(other => other.step === one.step).at(-1).stop;
+      const text = [one.step ? `step ${one.step}` : "start-up", `${one.step}`].find(text =>
+        context.measureText(text).width + 6 <= stop - one.start) || "";
       context.fillStyle = colour("ink");
-      context.fillText(one.step ? `step ${one.step}` : "start-up", x + 4, bottom + 32);
+      context.fillText(text, x + 4, bottom + 32);
       labelled = one.step;
     }
   }
@@ -173,8 +177,30 @@ function mapLayout(canvas, map) {
 
 const STATES = {fits: ["#009e73", "#ffffff"], uncertain: ["#e69f00", "#000000"], does_not_fit: ["#b5413b", "#ffffff"]};
 
+/** The map with its cells, which are kept as a picture while only the chosen one changes. */
 function drawMap(canvas, map, chosen) {
-  const {context, colour} = surface(canvas), layout = mapLayout(canvas, map);
+  const {context, colour} = surface(canvas), layout = mapLayout(canvas, map), ratio = globalThis.devicePixelRatio || 1;
+  const name = [canvas.width, canvas.height, colour("ground"), map.version].join();
+  if (map.picture && map.pictureOf === name) {
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.drawImage(map.picture, 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  } else {
+    drawCells(context, layout, map, colour);
+    map.picture = new OffscreenCanvas(canvas.width, canvas.height);
+    map.picture.getContext("2d").drawImage(canvas, 0, 0);
+    map.pictureOf = name;
+  }
+  const [x, y, wide, high] = layout.box(...chosen);
+  context.lineWidth = 5;
+  context.strokeStyle = colour("ground");
+  context.strokeRect(x, y, wide, high);
+  context.lineWidth = 3;
+  context.strokeStyle = colour("ink");
+  context.strokeRect(x, y, wide, high);
+}
+
+function drawCells(context, layout, map, colour) {
   context.fillStyle = colour("soft");
   context.fillText("batch →", layout.left, 12);
   context.fillText("tokens ↓", 0, 28);
@@ -189,14 +215,6 @@ function drawMap(canvas, map, chosen) {
       context.fillText(sequence || "–", layout.left - 6, layout.top + (row + 0.5) * layout.high + 4);
   });
   map.cells.forEach((cell, place) => drawCell(context, layout, map, place, colour));
-  if (!chosen) return;
-  const [x, y, wide, high] = layout.box(...chosen);
-  context.lineWidth = 5;
-  context.strokeStyle = colour("ground");
-  context.strokeRect(x, y, wide, high);
-  context.lineWidth = 3;
-  context.strokeStyle = colour("ink");
-  context.strokeRect(x, y, wide, high);
 }
 
 function drawCell(context, layout, map, place, colour) {

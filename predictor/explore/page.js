@@ -216,11 +216,12 @@ function prepareMap(data, setting) {
     const cells = sequences.flatMap(tokens => batches.map(samples => {
       const one = {...setting, batch: samples, sequence: tokens}, found = find(data, one);
       if (found.refused) return {refused: true};
-      const requested = requestedPeak(data, found), margin = marginOf(data, one, found.gpu);
+      const values = termValues(found.formula.sizes.terms, found.shape, found.gpu);
+      const requested = requestedPeak(data, found, values), margin = marginOf(data, one, found.gpu);
       const most = limitsOf(margin, found.gpu.capacity_bytes)[1];
       return {requested, verdict: most !== null && requested > most ? "does_not_fit" : undefined};
     }));
-    state.map = {name, batches, sequences, cells};
+    state.map = {name, batches, sequences, cells, version: 0};
   }
   state.idle = setTimeout(playNext, 200);
 }
@@ -237,9 +238,8 @@ function playNext() {
   element("progress").textContent = open ? `(${open} to go)` : "";
   if (best < 0) return;
   const one = {...setting, batch: map.batches[best % width], sequence: map.sequences[Math.floor(best / width)]};
-  const found = find(data, one);
-  map.cells[best].verdict = judge(new Player(data, found), decidingRanks(data, found, one),
-    found.gpu.capacity_bytes, marginOf(data, one, found.gpu)).verdict;
+  map.cells[best].verdict = verdictAt(data, one);
+  map.version += 1;
   drawMap(element("map"), map, chosenCell());
   state.idle = setTimeout(playNext, 0);
 }

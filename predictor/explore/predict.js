@@ -9,34 +9,35 @@ function find(data, setting) {
   const packed = formula && formula.runs[`${setting.engine} ${setting.degree}`];
   if (!packed) return {refused: "this combination is not in the page (see: left out)"};
   const shape = [setting.batch, setting.sequence, setting.batch * setting.images];
-  return {gpu, formula, packed, shape, rows: rowBytes(formula, shape, gpu)};
+  return {gpu, formula, packed, shape};
 }
 
-/** Highest requested bytes of the steps, by rank: of ranks that can be the worst. */
-function stepPeaks(data, formula, packed, values) {
-  const {rank, sums} = packed.candidates, ranks = data.column(rank), matrix = data.column(sums), peaks = new Map();
+/** Calls `tell(rank, bytes)` for each sum of the steps that can be the highest. */
+function eachSum(data, found, values, tell) {
+  const {rank, sums} = found.packed.candidates, ranks = data.column(rank), matrix = data.column(sums);
   for (let row = 0, at = 0; row < ranks.length; row++) {
     let sum = 0;
     for (let term = 0; term < values.length; term++) sum += matrix[at++] * values[term];
-    if (!(peaks.get(ranks[row]) >= sum)) peaks.set(ranks[row], sum);
+    tell(ranks[row], sum);
   }
-  return peaks;
 }
 
-/** Peak requested bytes by the closed form: the cells of the map. */
-function requestedPeak(data, found) {
-  const peaks = stepPeaks(data, found.formula, found.packed,
-    termValues(found.formula.sizes.terms, found.shape, found.gpu));
-  return Math.max(found.packed.candidates.start_bytes, ...peaks.values());
+/** Peak requested bytes of the worst rank by the closed form; `values` are those of the formula's terms. */
+function requestedPeak(data, found, values) {
+  let highest = found.packed.candidates.start_bytes;
+  eachSum(data, found, values, (_, sum) => {
+    if (sum > highest) highest = sum;
+  });
+  return highest;
 }
 
 /** Ranks that decide whether it survives: the worst, the first and the last. */
-function decidingRanks(data, found, setting) {
+function decidingRanks(data, found, setting, values) {
   if (setting.degree === 1) return [0];
-  const peaks = stepPeaks(data, found.formula, found.packed,
-    termValues(found.formula.sizes.terms, found.shape, found.gpu));
-  const highest = Math.max(...peaks.values());
-  const worst = Math.min(...[...peaks].filter(pair => pair[1] === highest).map(pair => pair[0]));
+  let worst = 0, highest = -1;
+  eachSum(data, found, values, (rank, sum) => {
+    if (sum > highest || (sum === highest && rank < worst)) [worst, highest] = [rank, sum];
+  });
   return [...new Set([worst, 0, setting.degree - 1])];
 }
 
@@ -98,6 +99,9 @@ class Player {
   constructor(data, found) {
     this.data = data;
     this.found = found;
+    this.values = termValues(found.formula.sizes.terms, found.shape, found.gpu);
+    this.rows = rowBytes(found.formula, this.values);
+    this.requested = requestedPeak(data, found, this.values);
     this.played = new Map();
   }
 
@@ -119,7 +123,7 @@ class Player {
   }
 
   bytes(run) {
-    if (!this.played.has(run)) this.played.set(run, {bytes: bufferBytes(run, this.found.rows), untouched: new Map(),
+    if (!this.played.has(run)) this.played.set(run, {bytes: bufferBytes(run, this.rows), untouched: new Map(),
       touched: new Map()});
     return this.played.get(run).bytes;
   }
@@ -159,13 +163,21 @@ class Player {
 /** survival.judge. The worst rank does not depend on the limit: start-up is the same on every rank. */
 function judge(player, ranks, capacity, margin) {
   const [surely, atBest] = limitsOf(margin, capacity);
-  const certain = player.worst(ranks, surely, surely);
-  if (certain.failure === null) return {...certain, verdict: "fits"};
+  const hopeless = atBest !== null && player.requested > atBest; // then it is not worth a try
+  const certain = hopeless ? null : player.worst(ranks, surely, surely);
+  if (certain && certain.failure === null) return {...certain, verdict: "fits"};
   const possible = player.worst(ranks, atBest, atBest);
   if (possible.simulation.failedAt === null)
     return {...possible, verdict: "uncertain", failure: possible.failure || certain.failure};
   const failingFirst = [possible.rank, ...ranks.filter(rank => rank !== possible.rank)];
   return {...player.worst(failingFirst, atBest, null), verdict: "does_not_fit", failure: possible.failure};
+}
+
+/** The verdict alone. */
+function verdictAt(data, setting) {
+  const found = find(data, setting), player = new Player(data, found);
+  return judge(player, decidingRanks(data, found, setting, player.values), found.gpu.capacity_bytes,
+    marginOf(data, setting, found.gpu)).verdict;
 }
 
 // The answer --------------------------------------------------------------------------------------------------------
@@ -219,7 +231,7 @@ function predict(data, setting) {
   const found = find(data, setting);
   if (found.refused) return found;
   const {gpu} = found, capacity = gpu.capacity_bytes, margin = marginOf(data, setting, gpu);
-  const player = new Player(data, found), ranks = decidingRanks(data, found, setting);
+  const player = new Player(data, found), ranks = decidingRanks(data, found, setting, player.values);
   const outcome = judge(player, ranks, capacity, margin);
   const {run, simulation, reserved, failure} = outcome, bytes = player.bytes(run), live = runningSum(run, bytes);
   let top = 0;

@@ -19,9 +19,8 @@ function polynomial(parts, shape) {
   return sum;
 }
 
-/** Bytes of every row of a formula's sizes. */
-function rowBytes(formula, shape, gpu) {
-  const values = termValues(formula.sizes.terms, shape, gpu);
+/** Bytes of every row of a formula's sizes, from the values of its terms. */
+function rowBytes(formula, values) {
   return formula.sizes.rows.map(row => row.reduce((sum, [term, factor]) => sum + factor * values[term], 0));
 }
 
