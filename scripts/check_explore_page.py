@@ -4,8 +4,8 @@
     peakcast explore llava-1.5-7b -o page.html
     python scripts/check_explore_page.py page.html --pictures /tmp/pictures --save profiles/checks/explore_page.json
 
-At random settings, chosen through the page's own controls, it compares every value of the answer with the predictor's,
-and what stands in the table with the answer; it takes the time from the input event until the frame with the new
+At random settings, chosen through the page's own controls, it compares every value of the answer with the predictor's
+to the command line that the page shows, and what stands in the tables with the answer; it takes the time from the input event until the frame with the new
 numbers is painted. In a light, a dark and a narrow window it asks the browser for console messages, for requests, and
 whether the page is wider than its window. The keyboard alone changes the setting, too. Exit code 1 if anything is wrong
 or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not a test: it needs Chromium (``apt
@@ -18,6 +18,7 @@ import argparse
 import base64
 import json
 import random
+import shlex
 import shutil
 import statistics
 import sys
@@ -28,19 +29,16 @@ from pathlib import Path
 
 from check_report_page import WINDOWS, Browser
 from predictor import pipeline
+from predictor.commands import options
 from predictor.files import write_whole
-from predictor.workload import Workload
 
 MOST_MS = 50
 READY = """new Promise(done => { const look = () => state.found ? done(true) : setTimeout(look, 5); look(); })"""
 # from the event to the first task after the frame that shows its numbers
-CHOOSE = """(%s) => new Promise(done => {
-  const changes = %s, begin = performance.now();
-  for (const [id, value] of changes) {
-    const control = document.getElementById(id);
-    if (control.type === "checkbox") control.checked = value; else control.value = value;
-    control.dispatchEvent(new Event("input", {bubbles: true}));
-  }
+CHOOSE = """new Promise(done => {
+  const [id, value] = %s, control = document.getElementById(id), begin = performance.now();
+  if (control.type === "checkbox") control.checked = value; else control.value = value;
+  control.dispatchEvent(new Event("input", {bubbles: true}));
   requestAnimationFrame(() => {
     const channel = new MessageChannel();
     channel.port1.onmessage = () => done(performance.now() - begin);
@@ -48,6 +46,7 @@ CHOOSE = """(%s) => new Promise(done => {
   });
 })"""
 LOOK = """JSON.stringify({refused: state.found.refused, answer: state.found.answer, setting: state.setting,
+  command: document.getElementById("command").textContent,
   shown: [...document.querySelectorAll("#peaks tr")].map(row => row.cells[2].textContent),
   factors: [...document.querySelectorAll("#factors tbody tr")].map(row => row.cells[3].textContent),
   wide: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight})"""
@@ -81,9 +80,9 @@ class Page:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:500])
         return found["result"].get("value")
 
-    def choose(self, changes: list[tuple[str, object]]) -> float:
-        """Moves controls; milliseconds until that is painted."""
-        return self.ask("(" + CHOOSE % ("", json.dumps(changes)) + ")()")
+    def choose(self, control: str, value: object) -> float:
+        """Moves a control; milliseconds until that is painted."""
+        return self.ask(CHOOSE % json.dumps([control, value]))
 
     def seen(self) -> dict:
         return json.loads(self.ask(LOOK))
@@ -135,14 +134,11 @@ def controls(page: Page, setting: dict) -> list[tuple[str, object]]:
             *([("images", setting["images"])] if setting["images"] else []), ("sequence", setting["sequence"])]
 
 
-def predicted(base: Workload, setting: dict) -> dict:
-    """Python's answer."""
-    name = setting["engine"]
-    engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name}
-    workload = base.replace(
-        per_device_train_batch_size=setting["batch"], sequence_length=setting["sequence"],
-        images_per_sample=setting["images"] or None, data_parallel_size=setting["degree"], gpu=setting["gpu"],
-        gradient_checkpointing=setting["checkpointing"], **engine)
+def predicted(command: str) -> dict:
+    """Python's answer to the command line that the page shows."""
+    parser = argparse.ArgumentParser()
+    options.add_workload(parser)
+    workload = options.workload(parser.parse_args(shlex.split(command.removeprefix("peakcast predict "))))
     return json.loads(json.dumps(pipeline.predict(workload).to_json()))
 
 
@@ -161,22 +157,23 @@ def differences(seen: dict, expected: dict) -> list[str]:
     return wrong
 
 
-def compare(page: Page, base: Workload, chosen: list[dict]) -> tuple[list[str], list[float]]:
-    """Values and times at every setting."""
-    wrong, times = [], []
+def compare(page: Page, chosen: list[dict]) -> tuple[list[str], dict[str, list[float]]]:
+    """Values at every setting, and times of each control that was moved."""
+    wrong, times = [], {}
     for setting in chosen:
-        times.append(page.choose(controls(page, setting)))
+        for control, value in controls(page, setting):
+            times.setdefault(control, []).append(page.choose(control, value))
         seen = page.seen()
         if seen["setting"] != setting:
             wrong.append(f"the page is at {seen['setting']} instead of {setting}")
-        wrong += [f"{setting}: {fault}" for fault in differences(seen, predicted(base, setting))]
+        wrong += [f"{setting}: {fault}" for fault in differences(seen, predicted(seen["command"]))]
     return wrong, times
 
 
 def slide(page: Page) -> list[float]:
     """Times of a slider that moves step by step, as under a hand."""
-    page.choose([("batch", 1)])
-    return [page.choose([("batch-range", batch)]) for batch in range(2, 42)]
+    page.choose("batch", 1)
+    return [page.choose("batch-range", batch) for batch in range(2, 42)]
 
 
 def keyboard(page: Page) -> list[str]:
@@ -220,15 +217,11 @@ def main() -> int:
             for name, window in WINDOWS.items():
                 page = Page(browser, url, window)
                 if name == "light":
-                    data = page.ask("({model: state.data.model, workload: state.data.workload, version: "
-                                    "state.data.version})")
-                    base = Workload(**{key: value for key, value in data["workload"].items() if key in (
-                        "model", "recipe", "optim", "dtype", "padding", "gradient_accumulation_steps")})
-                    page.choose([("batch", 2)])
-                    found, times = compare(page, base, settings(page, given.settings, given.seed))
+                    data = page.ask("({model: state.data.model, version: state.data.version})")
+                    found, times = compare(page, settings(page, given.settings, given.seed))
                     sliding, opening = slide(page), page.seconds_to_open
                     wrong += found + keyboard(page)
-                    page.choose([("batch", 16)])
+                    page.choose("batch", 16)
                 page.ask("new Promise(done => { const look = () => state.map.cells.every(cell => cell.refused || "
                          "cell.verdict) ? done() : setTimeout(look, 50); look(); })")
                 wrong += [f"{name}: {fault}" for fault in page.complaints()]
@@ -238,9 +231,9 @@ def main() -> int:
             browser.end()
     told = {"date": date.today().isoformat(), "browser": version, "peakcast": data["version"], "model": data["model"],
             "page_bytes": given.page.stat().st_size, "settings": given.settings, "seed": given.seed,
-            "seconds_to_open": round(opening, 2), "redraw_of_a_new_setting_ms": milliseconds(times),
-            "redraw_under_a_slider_ms": milliseconds(sliding), "windows": list(WINDOWS), "wrong": wrong}
-    slow = max(times + sliding) >= MOST_MS
+            "seconds_to_open": round(opening, 2), "redraw_ms": {name: milliseconds(each) for name, each in
+                          [*times.items(), ("batch, step by step", sliding)]}, "windows": list(WINDOWS), "wrong": wrong}
+    slow = max(one["highest"] for one in told["redraw_ms"].values()) >= MOST_MS
     if given.save:
         write_whole(str(given.save), (json.dumps(told, indent=2) + "\n").encode())
     print(json.dumps(told, indent=2))

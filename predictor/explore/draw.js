@@ -97,6 +97,7 @@ function drawTimeline(canvas, data, found) {
   }
   let floor = new Float64Array(highest.length);
   for (const factor of data.stack) {
+    if (!curves[factor].some(size => size)) continue;
     const roof = floor.map((low, column) => low + curves[factor][column]);
     context.fillStyle = factorColour(data.factors[factor], colour);
     context.beginPath();

@@ -14,12 +14,26 @@ function find(data, setting) {
 
 /** Calls `tell(rank, bytes)` for each sum of the steps that can be the highest. */
 function eachSum(data, found, values, tell) {
-  const {rank, sums} = found.packed.candidates, ranks = data.column(rank), matrix = data.column(sums);
-  for (let row = 0, at = 0; row < ranks.length; row++) {
+  const {rank, ends, terms, factors} = found.packed.sparse ||= sparse(data, found.packed.candidates);
+  for (let row = 0, at = 0; row < rank.length; row++) {
     let sum = 0;
-    for (let term = 0; term < values.length; term++) sum += matrix[at++] * values[term];
-    tell(ranks[row], sum);
+    for (; at < ends[row]; at++) sum += factors[at] * values[terms[at]];
+    tell(rank[row], sum);
   }
+}
+
+/** The sums without their zeros. */
+function sparse(data, candidates) {
+  const rank = data.column(candidates.rank), sums = data.column(candidates.sums), width = sums.length / rank.length;
+  const ends = [], terms = [], factors = [];
+  sums.forEach((factor, at) => {
+    if (factor) {
+      terms.push(at % width);
+      factors.push(factor);
+    }
+    if (at % width === width - 1) ends.push(terms.length);
+  });
+  return {rank, ends: Int32Array.from(ends), terms: Int32Array.from(terms), factors: Float64Array.from(factors)};
 }
 
 /** Peak requested bytes of the worst rank by the closed form; `values` are those of the formula's terms. */
@@ -43,18 +57,15 @@ function decidingRanks(data, found, setting, values) {
 
 // How far off it may be ---------------------------------------------------------------------------------------------
 
-/** What a GPU's profile did not cover at a setting. */
-function extrapolates(data, setting, gpu) {
-  const {versions, kinds, calibrated} = gpu.profile;
+/** Quantities of a setting that are far from what a GPU's profile covered. */
+function farFrom(data, setting, {calibrated}) {
   const quantities = {tokens: setting.batch * setting.sequence, sequence_length: setting.sequence,
     images: setting.batch * setting.images, data_parallel_size: setting.degree};
-  const far = Object.entries(quantities).filter(([key, value]) => key in calibrated
+  return Object.entries(quantities).filter(([key, value]) => key in calibrated
     && !(calibrated[key][0] / data.far <= value && value <= calibrated[key][1] * data.far));
-  const number = value => value.toLocaleString("en-US", {maximumFractionDigits: 0});
-  return [...versions, ...far.map(([key, value]) => `${key.replaceAll("_", " ")} ${number(value)} (calibrated from `
-    + `${number(calibrated[key][0])} to ${number(calibrated[key][1])})`),
-    ...kinds[`${setting.engine} ${setting.checkpointing ? "on" : "off"}`]];
 }
+
+const kindsOf = (setting, {kinds}) => kinds[`${setting.engine} ${setting.checkpointing ? "on" : "off"}`];
 
 function widened(data, [low, high], times) {
   for (; times > 0; times--) {
@@ -69,12 +80,13 @@ function widened(data, [low, high], times) {
 
 /** Runtime and relative bounds of a setting. */
 function marginOf(data, setting, gpu) {
-  if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}, extrapolated: []};
+  if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}};
   const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree];
-  const extrapolated = extrapolates(data, setting, gpu);
+  const times = gpu.profile.versions.length + farFrom(data, setting, gpu.profile).length
+    + kindsOf(setting, gpu.profile).length;
   const relative = Object.fromEntries(Object.entries(gpu.profile.residuals).map(([counter, bounds]) =>
-    [counter, widened(data, bounds, extrapolated.length)]));
-  return {runtimeLow, runtimeHigh, expected, relative, extrapolated};
+    [counter, widened(data, bounds, times)]));
+  return {runtimeLow, runtimeHigh, expected, relative};
 }
 
 /** How much a run may be predicted to reserve: if it is to fit surely, and at best (null: any). */
@@ -93,6 +105,8 @@ function bound(bytes, relative, low = null, high = null) {
 }
 
 // Whether it survives -----------------------------------------------------------------------------------------------
+
+const MOST_RUNS = 60; // kept put together, about a MiB each
 
 /** Plays runs of a setting at limits; what was played once is kept, and so is a run that a limit does not touch. */
 class Player {
@@ -113,10 +127,11 @@ class Player {
 
   run(rank, limit) {
     const start = this.startAt(limit), steps = this.found.packed.ranks[rank];
-    const key = `${start} ${steps}`, cache = this.found.packed.composed ||= new Map();
+    const key = `${this.found.formula.key} ${start} ${steps}`, cache = this.data.composed;
     if (!cache.has(key)) {
       const run = compose(this.data, this.found.formula, start, steps, this.found.packed.instances);
       run.shared = run.kind.some(kind => kind >= 16);
+      if (cache.size === MOST_RUNS) cache.delete(cache.keys().next().value); // the oldest
       cache.set(key, run);
     }
     return cache.get(key);
@@ -151,12 +166,16 @@ class Player {
         high: both ? Math.max(...reserved) : null}};
   }
 
-  /** Runs as composed for one limit, played at another. */
+  /** Runs as composed for one limit, played at another; of ranks alike the first counts, so one that fails ends it. */
   worst(ranks, composedAt, limit) {
-    const outcomes = ranks.map(rank => this.outcome(rank, composedAt, limit));
-    const weight = one => 2 * (one.simulation.failedAt !== null) + (one.failure !== null);
+    const outcomes = [];
+    for (const rank of ranks) {
+      outcomes.push(this.outcome(rank, composedAt, limit));
+      if (outcomes.at(-1).simulation.failedAt !== null) return outcomes.at(-1);
+    }
     const first = (rows, value) => rows.reduce((best, one) => (value(one) > value(best) ? one : best));
-    return {...first(outcomes, weight), reserved: first(outcomes.map(one => one.reserved), one => one.bytes)};
+    return {...first(outcomes, one => one.failure !== null),
+      reserved: first(outcomes.map(one => one.reserved), one => one.bytes)};
   }
 }
 
@@ -247,7 +266,7 @@ function predict(data, setting) {
       reserved_rank: reserved.rank, step: tag.step},
     factors: Object.fromEntries(data.factors.map((factor, at) => [factor.name, factors[at]])),
     moments: highestPoints(data, run, live), out_of_memory: null,
-    not_modelled: notModelled(data, setting, gpu, margin),
+    not_modelled: notModelled(data, setting, gpu),
   };
   const peaks = {requested: bound(live[top], margin.relative.requested),
     allocated: bound(simulation.peakAllocated, margin.relative.allocated),
@@ -273,8 +292,12 @@ function deviceBound(reserved, margin, gpu) {
   return {bytes: reserved + margin.expected, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
 }
 
-function notModelled(data, setting, gpu, margin) {
-  const notes = margin.extrapolated.length
-    ? gpu.profile.not_modelled.map(note => note.replace("…", margin.extrapolated.join(", "))) : gpu.not_modelled;
+function notModelled(data, setting, gpu) {
+  const {profile} = gpu, number = value => value.toLocaleString("en-US", {maximumFractionDigits: 0});
+  const extrapolates = profile ? [...profile.versions, ...farFrom(data, setting, profile).map(([key, value]) =>
+    `${key.replaceAll("_", " ")} ${number(value)} (calibrated from ${profile.calibrated[key].map(number).join(" to ")})`),
+    ...kindsOf(setting, profile)] : [];
+  const notes = extrapolates.length ? profile.not_modelled.map(note => note.replace("…", extrapolates.join(", ")))
+    : gpu.not_modelled;
   return [...notes, ...data.engines.find(engine => engine.name === setting.engine).notes];
 }

@@ -9,7 +9,8 @@ function open(data, bytes) {
     return decoded.get(number);
   };
   data.made = data.made.map(data.column);
-  for (const formula of data.formulas) prepareFormula(data, formula);
+  data.composed = new Map();
+  for (const formula of data.formulas) formula.list = tracedList(data, formula.traced);
   return data;
 }
 
@@ -35,24 +36,26 @@ function summed(column) {
   return result;
 }
 
-/** The traced list with buffers numbered by when they first live. */
-function prepareFormula(data, formula) {
-  const traced = formula.traced;
-  formula.open = () => {
-    if (formula.list) return formula.list;
-    const what = data.column(traced.what), kind = new Int8Array(what.length), buffer = new Int32Array(what.length);
-    let born = 0;
-    for (let at = 0; at < what.length; at++) {
-      kind[at] = what[at] ? -1 : 1;
-      buffer[at] = what[at] ? born - what[at] : born++;
-    }
-    return formula.list = {
-      kind, buffer, moment: summed(data.column(traced.moment)), size: data.column(traced.size),
-      stream: data.column(traced.stream), factor: data.column(traced.factor),
-      module: summed(data.column(traced.module)), operator: data.column(traced.operator), buffers: born,
-      persistent: new Set(data.column(traced.persistent)),
-    };
+/** The traced list, its buffers numbered by when they first live. */
+function tracedList(data, traced) {
+  const what = data.column(traced.what), kind = new Int8Array(what.length), buffer = new Int32Array(what.length);
+  let born = 0;
+  for (let at = 0; at < what.length; at++) {
+    kind[at] = what[at] ? -1 : 1;
+    buffer[at] = what[at] ? born - what[at] : born++;
+  }
+  return {
+    kind, buffer, moment: summed(data.column(traced.moment)), size: data.column(traced.size),
+    stream: data.column(traced.stream), factor: data.column(traced.factor),
+    module: summed(data.column(traced.module)), operator: data.column(traced.operator), buffers: born,
+    stays: flags(born, data.column(traced.persistent)),
   };
+}
+
+function flags(count, places) {
+  const found = new Uint8Array(count);
+  for (const place of places) found[place] = 1;
+  return found;
 }
 
 /**
@@ -60,11 +63,11 @@ function prepareFormula(data, formula) {
  * `size` (a row of the formula's sizes) or `bytes` (where size is -1) by buffer. `instances`: micro-steps laid out.
  */
 function compose(data, formula, start, steps, instances) {
-  const list = formula.open(), rows = [start, steps].map(numbers => {
+  const {list} = formula, rows = [start, steps].map(numbers => {
     const [take, kind, owner, argument, when] = numbers.map(data.column);
     return {take, kind, owner, argument, when};
   });
-  const plain = list.kind.length, stay = list.buffer.filter(buffer => list.persistent.has(buffer)).length;
+  const plain = list.kind.length, stay = list.buffer.reduce((count, buffer) => count + list.stays[buffer], 0);
   const tracedEvents = plain + (instances - 1) * (plain - stay);
   const ownEvents = rows.reduce((n, part) => n + part.kind.length, 0);
   const ownBuffers = rows.reduce((n, part) => n + part.kind.reduce((m, kind, at) =>
@@ -89,7 +92,7 @@ function compose(data, formula, start, steps, instances) {
         at = 0;
         instance += 1;
       }
-      if (instance && list.persistent.has(list.buffer[at])) continue;
+      if (instance && list.stays[list.buffer[at]]) continue;
       run.kind[place] = list.kind[at];
       run.buffer[place] = instance * list.buffers + list.buffer[at];
       run.moment[place] = list.moment[at];
