@@ -5,11 +5,11 @@
     python scripts/check_explore_page.py page.html --pictures /tmp/pictures --save profiles/checks/explore_page.json
 
 At random settings, chosen through the page's own controls, it compares every value of the answer with the predictor's
-to the command line that the page shows, and what stands in the tables with the answer; it takes the time from the input event until the frame with the new
-numbers is painted. In a light, a dark and a narrow window it asks the browser for console messages, for requests, and
-whether the page is wider than its window. The keyboard alone changes the setting, too. Exit code 1 if anything is wrong
-or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not a test: it needs Chromium (``apt
-install chromium``, or ``--browser PATH``).
+to the command line that the page shows, and what stands in the tables with the answer; it takes the time from the
+input event until the frame with the new numbers is painted. In a light, a dark and a narrow window it asks the browser
+for console messages, for requests, and whether the page is wider than its window. Keys alone change the setting, too.
+Exit code 1 if anything is wrong or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not a
+test: it needs Chromium (``apt install chromium``, or ``--browser PATH``), and two cores that nothing else uses.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from datetime import date
 from pathlib import Path
 
 from check_report_page import WINDOWS, Browser
+
 from predictor import pipeline
 from predictor.commands import options
 from predictor.files import write_whole
@@ -116,7 +117,8 @@ def settings(page: Page, count: int, seed: int) -> list[dict]:
                        ".max})")
     draw, found = random.Random(seed), []
     while len(found) < count:
-        engine, images = draw.choice(offered["engines"]), draw.choice((1, 1, 2, 3)) if offered["limits"]["images"] else 0
+        engine = draw.choice(offered["engines"])
+        images = draw.choice((1, 1, 2, 3)) if offered["limits"]["images"] else 0
         least = offered["limits"]["room"][images] + 1 + images * offered["limits"]["apart"]
         found.append({"batch": draw.choice((1, 2, 3, 4, 6, 8, 16, 32, 61)), "images": images,
                       "sequence": draw.randint(least, max(offered["most"], least)),

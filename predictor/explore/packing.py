@@ -129,7 +129,7 @@ def _made(run: EventList, rows: np.ndarray, tables: Tables) -> list[int]:
 
 
 def _instances(run: EventList, micro: MicroStep) -> tuple[np.ndarray, np.ndarray]:
-    """For each buffer: the laid-out micro-step that it belongs to (-1: the engine's own), and which traced one it is."""
+    """For each buffer: the laid-out micro-step that it is of (-1: the engine's own), and which traced one it is."""
     ours, theirs = run.buffers, micro.events.buffers
     count, first = len(theirs), int(theirs.size[0])
     instance, traced = np.full(len(ours), -1), np.zeros(len(ours), dtype=np.int64)

@@ -85,8 +85,9 @@ def check(workload: Workload) -> None:
     for name, what in LEFT_OUT.items():
         if name not in workload.filled_in and getattr(workload, name) not in (None, "worst"):
             raise InputError(f"explore: {name}: {what} is not in a page yet: leave it out, or use peakcast predict")
-    if workload.padding == "packed":
-        raise InputError("explore: padding packed is not in a page yet: leave it out, or use peakcast predict")
+    if workload.padding == "packed" or len(workload.image_sizes) > 1:
+        what = "padding packed" if workload.padding == "packed" else f"image_size {workload.image_size}: several sizes"
+        raise InputError(f"explore: {what} is not in a page yet: leave it out, or use peakcast predict")
     if workload.optim == "adafactor":
         raise InputError("explore: optim adafactor allocates by the GPU's size, which a page does not have yet: use "
                          "peakcast predict")
