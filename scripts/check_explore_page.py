@@ -118,10 +118,11 @@ def settings(page: Page, count: int, seed: int) -> list[dict]:
     draw, found = random.Random(seed), []
     while len(found) < count:
         engine = draw.choice(offered["engines"])
-        images = draw.choice((1, 1, 2, 3)) if offered["limits"]["images"] else 0
-        least = offered["limits"]["room"][images] + 1 + images * offered["limits"]["apart"]
+        limits = offered["limits"]
+        images = draw.choice((1, 1, 2, 3)) if limits["images"] else offered["first"]["images"]
+        least = limits["room"][images] + 1 + images * limits["apart"]
         found.append({"batch": draw.choice((1, 2, 3, 4, 6, 8, 16, 32, 61)), "images": images,
-                      "sequence": draw.randint(least, max(offered["most"], least)),
+                      "sequence": draw.randint(least, max(offered["most"], least)) if limits["tokens"] else 0,
                       "engine": engine["name"], "degree": draw.choice(engine["degrees"]),
                       "gpu": draw.choice(offered["gpus"]),
                       "checkpointing": offered["first"]["checkpointing"] and draw.random() < 0.7})
@@ -133,7 +134,8 @@ def controls(page: Page, setting: dict) -> list[tuple[str, object]]:
     degrees = page.ask(f"degrees({json.dumps(setting['engine'])})")
     return [("engine", setting["engine"]), ("degree", degrees.index(setting["degree"])), ("gpu", setting["gpu"]),
             ("checkpointing", setting["checkpointing"]), ("batch", setting["batch"]),
-            *([("images", setting["images"])] if setting["images"] else []), ("sequence", setting["sequence"])]
+            *((name, setting[name]) for name in ("images", "sequence")
+              if not page.ask(f"document.getElementById('{name}-control').hidden"))]
 
 
 def predicted(command: str) -> dict:
@@ -181,7 +183,7 @@ def slide(page: Page) -> list[float]:
 def keyboard(page: Page) -> list[str]:
     """Keys alone change the setting, on a slider and on the map."""
     wrong = []
-    for control, key, code, name in (("batch-range", "ArrowRight", 39, "batch"), ("map", "ArrowUp", 38, "sequence")):
+    for control, key, code, name in (("batch-range", "ArrowRight", 39, "batch"), ("map", "ArrowLeft", 37, "batch")):
         before = page.seen()["setting"][name]
         page.ask(f"document.getElementById('{control}').focus()")
         page.press(key, code)

@@ -15,7 +15,7 @@ from predictor.events import FACTORS, MOMENTS
 from predictor.explore import packing
 from predictor.explore.candidates import candidates
 from predictor.explore.packing import PackedRun, Tables
-from predictor.explore.settings import LABELS, Settings
+from predictor.explore.settings import LABELS, Settings, several_images
 from predictor.kinds import kinds
 from predictor.pipeline import Job
 from predictor.profile import EXTRAPOLATION, FAR, choose
@@ -157,7 +157,7 @@ def _limits(settings: Settings) -> dict[str, Any]:
     most = max(2, settings.base.images_per_sample or 0, 8)
     room = [facts.room(images) for images in range(most + 1)]
     return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
-            "images": bool(settings.base.images_per_sample), "tokens": bool(settings.base.sequence_length)}
+            "images": several_images(settings.base), "tokens": bool(settings.base.sequence_length)}
 
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:

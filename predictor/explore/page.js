@@ -284,12 +284,12 @@ function prepareMapInput() {
   });
 }
 
-/** Draws each engine a few times, unseen: its runs are put together, and the browser compiles what the sliders run. */
+/** Draws each engine, unseen: its runs are put together, and the browser compiles what the sliders will run. */
 function warmUp() {
   const first = state.setting;
-  for (let round = 0; round < 3; round++)
-    for (const {name, degrees} of state.data.engines) {
-      state.setting = {...first, engine: name, degree: degrees[round % degrees.length]};
+  for (const {name, degrees} of state.data.engines)
+    for (const degree of degrees) {
+      state.setting = {...first, engine: name, degree};
       redraw();
     }
   state.setting = first;

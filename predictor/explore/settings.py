@@ -161,16 +161,22 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
                     regime = tuple(job.formula.provenance["key"]["regime"])
                     found.jobs[engine, degree, checkpointing, backend, regime] = job
             except InputError as error:
-                found.left_out[label if checkpointing else f"{label} without checkpointing"] = str(error)
+                without = " without checkpointing" if found.base.gradient_checkpointing > checkpointing else ""
+                found.left_out[label + without] = str(error)
+
+
+def several_images(base: Workload) -> bool:
+    """Whether samples may have more than one."""
+    return bool(base.images_per_sample and base.sequence_length)
 
 
 def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
     """One in each regime."""
-    room = pipeline.prepare(found.base).formula.facts.room
+    several, room = several_images(found.base), pipeline.prepare(found.base).formula.facts.room
     shapes: list[dict[str, int | None]] = []
     for start, whole, ragged in found.rows[backend]:
         for rows, batch, images in product(dict.fromkeys((whole, ragged)), (2, 1), (1, 2)):
-            if images == 1 or found.base.images_per_sample:
+            if images == 1 or several:
                 least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
                 shapes.append({"per_device_train_batch_size": batch,
                                "images_per_sample": images if found.base.images_per_sample else None,
