@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     workload = options.workload(arguments)
     from predictor.explore import content, page, settings
 
-    degrees = _degrees(arguments.degrees, workload.data_parallel_size, settings.DEGREES)
+    degrees = _degrees(arguments.degrees) if arguments.degrees is not None else settings.DEGREES
     found = settings.find(workload, degrees, output.progress)
     made = content.content(found, _words(arguments, settings.PAGES_OWN), _composing)
     text = page.page(made)
@@ -68,14 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _degrees(text: str | None, own: int, usual: Sequence[int]) -> tuple[int, ...]:
-    """Those that were asked for, or the usual ones; the workload's own too."""
-    if text is None:
-        return tuple(sorted({*usual, own}))
+def _degrees(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isdecimal() and 1 <= int(part[:5]) <= 1024 for part in parts):
         raise InputError(f'--degrees must be whole numbers from 1 to 1024 with commas between, not "{text[:40]}"')
-    return tuple(sorted({*map(int, parts), own}))
+    return tuple(map(int, parts))
 
 
 def _words(arguments: argparse.Namespace, controlled: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from predictor.pipeline import Job
 from predictor.profile import EXTRAPOLATION, FAR, choose
 from predictor.report.curve import STACK
 from predictor.report.svg import COLOURS
+from predictor.run import LARGEST_BUFFER_BYTES
 from predictor.version import VERSION
 
 Progress = Callable[[Sequence], Iterable]
@@ -60,7 +61,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                   "engine": pipeline.name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
-        "left_out": settings.left_out, "far": FAR, "extrapolation": EXTRAPOLATION,
+        "left_out": settings.left_out, "far": FAR, "extrapolation": EXTRAPOLATION, "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
         "assumed_runtime_bytes": ASSUMED_RUNTIME_BYTES, "provenance": _provenance(settings),
         "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
         "formulas": formulas, "made": [tables.store.add(column) for column in packing.attributes(tables)],
@@ -134,6 +135,8 @@ def _page_limits(settings: Settings) -> list[int]:
     return sorted(found - {None})
 
 
+MOST_IMAGES = 8
+"""Of a sample, to choose from."""
 MOST_EXTRAPOLATED = 24
 """Kinds, versions and quantities that a profile may not cover, all together."""
 
@@ -154,8 +157,7 @@ def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
 def _limits(settings: Settings) -> dict[str, Any]:
     """Of the shape: the tokens that images fill, and the positions that the model knows."""
     facts = next(iter(settings.jobs.values())).formula.facts
-    most = max(2, settings.base.images_per_sample or 0, 8)
-    room = [facts.room(images) for images in range(most + 1)]
+    room = [facts.room(images) for images in range(max(MOST_IMAGES, settings.base.images_per_sample or 0) + 1)]
     return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
             "images": several_images(settings.base), "tokens": bool(settings.base.sequence_length)}
 

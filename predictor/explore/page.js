@@ -24,6 +24,7 @@ function prepareControls(data) {
     element(id).min = least;
     element(id).max = id === "sequence" ? limits.positions || 131072 : Math.max(longest, 2 * least);
   }
+  for (const id of ["images", "images-range"]) element(id).max = limits.room.length - 1;
   element("sequence-control").hidden = !limits.tokens;
   element("images-control").hidden = !limits.images;
   element("checkpointing").closest(".control").hidden = !data.first.checkpointing;
@@ -91,7 +92,7 @@ function show(setting) {
 function redraw() {
   const {data, setting} = state, found = predict(data, setting);
   state.found = found;
-  element("command").textContent = commandOf(data, setting);
+  element("command").innerHTML = commandOf(data, setting).map(part => `<span>${escaped(part)}</span>`).join(" ");
   if (found.refused) element("verdict").textContent = `Not predicted: ${found.refused}.`;
   else {
     writeAnswer(data, setting, found);
@@ -182,6 +183,7 @@ function boundText(answer, name) {
   return `${sizeText(size)} (${sizeText(low)} to ${sizeText(high)})`;
 }
 
+/** Options with their values: lines break between them. */
 function commandOf(data, setting) {
   const engine = data.engines.find(one => one.name === setting.engine), gpu = data.gpus.find(one =>
     one.name === setting.gpu);
@@ -189,7 +191,8 @@ function commandOf(data, setting) {
     ...(data.limits.tokens ? ["--sequence-length", setting.sequence] : []),
     ...(data.limits.images ? ["--images-per-sample", setting.images] : []), ...engine.option,
     "--data-parallel-size", setting.degree, "--gpu", gpu.name,
-    ...(setting.checkpointing ? [] : ["--no-gradient-checkpointing"])].join(" ");
+    ...(setting.checkpointing ? [] : ["--no-gradient-checkpointing"])].join(" ")
+    .split(/ (?=--)/);
 }
 
 function provenance(data, gpu) {

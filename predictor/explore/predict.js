@@ -251,6 +251,8 @@ function predict(data, setting) {
   if (found.refused) return found;
   const {gpu} = found, capacity = gpu.capacity_bytes, margin = marginOf(data, setting, gpu);
   const player = new Player(data, found), ranks = decidingRanks(data, found, setting, player.values);
+  if (Math.max(...player.rows) > data.largest_buffer_bytes)
+    return {refused: "one buffer alone would take more than 64 TiB"};
   const outcome = judge(player, ranks, capacity, margin);
   const {run, simulation, reserved, failure} = outcome, bytes = player.bytes(run), live = runningSum(run, bytes);
   let top = 0;

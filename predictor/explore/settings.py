@@ -8,7 +8,7 @@ from itertools import product
 
 from predictor import calibrated, code_models, gpus, learned, models, pipeline, regimes
 from predictor.allocator import AllocatorSettings
-from predictor.engine.engines import ENGINES
+from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.formula_key import regime_at
@@ -64,13 +64,13 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
         InputError: the workload itself is not predicted, or is of a kind that a page does not have.
     """
     check(workload)
+    degrees = sorted({*degrees, workload.data_parallel_size})
     tokens = TOKENS if models.find(workload.model).kind is not models.Kind.IMAGE else None
     workload = workload.replace(sequence_length=workload.sequence_length or tokens,
                                 gpu=workload.gpu or pipeline.DEFAULT_GPU)
     first = pipeline.prepare(workload, progress)  # whose mistakes are the user's
-    if not regimes.is_wide(tuple(first.formula.provenance["key"]["regime"])):
-        raise InputError(f"explore: {workload.model} goes over samples or images one by one, so that each number of "
-                         "them has a formula of its own: use peakcast predict")
+    _check_regime(first)
+    pipeline.engine_of(first.formula, first.setup)
     found = Settings(first.workload)
     found.left_out |= {"ZeRO-3": SHARDED, "FSDP2": SHARDED}
     for gpu in _gpus(found.base):
@@ -78,10 +78,19 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     return found
 
 
+def _check_regime(job: Job) -> None:
+    if not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
+        raise InputError(f"explore: {job.workload.model} goes over samples or images one by one, so that each number "
+                         "of them has a formula of its own: use peakcast predict")
+
+
 def check(workload: Workload) -> None:
     """Refuses what no page has."""
     if learned.is_named(workload.model) or code_models.is_named(workload.model):
         raise InputError(f"explore: {workload.model}: a page is made of models by name or configuration")
+    if name_of(workload.engine, workload.zero_stage) not in LABELS:
+        what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
+        raise InputError(f"explore: {what} is not in a page: {SHARDED}")
     for name, what in LEFT_OUT.items():
         if name not in workload.filled_in and getattr(workload, name) not in (None, "worst"):
             raise InputError(f"explore: {name}: {what} is not in a page yet: leave it out, or use peakcast predict")
@@ -157,6 +166,7 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
             try:
                 for degree in degrees if entry.several else (1,):
                     job = pipeline.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
+                    _check_regime(job)
                     pipeline.engine_of(job.formula, job.setup)  # refuses what it does not model
                     regime = tuple(job.formula.provenance["key"]["regime"])
                     found.jobs[engine, degree, checkpointing, backend, regime] = job

@@ -65,6 +65,8 @@ def test_a_run_that_is_not_made_of_traced_micro_steps_is_refused():
     ({"zero_stage": 2, "data_parallel_size": 2, "rank": 1}, "rank: one rank"),
     ({"allocator_conf": "expandable_segments:True"}, "allocator_conf: the page simulates"),
     ({"model": "qwen2.5-vl-3b", "image_size": "448,896"}, "image_size 448,896: several sizes"),
+    ({"zero_stage": 3}, "zero_stage 3 is not in a page: every GPU holds a part"),
+    ({"engine": "fsdp2"}, "engine fsdp2 is not in a page"),
     ({"sequence_length": 100}, "no room for 1 image"),
 ])
 def test_what_a_page_does_not_have_is_refused_by_name(keys, message):
