@@ -6,10 +6,10 @@
 
 At random settings, chosen through the page's own controls, it compares every value of the answer with the predictor's
 to the command line that the page shows, and what stands in the tables with the answer; it takes the time from the
-input event until the frame with the new numbers is painted. In a light, a dark and a narrow window it asks the browser
-for console messages, for requests, and whether the page is wider than its window. Keys alone change the setting, too.
-Exit code 1 if anything is wrong or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not a
-test: it needs Chromium (``apt install chromium``, or ``--browser PATH``), and two cores that nothing else uses.
+input event until the frame with the new numbers is painted. In a light, a dark and a narrow window it asks the
+browser for console messages, for requests, and whether the page is wider than its window. Keys alone change the setting, too.
+Exit code 1 if anything is wrong or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not
+a test: it needs Chromium (``apt install chromium``, or ``--browser PATH``), and cores that nothing else uses.
 """
 
 from __future__ import annotations
