@@ -6,10 +6,11 @@
 
 At random settings, chosen through the page's own controls, it compares every value of the answer with the predictor's
 to the command line that the page shows, and what stands in the tables with the answer; it takes the time from the
-input event until the frame with the new numbers is painted. In a light, a dark and a narrow window it asks the
-browser for console messages, for requests, and whether the page is wider than its window. Keys alone change the setting, too.
-Exit code 1 if anything is wrong or a redraw took 50 ms or more. ``--pictures`` keeps what it saw. A check by hand, not
-a test: it needs Chromium (``apt install chromium``, or ``--browser PATH``), and cores that nothing else uses.
+input event until the frame with the new numbers is painted, and how much of it the page's thread had a processor. In a
+light, a dark and a narrow window it asks the browser for console messages, for requests, and whether the page is wider
+than its window. Keys alone change the setting, too. Exit code 1 if anything is wrong or a redraw took 50 ms or more.
+``--pictures`` keeps what it saw. A check by hand, not a test: it needs Chromium (``apt install chromium``, or
+``--browser PATH``), and cores that nothing else uses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import random
 import shlex
 import shutil
@@ -24,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -67,6 +70,7 @@ class Page:
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                      mobile=False)
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        browser.call("Performance.enable", timeDomain="threadTicks")
         browser.events = []
         begin = time.perf_counter()
         browser.call("Page.navigate", url=url)
@@ -81,9 +85,15 @@ class Page:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:500])
         return found["result"].get("value")
 
-    def choose(self, control: str, value: object) -> float:
-        """Moves a control; milliseconds until that is painted."""
-        return self.ask(CHOOSE % json.dumps([control, value]))
+    def choose(self, control: str, value: object) -> tuple[float, float]:
+        """Moves a control; milliseconds until that is painted, and of them the thread's own."""
+        before = self._busy()
+        elapsed = self.ask(CHOOSE % json.dumps([control, value]))
+        return elapsed, self._busy() - before
+
+    def _busy(self) -> float:
+        metrics = self.browser.call("Performance.getMetrics")["metrics"]
+        return 1e3 * next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     def seen(self) -> dict:
         return json.loads(self.ask(LOOK))
@@ -161,7 +171,7 @@ def differences(seen: dict, expected: dict) -> list[str]:
     return wrong
 
 
-def compare(page: Page, chosen: list[dict]) -> tuple[list[str], dict[str, list[float]]]:
+def compare(page: Page, chosen: list[dict]) -> tuple[list[str], dict[str, list[tuple[float, float]]]]:
     """Values at every setting, and times of each control that was moved."""
     wrong, times = [], {}
     for setting in chosen:
@@ -174,7 +184,7 @@ def compare(page: Page, chosen: list[dict]) -> tuple[list[str], dict[str, list[f
     return wrong, times
 
 
-def slide(page: Page) -> list[float]:
+def slide(page: Page) -> list[tuple[float, float]]:
     """Times of a slider that moves step by step, as under a hand."""
     page.choose("batch", 1)
     return [page.choose("batch-range", batch) for batch in range(2, 42)]
@@ -193,10 +203,10 @@ def keyboard(page: Page) -> list[str]:
     return wrong
 
 
-def milliseconds(times: list[float]) -> dict:
+def milliseconds(times: Sequence[float]) -> dict:
     ordered = sorted(times)
     return {"median": round(statistics.median(ordered), 1), "highest": round(ordered[-1], 1),
-            "percentile_95": round(ordered[int(0.95 * (len(ordered) - 1))], 1), "count": len(ordered)}
+            "percentile_95": round(ordered[int(0.95 * (len(ordered) - 1))], 1)}
 
 
 def main() -> int:
@@ -223,7 +233,8 @@ def main() -> int:
                 if name == "light":
                     data = page.ask("({model: state.data.model, version: state.data.version})")
                     found, times = compare(page, settings(page, given.settings, given.seed))
-                    sliding, opening = slide(page), page.seconds_to_open
+                    times["batch, step by step"], opening = slide(page), page.seconds_to_open
+                    load = round(os.getloadavg()[0], 1)
                     wrong += found + keyboard(page)
                     page.choose("batch", 16)
                 page.ask("new Promise(done => { const look = () => state.map.cells.every(cell => cell.refused || "
@@ -235,9 +246,11 @@ def main() -> int:
             browser.end()
     told = {"date": date.today().isoformat(), "browser": version, "peakcast": data["version"], "model": data["model"],
             "page_bytes": given.page.stat().st_size, "settings": given.settings, "seed": given.seed,
-            "seconds_to_open": round(opening, 2), "redraw_ms": {name: milliseconds(each) for name, each in
-                          [*times.items(), ("batch, step by step", sliding)]}, "windows": list(WINDOWS), "wrong": wrong}
-    slow = max(one["highest"] for one in told["redraw_ms"].values()) >= MOST_MS
+            "seconds_to_open": round(opening, 2), "load_average": load, "redraws": {
+                name: {"count": len(each), "until_painted_ms": milliseconds([wall for wall, _ in each]),
+                       "of_its_thread_ms": milliseconds([own for _, own in each])}
+                for name, each in times.items()}, "windows": list(WINDOWS), "wrong": wrong}
+    slow = max(one["until_painted_ms"]["highest"] for one in told["redraws"].values()) >= MOST_MS
     if given.save:
         write_whole(str(given.save), (json.dumps(told, indent=2) + "\n").encode())
     print(json.dumps(told, indent=2))
