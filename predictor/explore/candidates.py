@@ -22,12 +22,10 @@ class Candidates:
     Attributes:
         rank: ``int64[rows]``, whose sum it is.
         coefficients: ``int64[rows, terms]``.
-        start_bytes: the highest of start-up, which is no rank's own.
     """
 
     rank: np.ndarray
     coefficients: np.ndarray
-    start_bytes: int
 
 
 def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
@@ -37,20 +35,25 @@ def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
         lowest: every shape of the regime is at least this in each symbol.
     """
     first = next(iter(runs.values()))
-    start = np.cumsum(first.sizes.coefficients[first.buffers.size[first.buffer], 0] * first.sign)[first.step == 0]
-    terms = first.sizes.terms
+    start, terms = start_up(first)[-1], first.sizes.terms
     ranks, rows = [], []
     known: dict[int, np.ndarray] = {}  # ranks may share one run
     for rank, run in runs.items():
         if id(run) not in known:
             form = timeline.closed_form(_steps(run), at_least=lowest)
-            known[id(run)] = _over(form.sizes, terms) + np.eye(1, len(terms), dtype=np.int64) * int(start[-1])
+            known[id(run)] = _over(form.sizes, terms) + np.eye(1, len(terms), dtype=np.int64) * start
             ranks.append(np.full(len(form.index), rank))
             rows.append(known[id(run)])
     rank, sums = np.concatenate(ranks), np.concatenate(rows)
     constant = sum(not isinstance(term, Monomial) for term in terms)
     kept = _front(sums @ timeline.shift(terms, lowest), rank, constant)
-    return Candidates(rank[kept], sums[kept], int(start.max()))
+    return Candidates(rank[kept], sums[kept])
+
+
+def start_up(run: EventList) -> np.ndarray:
+    """Live bytes after each event of start-up, the same at every shape."""
+    sizes = run.sizes.coefficients[run.buffers.size[run.buffer], 0]
+    return np.cumsum((sizes * run.sign)[run.step == 0])
 
 
 def _steps(run: EventList) -> EventList:

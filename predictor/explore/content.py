@@ -11,9 +11,10 @@ from predictor import calibrated, pipeline
 from predictor.answer import LOOP, not_modelled
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin
 from predictor.engine.engines import ENGINES
+from predictor.errors import InputError
 from predictor.events import FACTORS, MOMENTS
 from predictor.explore import packing
-from predictor.explore.candidates import candidates
+from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
 from predictor.explore.settings import LABELS, Settings, several_images
 from predictor.kinds import kinds
@@ -97,23 +98,30 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict
         variants += _starts(job, limits, tables)
     return {"ranks": {rank: run.steps for rank, run in packed.items()}, "starts": variants,
             "instances": packed[0].instances,
-            "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel()),
-                           "start_bytes": found.start_bytes}}
+            "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel())}}
 
 
-def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int | None, tuple[int, ...]]]:
-    """Start-ups, each with the limit from which on it is so; the last is that without limit.
+def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int | None, tuple[int, ...], int]]:
+    """Start-ups and their highest bytes, each with the limit from which on it is so; the last is that without limit.
 
     DeepSpeed flattens its groups on the GPU where memory suffices, one after the other: with more memory the first
     that differs is on the GPU. So runs that are the same at two limits are the same between them.
-    """
-    known: dict[int | None, tuple[int, ...]] = {}
 
-    def at(limit: int | None) -> tuple[int, ...]:
+    Raises:
+        InputError: the limit changes the steps too.
+    """
+    known: dict[int | None, tuple[PackedRun, int]] = {}
+
+    def at(limit: int | None) -> tuple[tuple[int, ...], int]:
         if limit not in known:
-            engine = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=limit))
-            known[limit] = packing.pack_run(engine.rank(0), job.formula.micro, tables).start
-        return known[limit]
+            run = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=limit)).rank(0)
+            known[limit] = packing.pack_run(run, job.formula.micro, tables), int(start_up(run).max())
+        packed, highest = known[limit]
+        if packed.steps != known[None][0].steps:
+            raise InputError("explore: with less memory this engine's steps differ too, which the page does not have")
+        return packed.start, highest
+
+    without = at(None)
 
     def between(low: int, high: int) -> list[int]:
         """Places in ``limits``, after ``low``, where another start-up begins."""
@@ -125,7 +133,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int |
         return between(low, middle) + between(middle, high)
 
     places = [0, *between(0, len(limits) - 1)] if limits else []
-    return [*((limits[place], at(limits[place])) for place in places), (None, at(None))]
+    return [*((limits[place], *at(limits[place])) for place in places), (None, *without)]
 
 
 def _page_limits(settings: Settings) -> list[int]:

@@ -93,6 +93,7 @@ function redraw() {
   const {data, setting} = state, found = predict(data, setting);
   state.found = found;
   element("command").innerHTML = commandOf(data, setting).map(part => `<span>${escaped(part)}</span>`).join(" ");
+  for (const name of ["h-peak", "h-run"]) element(name).parentElement.hidden = Boolean(found.refused);
   if (found.refused) element("verdict").textContent = `Not predicted: ${found.refused}.`;
   else {
     writeAnswer(data, setting, found);
@@ -228,14 +229,8 @@ function prepareMap(data, setting) {
   clearTimeout(state.idle);
   if (!state.map || state.map.name !== name) {
     const batches = BATCHES, sequences = mapSequences(data);
-    const cells = sequences.flatMap(tokens => batches.map(samples => {
-      const one = {...setting, batch: samples, sequence: tokens}, found = find(data, one);
-      if (found.refused) return {refused: true};
-      const values = termValues(found.formula.sizes.terms, found.shape, found.gpu);
-      const requested = requestedPeak(data, found, values), margin = marginOf(data, one, found.gpu);
-      const most = limitsOf(margin, found.gpu.capacity_bytes)[1];
-      return {requested, verdict: most !== null && requested > most ? "does_not_fit" : undefined};
-    }));
+    const cells = sequences.flatMap(tokens => batches.map(samples =>
+      cellAt(data, {...setting, batch: samples, sequence: tokens})));
     state.map = {name, batches, sequences, cells, version: 0};
   }
   state.idle = setTimeout(playNext, 200);

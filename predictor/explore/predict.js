@@ -36,13 +36,29 @@ function sparse(data, candidates) {
   return {rank, ends: Int32Array.from(ends), terms: Int32Array.from(terms), factors: Float64Array.from(factors)};
 }
 
-/** Peak requested bytes of the worst rank by the closed form; `values` are those of the formula's terms. */
-function requestedPeak(data, found, values) {
-  let highest = found.packed.candidates.start_bytes;
+/** Peak requested bytes of the worst rank's steps, by the closed form; `values` are those of the formula's terms. */
+function stepsPeak(data, found, values) {
+  let highest = 0;
   eachSum(data, found, values, (_, sum) => {
     if (sum > highest) highest = sum;
   });
   return highest;
+}
+
+/** The start-up where PyTorch can have so many bytes (null: any): [from which limit on, columns, highest bytes]. */
+function startAt({packed: {starts}}, limit) {
+  if (limit === null) return starts.at(-1);
+  return starts.slice(0, -1).filter(([from]) => from <= limit).at(-1) || starts[0];
+}
+
+/** A cell of the map: peak requested bytes, and whether the steps alone want more than there can be. */
+function cellAt(data, setting) {
+  const found = find(data, setting);
+  if (found.refused) return {refused: true};
+  const most = limitsOf(marginOf(data, setting, found.gpu), found.gpu.capacity_bytes)[1];
+  const steps = stepsPeak(data, found, termValues(found.formula.sizes.terms, found.shape, found.gpu));
+  return {requested: Math.max(startAt(found, most)[2], steps),
+    verdict: most !== null && steps > most ? "does_not_fit" : undefined};
 }
 
 /** Ranks that decide whether it survives: the worst, the first and the last. */
@@ -115,18 +131,12 @@ class Player {
     this.found = found;
     this.values = termValues(found.formula.sizes.terms, found.shape, found.gpu);
     this.rows = rowBytes(found.formula, this.values);
-    this.requested = requestedPeak(data, found, this.values);
+    this.stepsPeak = stepsPeak(data, found, this.values);
     this.played = new Map();
   }
 
-  startAt(limit) {
-    const starts = this.found.packed.starts;
-    if (limit === null) return starts.at(-1)[1];
-    return (starts.slice(0, -1).filter(([from]) => from <= limit).at(-1) || starts[0])[1];
-  }
-
   run(rank, limit) {
-    const start = this.startAt(limit), steps = this.found.packed.ranks[rank];
+    const start = startAt(this.found, limit)[1], steps = this.found.packed.ranks[rank];
     const key = `${this.found.formula.key} ${start} ${steps}`, cache = this.data.composed;
     if (!cache.has(key)) {
       const run = compose(this.data, this.found.formula, start, steps, this.found.packed.instances);
@@ -182,7 +192,7 @@ class Player {
 /** survival.judge. The worst rank does not depend on the limit: start-up is the same on every rank. */
 function judge(player, ranks, capacity, margin) {
   const [surely, atBest] = limitsOf(margin, capacity);
-  const hopeless = atBest !== null && player.requested > atBest; // then it is not worth a try
+  const hopeless = atBest !== null && player.stepsPeak > atBest; // then less is not worth a try
   const certain = hopeless ? null : player.worst(ranks, surely, surely);
   if (certain && certain.failure === null) return {...certain, verdict: "fits"};
   const possible = player.worst(ranks, atBest, atBest);

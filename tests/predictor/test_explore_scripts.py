@@ -148,14 +148,16 @@ def test_what_is_not_predicted_says_why(setting, why):
     assert why in scripts()("setting => predict(data, setting).refused", SETTING | setting)
 
 
-REQUESTED = """settings => settings.map(setting => {
-  const found = find(data, setting);
-  return requestedPeak(data, found, termValues(found.formula.sizes.terms, found.shape, found.gpu));
-})"""
-
-
 def test_a_cell_of_the_map_has_the_requested_peak():
     cells = [SETTING | {"batch": batch, "sequence": sequence, "engine": engine}
              for batch, sequence, engine in zip((1, 2, 8, 64, 5), (640, 1024, 2000, 4096, 777),
                                                 ("zero2", "ddp", "zero1", "zero2", "zero0"))]
-    assert scripts()(REQUESTED, cells) == [predicted(cell)["peak_requested_bytes"] for cell in cells]
+    assert scripts()("cells => cells.map(cell => cellAt(data, cell).requested)", cells) == [
+        predicted(cell)["peak_requested_bytes"] for cell in cells]
+
+
+def test_a_cell_that_the_closed_form_refuses_does_not_fit():
+    cells = [SETTING | {"batch": batch, "gpu": gpu} for batch in (1, 2, 16, 64) for gpu in ("l4", "a100-40gb", "b200")]
+    refused = [cell for cell, told in zip(cells, scripts()("cells => cells.map(cell => cellAt(data, cell))", cells))
+               if told.get("verdict")]
+    assert refused and {predicted(cell)["verdict"] for cell in refused} == {"does_not_fit"}
