@@ -176,8 +176,6 @@ function mapLayout(canvas, map) {
   return {left, top, wide, high, box: (column, row) => [left + column * wide, top + row * high, wide, high]};
 }
 
-const STATES = {fits: ["#009e73", "#ffffff"], uncertain: ["#e69f00", "#000000"], does_not_fit: ["#b5413b", "#ffffff"]};
-
 /** The map with its cells, which are kept as a picture while only the chosen one changes. */
 function drawMap(canvas, map, chosen) {
   const {context, colour} = surface(canvas), layout = mapLayout(canvas, map), ratio = globalThis.devicePixelRatio || 1;
@@ -220,16 +218,16 @@ function drawCells(context, layout, map, colour) {
 
 function drawCell(context, layout, map, place, colour) {
   const cell = map.cells[place], column = place % map.batches.length, row = Math.floor(place / map.batches.length);
-  const [x, y, wide, high] = layout.box(column, row), [fill, ink] = STATES[cell.verdict] || [null, colour("soft")];
-  context.fillStyle = fill || colour(cell.refused ? "zebra" : "ground");
+  const [x, y, wide, high] = layout.box(column, row);
+  context.fillStyle = colour(cell.verdict || (cell.refused ? "zebra" : "ground"));
   context.fillRect(x + 0.5, y + 0.5, wide - 1, high - 1);
-  if (!fill) {
+  if (!cell.verdict) {
     context.strokeStyle = colour("rule");
     context.lineWidth = 1;
     context.strokeRect(x + 1, y + 1, wide - 2, high - 2);
   }
   if (cell.refused || wide < 28 || high < 12) return;
-  context.fillStyle = ink;
+  context.fillStyle = {fits: "#fff", uncertain: "#000", does_not_fit: "#fff"}[cell.verdict] || colour("soft");
   context.textAlign = "center";
   const size = cell.requested / GIB;
   context.fillText(size >= 99.5 ? Math.round(size) : size.toFixed(1), x + wide / 2, y + high / 2 + 4);
