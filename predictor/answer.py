@@ -45,7 +45,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
-        not_modelled=_not_modelled(job.profile, job.loop or LOOP.format(
+        not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
             workload.source.not_modelled if workload.source else ()),
         source=workload.source,
@@ -102,7 +102,7 @@ def _device(reserved: int, job: Job) -> Bound | None:
     return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
 
 
-def _not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
+def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     """What a profile measured on a real GPU covers is left out."""
     if profile is None:
         return (RUNTIME, WORKSPACES, loop)

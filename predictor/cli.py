@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
     "plan": "predictor.commands.plan",
+    "explore": "predictor.commands.explore",
     "measure": "calibrate.commands.measure",
     "calibrate": "calibrate.commands.calibrate",
     "report": "calibrate.commands.report",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from predictor.events import FACTORS, MOMENTS, EventList, Factor, Moment
 from predictor.gpus import Gpu
-from predictor.sizes import Monomial, Shape, SizeTable
+from predictor.sizes import Monomial, Shape, SizeTable, Term
 
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))  # a peak is no step on the way up
     sums, first = np.unique(sums[tops], axis=0, return_index=True)
     index = tops[first]
-    shifted = sums @ _shift(table, at_least)
+    shifted = sums @ shift(table.terms, at_least)
     order = np.argsort(-shifted.sum(axis=1), kind="stable")
     kept: list[int] = []
     front = np.empty((0, shifted.shape[1]), dtype=np.int64)
@@ -89,19 +89,22 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     return ClosedForm(SizeTable(terms, sums[np.ix_(kept_rows, used)]), index[kept_rows])
 
 
-def _shift(table: SizeTable, lower: Shape) -> np.ndarray:
-    """Matrix that rewrites sums in ``symbol - lower bound``; a workspace stays a term that only grows."""
-    monomials = {term.exponents for term in table.terms if isinstance(term, Monomial)}
+def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:
+    """Matrix that rewrites sums in ``symbol - lower bound``; a workspace stays a term that only grows.
+
+    Its columns are the workspaces, then the constant, then the other monomials.
+    """
+    monomials = {term.exponents for term in terms if isinstance(term, Monomial)}
     columns: dict = {}
-    for term in table.terms:
+    for term in terms:
         if not isinstance(term, Monomial):
             columns[term] = len(columns)
     for i in range(max(e[0] for e in monomials) + 1):
         for j in range(max(e[1] for e in monomials) + 1):
             for k in range(max(e[2] for e in monomials) + 1):
                 columns[(i, j, k)] = len(columns)
-    matrix = np.zeros((len(table.terms), len(columns)), dtype=np.int64)
-    for row, term in enumerate(table.terms):
+    matrix = np.zeros((len(terms), len(columns)), dtype=np.int64)
+    for row, term in enumerate(terms):
         if not isinstance(term, Monomial):
             matrix[row, columns[term]] = 1
             continue

@@ -12,6 +12,7 @@ EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --zero-stage 2 --gpu h100-80gb --gpus 8 --maximize sequence
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu l40s --gpus 2 --vary recipe --json
   peakcast plan --workload job.yaml --deepspeed zero2.json --gpu h100-80gb   (what each knob would give)
+  peakcast plan --from finetune.sh --gpu h100-80gb --gpus 8                   (the same training, cheaper)
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
 
 Every key that is given stays; all others may vary. What is learned stays the same in the first of the ranking:
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from predictor.plan.space import AXES
 
     options.add_workload(parser)
+    options.add_from(parser)
     group = parser.add_argument_group("what to search")
     group.add_argument("--gpus", metavar="N", dest="data_parallel_size", help="as --data-parallel-size")
     group.add_argument("--global-batch-size", metavar="N", type=_count,
@@ -49,12 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans and reports; the exit code says whether something fits."""
     output.check_path(arguments.output, arguments.force)
-    given, label = options.given(arguments)
+    found = options.given(arguments)
     from predictor.plan import document, plan
+    from predictor.plan.space import VARYING
 
+    given, whole = found.values, None
+    if found.source:  # a framework's configuration says everything: what can vary is kept only if an option says it
+        whole = found.values
+        given = {name: value for name, value in whole.items() if name in found.from_options or name not in VARYING}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, label=label, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
+    made = plan(given, whole=whole, label=found.label, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
                 top=arguments.top, vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace,
                 progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}

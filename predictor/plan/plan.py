@@ -67,7 +67,8 @@ class Plan:
 
 def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maximize: str = "cost", top: int = 5,
          vary: Collection[str] = (), keep: Collection[str] = (), trace: bool = True,
-         label: Callable[[str], str] = str, progress: Progress | None = None) -> Plan:
+         label: Callable[[str], str] = str, progress: Progress | None = None,
+         whole: Mapping[str, Any] | None = None) -> Plan:
     """Search the space around what the user fixed.
 
     Args:
@@ -79,6 +80,8 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         trace: whether what no formula is shipped for may be traced.
         label: what a key is called in messages.
         progress: wraps the shapes that are traced.
+        whole: the configuration that the user has now, from which knobs are turned, and whose samples of an optimizer
+            step are those to keep unless others are wanted; None: ``given``, if it is whole.
 
     Raises:
         InputError: keys that no workload may have, or that leave nothing to plan.
@@ -88,6 +91,9 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         raise InputError(f"maximize {maximize}: one of {', '.join(GOALS)}")
     if given.get("gpu") is None and given.get("capacity_bytes") is None:
         raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
+    if whole and global_batch_size is None and maximize == "cost":
+        now = Workload.from_mapping(whole, label)
+        global_batch_size = now.per_device_train_batch_size * now.gradient_accumulation_steps * now.data_parallel_size
     made, memory = space(given, vary, keep, label), Memory(progress, trace)
     examples = Examples(made, memory)
     candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size)
@@ -103,7 +109,7 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         raise InputError(found.left_out[0][1])
     best = found.fitting[0] if found.fitting else None
     closest = None if best else _closest(queues, memory)
-    standing, workload = _standing(given, made, best or closest)
+    standing, workload = _standing(whole, given, made, best or closest)
     return Plan(
         goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.data_parallel_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
@@ -210,8 +216,11 @@ def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:
     return predicted(least, memory, minimum_capacity=True)
 
 
-def _standing(given: Mapping[str, Any], made: Space, found: Configuration) -> tuple[str, Workload]:
+def _standing(whole: Mapping[str, Any] | None, given: Mapping[str, Any], made: Space,
+              found: Configuration) -> tuple[str, Workload]:
     """Whose configuration knobs are turned from: the user's, if what they gave is a whole one."""
+    if whole:
+        return "given", Workload.from_mapping(whole)
     engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or made.fixed.get("data_parallel_size", 1) == 1
     if BATCH in made.fixed and engine and (LENGTH in made.fixed or found.candidate.sequence is None):
         return "given", Workload.from_mapping(given)

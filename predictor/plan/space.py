@@ -93,6 +93,8 @@ AXES = (
         Choice("Liger", {"use_liger_kernel": True})), asked=True),
 )
 """Everything that is tried, where the user did not fix it."""
+VARYING = {BATCH, STEPS} | {key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
+"""Keys that no one needs to give."""
 ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS},)
 """Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host."""
@@ -135,8 +137,7 @@ class Space:
     @property
     def kept(self) -> tuple[str, ...]:
         """Keys that would vary if they were not fixed."""
-        varying = {key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
-        return tuple(sorted({*varying, BATCH, STEPS} & self.fixed.keys()))
+        return tuple(sorted(VARYING & self.fixed.keys()))
 
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),

@@ -15,6 +15,7 @@ from calibrate.report.regression.figures import Figure
 from calibrate.report.regression.paper import paper
 from calibrate.report.regression.tables import Table
 from predictor.events import Factor
+from predictor.report.look import look
 from predictor.report.svg import COLOURS
 from predictor.version import VERSION
 
@@ -59,7 +60,7 @@ def page(made: Report, gates: Sequence[Result] = (), *, command: str = "", profi
 
 
 def _head() -> list[str]:
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    style = look() + (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     factors = "".join(f".f-{factor.value} {{ fill: {colour}; }}\n" for factor, colour in COLOURS.items()
                       if factor is not Factor.ALLOCATOR)
     return ["<head>", '<meta charset="utf-8">', f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',

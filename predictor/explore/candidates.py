@@ -1,0 +1,84 @@
+"""The closed form of a whole engine: the sums that can be the highest of all ranks' at some shape.
+
+The page finds with them the worst rank of a setting, and the requested peak of every cell of its map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from predictor import timeline
+from predictor.events import EventList
+from predictor.sizes import Monomial, Shape, SizeTable
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Sums of the steps' events over the traced list's terms.
+
+    Attributes:
+        rank: ``int64[rows]``, whose sum it is.
+        coefficients: ``int64[rows, terms]``.
+    """
+
+    rank: np.ndarray
+    coefficients: np.ndarray
+
+
+def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
+    """Of the ranks' runs, in order of rank. Left out is what can never decide: of equal sums the first rank's counts.
+
+    Args:
+        lowest: every shape of the regime is at least this in each symbol.
+    """
+    first = next(iter(runs.values()))
+    start, terms = start_up(first)[-1], first.sizes.terms
+    ranks, rows = [], []
+    known: dict[int, np.ndarray] = {}  # ranks may share one run
+    for rank, run in runs.items():
+        if id(run) not in known:
+            form = timeline.closed_form(_steps(run), at_least=lowest)
+            known[id(run)] = _over(form.sizes, terms) + np.eye(1, len(terms), dtype=np.int64) * start
+            ranks.append(np.full(len(form.index), rank))
+            rows.append(known[id(run)])
+    rank, sums = np.concatenate(ranks), np.concatenate(rows)
+    constant = sum(not isinstance(term, Monomial) for term in terms)
+    kept = _front(sums @ timeline.shift(terms, lowest), rank, constant)
+    return Candidates(rank[kept], sums[kept])
+
+
+def start_up(run: EventList) -> np.ndarray:
+    """Live bytes after each event of start-up, the same at every shape."""
+    sizes = run.sizes.coefficients[run.buffers.size[run.buffer], 0]
+    return np.cumsum((sizes * run.sign)[run.step == 0])
+
+
+def _steps(run: EventList) -> EventList:
+    """Without start-up."""
+    later = run.step > 0
+    return replace(run, kind=run.kind[later], buffer=run.buffer[later], moment=run.moment[later], step=run.step[later])
+
+
+def _over(table: SizeTable, terms: tuple) -> np.ndarray:
+    """A table's rows with a column for each of ``terms``."""
+    rows = np.zeros((len(table), len(terms)), dtype=np.int64)
+    rows[:, [terms.index(term) for term in table.terms]] = table.coefficients
+    return rows
+
+
+def _front(rows: np.ndarray, rank: np.ndarray, constant: int) -> np.ndarray:
+    """Rows that no other is as large as in every term; one of a later rank must be larger in the constant.
+
+    Args:
+        rows: written in ``symbol - lower bound``, so that all terms only grow.
+    """
+    number, kept = np.arange(len(rows)), []
+    for row in range(len(rows)):
+        tie = np.where(rank == rank[row], (rows > rows[row]).any(axis=1) | (number < row),
+                       (rank < rank[row]) | (rows[:, constant] > rows[row, constant]))
+        if not ((rows >= rows[row]).all(axis=1) & tie).any():
+            kept.append(row)
+    return np.array(kept)

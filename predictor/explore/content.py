@@ -1,0 +1,230 @@
+"""What a page holds: settings, composed runs, and everything else that an answer takes, as JSON data and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from predictor import calibrated, pipeline
+from predictor.answer import LOOP, not_modelled
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin
+from predictor.engine.engines import ENGINES
+from predictor.errors import InputError
+from predictor.events import FACTORS, MOMENTS
+from predictor.explore import packing
+from predictor.explore.candidates import candidates, start_up
+from predictor.explore.packing import PackedRun, Tables
+from predictor.explore.settings import LABELS, Settings, several_images
+from predictor.kinds import kinds
+from predictor.pipeline import Job
+from predictor.profile import EXTRAPOLATION, FAR, choose
+from predictor.report.curve import STACK
+from predictor.report.svg import COLOURS
+from predictor.run import LARGEST_BUFFER_BYTES
+from predictor.version import VERSION
+
+Progress = Callable[[Sequence], Iterable]
+EXTRAPOLATED = "…"
+"""Stands for what a profile did not cover, which depends on the shape."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """JSON data, and the columns that it names by number."""
+
+    document: Mapping[str, Any]
+    columns: bytes
+
+
+def content(settings: Settings, command: Sequence[str], progress: Progress = lambda rows: rows) -> Content:
+    """Composes all runs of a page.
+
+    Args:
+        command: words of ``peakcast predict`` that the page's controls do not set.
+        progress: wraps the list of runs to compose.
+    """
+    tables = Tables()
+    groups = _groups(settings)
+    formulas = [{"key": key, "traced": packing.pack_traced(jobs[0].formula.micro, tables),
+                 "sizes": packing.sizes(jobs[0].formula.micro), "runs": {}} for key, jobs in groups.items()]
+    limits, starts = _page_limits(settings), {}
+    for number, job in progress([(number, job) for number, jobs in enumerate(groups.values()) for job in jobs]):
+        formulas[number]["runs"][_run_name(job)] = _runs(job, limits, tables, starts)
+    base = settings.base
+    document = {
+        "version": VERSION, "model": base.model, "command": list(command), "moments": [m.value for m in MOMENTS],
+        "factors": [{"name": factor.value, "colour": COLOURS[factor]} for factor in FACTORS],
+        "stack": [FACTORS.index(factor) for factor in STACK],
+        "first": {"batch": base.per_device_train_batch_size, "sequence": base.sequence_length or 0,
+                  "images": base.images_per_sample or 0, "checkpointing": base.gradient_checkpointing,
+                  "engine": pipeline.name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
+                  "gpu": base.gpu},
+        "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
+        "left_out": settings.left_out, "far": FAR, "extrapolation": EXTRAPOLATION,
+        "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
+        "assumed_runtime_bytes": ASSUMED_RUNTIME_BYTES, "provenance": _provenance(settings),
+        "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
+        "formulas": formulas, "made": [tables.store.add(column) for column in packing.attributes(tables)],
+        "names": list(tables.names), "ends": tables.store.ends}
+    return Content(document, tables.store.stream)
+
+
+def _groups(settings: Settings) -> dict[str, list[Job]]:
+    """Jobs by formula: checkpointing, attention's kernel, regime."""
+    groups: dict[str, list[Job]] = {}
+    for (_, _, checkpointing, backend, regime), job in settings.jobs.items():
+        groups.setdefault(" ".join(("on" if checkpointing else "off", backend, *regime)), []).append(job)
+    return groups
+
+
+def _run_name(job: Job) -> str:
+    return f"{job.setup.engine} {job.setup.data_parallel_size}"
+
+
+def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict[str, Any]:
+    """The runs of an engine that can matter: of ranks that can be the worst, the first and the last."""
+    engine = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
+    degree = job.setup.data_parallel_size
+    runs = {rank: engine.rank(rank) for rank in range(degree)}
+    found = candidates(runs, job.lowest())
+    packed: dict[int, PackedRun] = {}
+    for rank in sorted({0, degree - 1, *found.rank.tolist()}):
+        same = next((other for other in packed if runs[other] is runs[rank]), None)
+        packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
+    variants = starts.setdefault((job.setup.engine, degree), [])
+    if not variants:
+        variants += _starts(job, limits, tables)
+    return {"ranks": {rank: run.steps for rank, run in packed.items()}, "starts": variants,
+            "instances": packed[0].instances,
+            "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel())}}
+
+
+def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int | None, tuple[int, ...], int]]:
+    """Start-ups and their highest bytes, each with the limit from which on it is so; the last is that without limit.
+
+    DeepSpeed flattens its groups on the GPU where memory suffices, one after the other: with more memory the first
+    that differs is on the GPU. So runs that are the same at two limits are the same between them.
+
+    Raises:
+        InputError: the limit changes the steps too.
+    """
+    known: dict[int | None, tuple[PackedRun, int]] = {}
+
+    def at(limit: int | None) -> tuple[tuple[int, ...], int]:
+        if limit not in known:
+            run = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=limit)).rank(0)
+            known[limit] = packing.pack_run(run, job.formula.micro, tables), int(start_up(run).max())
+        packed, highest = known[limit]
+        if packed.steps != known[None][0].steps:
+            raise InputError("explore: with less memory this engine's steps differ too, which the page does not have")
+        return packed.start, highest
+
+    without = at(None)
+
+    def between(low: int, high: int) -> list[int]:
+        """Places in ``limits``, after ``low``, where another start-up begins."""
+        if at(limits[low]) == at(limits[high]):
+            return []
+        if high - low == 1:
+            return [high]
+        middle = (low + high) // 2
+        return between(low, middle) + between(middle, high)
+
+    places = [0, *between(0, len(limits) - 1)] if limits else []
+    return [*((limits[place], *at(limits[place])) for place in places), (None, *without)]
+
+
+def _page_limits(settings: Settings) -> list[int]:
+    """What the page may ever ask how much PyTorch can have, in order."""
+    degrees = {job.setup.data_parallel_size for job in settings.jobs.values()}
+    found = {limit for gpu, degree, times in product(settings.gpus, degrees, range(MOST_EXTRAPOLATED))
+             for limit in _margin(settings, gpu, degree, times).limits(_capacity(settings, gpu))}
+    return sorted(found - {None})
+
+
+MOST_IMAGES = 8
+"""Of a sample, to choose from."""
+MOST_EXTRAPOLATED = 24
+"""Kinds, versions and quantities that a profile may not cover, all together."""
+
+
+def _capacity(settings: Settings, gpu: str) -> int:
+    return settings.base.capacity_bytes or settings.gpus[gpu].capacity_bytes
+
+
+def _profile(settings: Settings, gpu: str):
+    return choose(settings.base.profile, gpu, settings.base.versions, {})
+
+
+def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
+    chosen = _profile(settings, gpu)
+    return calibrated.margin(chosen and replace(chosen, extrapolates=("",) * times), degree)
+
+
+def _limits(settings: Settings) -> dict[str, Any]:
+    """Of the shape: the tokens that images fill, and the positions that the model knows."""
+    facts = next(iter(settings.jobs.values())).formula.facts
+    room = [facts.room(images) for images in range(max(MOST_IMAGES, settings.base.images_per_sample or 0) + 1)]
+    return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
+            "images": several_images(settings.base), "tokens": bool(settings.base.sequence_length)}
+
+
+def _engines(settings: Settings) -> list[Mapping[str, Any]]:
+    found = []
+    for name, label in LABELS.items():
+        jobs = {degree: job for (engine, degree, *_), job in settings.jobs.items() if engine == name}
+        if jobs:
+            stage = ENGINES[name].chosen_by
+            found.append({"name": name, "label": label, "degrees": sorted(jobs),
+                          "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
+                          "notes": next(iter(jobs.values())).notes()})
+    return found
+
+
+def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
+    found = []
+    for name, gpu in settings.gpus.items():
+        major, minor = gpu.compute_capability
+        chosen = _profile(settings, name)
+        loop = LOOP.format("evaluation")
+        found.append({
+            "name": name, "capacity_bytes": _capacity(settings, name), "label": gpu.memory_label, "major": major,
+            "minor": minor, "multiprocessors": gpu.multiprocessors, "measured": gpu.measured,
+            "given": settings.base.capacity_bytes is not None,
+            "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
+            "not_modelled": not_modelled(chosen, loop),
+            "profile": chosen and _calibration(settings, name, chosen, loop)})
+    return found
+
+
+def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str, Any]:
+    found = chosen.profile
+    other = {}
+    for (engine, _, checkpointing, backend, _), job in settings.jobs.items():
+        if backend == settings.backends[gpu]:
+            workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
+            all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(workload, job.formula))
+            other[f"{engine} {'on' if checkpointing else 'off'}"] = all_of_them.extrapolates[len(chosen.extrapolates):]
+    degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
+    margins = {degree: calibrated.margin(chosen, degree) for degree in degrees}
+    return {
+        "name": chosen.name, "measured_on": found.measured_on, "versions": chosen.extrapolates, "kinds": other,
+        "calibrated": found.calibrated, "residuals": {name: [one.low, one.high] for name, one in
+                                                      found.residuals.items()},
+        "levels": {name: one.level for name, one in found.residuals.items()},
+        "runtime": {degree: [one.runtime_low, one.runtime_high, found.runtime.bytes(degree)]
+                    for degree, one in margins.items()},
+        "not_modelled": not_modelled(replace(chosen, extrapolates=(EXTRAPOLATED,)), loop)}
+
+
+SHAPE = ("per_device_train_batch_size", "sequence_length", "images_per_sample")
+
+
+def _provenance(settings: Settings) -> Mapping[str, Any]:
+    base = settings.base
+    return {"versions": dict(base.versions), "recipe": base.recipe,
+            "formulas": sorted({f"{job.formula.provenance['source']}, tracer {job.formula.provenance['key']['tracer']}"
+                                for job in settings.jobs.values()}),
+            "fingerprint": next(iter(settings.jobs.values())).formula.provenance["key"]["fingerprint"]}

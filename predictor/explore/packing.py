@@ -1,0 +1,169 @@
+"""A composed run as the traced list, which many runs share, and what its engine adds: small, and the same run again.
+
+A run is start-up and steps; steps are micro-steps as traced, one after the other, with the engine's own rows between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from predictor.errors import InputError
+from predictor.events import EventList, Kind
+from predictor.explore.columns import Store
+from predictor.formula import MicroStep
+
+
+class Names:
+    """Things that many rows name, each kept once, by number."""
+
+    def __init__(self) -> None:
+        self.rows: dict = {}
+
+    def __call__(self, row) -> int:
+        return self.rows.setdefault(row, len(self.rows))
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@dataclass
+class Tables:
+    """What all runs of a page share.
+
+    Attributes:
+        names: modules and operators.
+        made: (bytes, stream, factor, module, operator) of engines' own buffers.
+    """
+
+    store: Store = field(default_factory=Store)
+    names: Names = field(default_factory=Names)
+    made: Names = field(default_factory=Names)
+
+
+def pack_traced(micro: MicroStep, tables: Tables) -> dict[str, int]:
+    """The traced list, as numbers of columns; frees count back from the buffer that came last."""
+    events, buffers = micro.events, micro.events.buffers
+    names = np.array([tables.names(name) for name in events.names])
+    order, place = _in_order(events.kind, events.buffer, len(buffers))
+    columns = {
+        "what": _told(events.kind, place[events.buffer]), "moment": np.diff(events.moment, prepend=0),
+        "persistent": np.sort(place[micro.persistent]),
+        "size": buffers.size[order], "stream": buffers.stream[order], "factor": buffers.factor[order],
+        "module": np.diff(names[buffers.module[order]], prepend=0), "operator": names[buffers.operator[order]]}
+    return {name: tables.store.add(column) for name, column in columns.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRun:
+    """Numbers of columns of a run's start-up and of its steps, and how many micro-steps these lay out."""
+
+    start: tuple[int, ...]
+    steps: tuple[int, ...]
+    instances: int
+
+
+def pack_run(run: EventList, micro: MicroStep, tables: Tables) -> PackedRun:
+    """A composed run over this traced micro-step.
+
+    Raises:
+        InputError: its engine lays it out otherwise than said above.
+    """
+    instance, traced = _instances(run, micro)
+    events, of, begun = micro.events, instance[run.buffer], traced[run.buffer]
+    own_order, own_place = _in_order(*(column[of < 0] for column in (run.kind, run.buffer)), len(run.buffers))
+    _, traced_place = _in_order(events.kind, events.buffer, len(events.buffers))
+    happens = np.zeros((3, len(events.buffers)), dtype=bool)
+    happens[events.kind, events.buffer] = True
+    is_traced = (of >= 0) & (np.abs(run.kind) == 1) & happens[np.clip(run.kind, -1, 1), begun]
+    _check(run, micro, is_traced, of, begun)
+
+    rows = np.flatnonzero(~is_traced)
+    take = np.diff(np.cumsum(is_traced)[rows], prepend=0)
+    kind, owner = run.kind[rows], of[rows]
+    made = (owner < 0) & (kind == Kind.ALLOCATE)
+    argument = np.where(owner < 0, _own(kind, owner, own_place[run.buffer[rows]], made),
+                        traced_place[begun[rows]])
+    argument[made] = _made(run, run.buffer[rows[made]], tables)
+    argument[np.isin(kind, (Kind.EMPTY_CACHE, Kind.SYNCHRONIZE))] = 0
+    when = run.moment[rows].astype(int) * 8 + run.step[rows]
+    cut = int(np.searchsorted(run.step[rows], 1))
+    columns = (take, kind, owner + 1, argument, when)
+
+    def stored(part: slice) -> tuple[int, ...]:
+        return tuple(tables.store.add(np.diff(column[part], prepend=0) if number == 4 else column[part])
+                     for number, column in enumerate(columns))
+
+    return PackedRun(stored(slice(0, cut)), stored(slice(cut, None)), int(of.max()) + 1)
+
+
+def _in_order(kind: np.ndarray, buffer: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Buffers in the order in which they first live, and the place of each in it; -1 for one that never does."""
+    living = buffer[kind == Kind.ALLOCATE]
+    order = living[np.sort(np.unique(living, return_index=True)[1])]
+    place = np.full(count, -1)
+    place[order] = np.arange(len(order))
+    return order, place
+
+
+def _told(kind: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """0 for the next new buffer, else how many came since the one that dies."""
+    return np.where(kind == Kind.ALLOCATE, 0, np.cumsum(kind == Kind.ALLOCATE) - place)
+
+
+def _own(kind: np.ndarray, owner: np.ndarray, place: np.ndarray, made: np.ndarray) -> np.ndarray:
+    """As :func:`_told`, among the engine's own."""
+    return np.where(owner < 0, np.cumsum(made) - place, 0)
+
+
+def _made(run: EventList, rows: np.ndarray, tables: Tables) -> list[int]:
+    buffers, names = run.buffers, [tables.names(name) for name in run.names]
+    sizes, constants = run.sizes.coefficients, run.sizes.coefficients[:, 0].tolist()
+    if sizes[buffers.size[rows], 1:].any():
+        raise InputError("explore: this engine's buffers depend on the shape, which the page does not have")
+    return [tables.made((constants[size], stream, factor, names[module], names[operator])) for
+            size, stream, factor, module, operator in zip(*(getattr(buffers, name)[rows].tolist() for name in
+                                                            ("size", "stream", "factor", "module", "operator")))]
+
+
+def _instances(run: EventList, micro: MicroStep) -> tuple[np.ndarray, np.ndarray]:
+    """For each buffer: the laid-out micro-step that it is of (-1: the engine's own), and which traced one it is."""
+    ours, theirs = run.buffers, micro.events.buffers
+    count, first = len(theirs), int(theirs.size[0])
+    instance, traced = np.full(len(ours), -1), np.zeros(len(ours), dtype=np.int64)
+    begin = found = 0
+    starts = np.flatnonzero((ours.size == first) & (ours.operator == theirs.operator[0])
+                            & (ours.module == theirs.module[0]))
+    for start in starts.tolist():
+        if start >= begin and all(np.array_equal(getattr(ours, name)[start: start + count], getattr(theirs, name))
+                                  for name in ("size", "operator", "module")):
+            instance[start: start + count], traced[start: start + count] = found, np.arange(count)
+            begin, found = start + count, found + 1
+    return instance, traced
+
+
+def _check(run: EventList, micro: MicroStep, is_traced: np.ndarray, of: np.ndarray, begun: np.ndarray) -> None:
+    """Traced events must be there in order, each micro-step whole; persistent buffers are made in the first alone."""
+    events, stays = micro.events, np.isin(micro.events.buffer, micro.persistent)
+    first = np.stack([events.kind, events.buffer, events.moment])
+    count = int(of.max(initial=-1)) + 1
+    wanted = np.concatenate([first, *[first[:, ~stays]] * (count - 1)], axis=1)
+    there = np.stack([run.kind[is_traced], begun[is_traced], run.moment[is_traced]])
+    if count == 0 or not np.array_equal(wanted, there):
+        raise InputError("explore: this engine's run is not laid out as traced micro-steps, which the page expects")
+
+
+def attributes(tables: Tables) -> Sequence[Sequence[int]]:
+    """Columns of :attr:`Tables.made`."""
+    return list(zip(*tables.made))
+
+
+def sizes(micro: MicroStep) -> Mapping[str, object]:
+    """The traced list's size table as JSON data: terms, and of each row the coefficients that are not 0."""
+    from predictor.formula import term_to_json
+
+    table = micro.events.sizes
+    return {"terms": [term_to_json(term) for term in table.terms],
+            "rows": [[[int(term), int(row[term])] for term in np.flatnonzero(row)] for row in table.coefficients]}

@@ -1,0 +1,194 @@
+"""Which settings a page has: its GPUs, engines, degrees and regimes, each with its formula, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from predictor import calibrated, code_models, gpus, learned, models, pipeline, regimes
+from predictor.allocator import AllocatorSettings
+from predictor.engine.engines import ENGINES, name_of
+from predictor.errors import InputError
+from predictor.formula import Formula
+from predictor.formula_key import regime_at
+from predictor.gpus import Gpu
+from predictor.pipeline import Job, Progress
+from predictor.regimes import Regime
+from predictor.sizes import Shape
+from predictor.workload import Workload
+
+LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
+SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
+DEGREES = (1, 2, 4, 8)
+TOKENS = 1024
+"""Where no sequence length is given."""
+PAGES_OWN = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gradient_checkpointing", "engine",
+             "zero_stage", "data_parallel_size", "gpu")
+"""Keys that the page's controls set."""
+LEFT_OUT = {
+    "quantization": "layers of 4 bits", "offload": "offloading", "per_device_eval_batch_size": "an evaluation",
+    "rank": "one rank (the page shows the worst)", "video_frames": "videos",
+}
+"""Keys of which only the default is in a page."""
+
+
+@dataclass
+class Settings:
+    """What can be chosen, and what was left out and why.
+
+    Attributes:
+        base: the workload that the page starts with.
+        gpus: those that have a formula, by name.
+        backends: of each GPU's name, what attention resolves to.
+        jobs: (engine, degree, checkpointing, backend, regime) -> a job of some shape in it.
+        rows: of a backend, from which sequence length on rows are of which regime: multiples of 8, and others.
+    """
+
+    base: Workload
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    backends: dict[str, str] = field(default_factory=dict)
+    jobs: dict[tuple[str, int, bool, str, Regime], Job] = field(default_factory=dict)
+    rows: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def formulas(self) -> dict[tuple[bool, str, Regime], Formula]:
+        """Formulas do not depend on the engine."""
+        return {key[2:]: job.formula for key, job in self.jobs.items()}
+
+
+def find(workload: Workload, degrees: Sequence[int], progress: Progress | None = None) -> Settings:
+    """What a page about a workload can offer.
+
+    Raises:
+        InputError: the workload itself is not predicted, or is of a kind that a page does not have.
+    """
+    check(workload)
+    degrees = sorted({*degrees, workload.data_parallel_size})
+    tokens = TOKENS if models.find(workload.model).kind is not models.Kind.IMAGE else None
+    workload = workload.replace(sequence_length=workload.sequence_length or tokens,
+                                gpu=workload.gpu or pipeline.DEFAULT_GPU)
+    first = pipeline.prepare(workload, progress)  # whose mistakes are the user's
+    _check_regime(first)
+    pipeline.engine_of(first.formula, first.setup)
+    found = Settings(first.workload)
+    found.left_out |= {"ZeRO-3": SHARDED, "FSDP2": SHARDED}
+    for gpu in _gpus(found.base):
+        _add_gpu(found, gpu, degrees, progress)
+    return found
+
+
+def _check_regime(job: Job) -> None:
+    if not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
+        raise InputError(f"explore: {job.workload.model} goes over samples or images one by one, so that each number "
+                         "of them has a formula of its own: use peakcast predict")
+
+
+def check(workload: Workload) -> None:
+    """Refuses what no page has."""
+    if learned.is_named(workload.model) or code_models.is_named(workload.model):
+        raise InputError(f"explore: {workload.model}: a page is made of models by name or configuration")
+    if name_of(workload.engine, workload.zero_stage) not in LABELS:
+        what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
+        raise InputError(f"explore: {what} is not in a page: {SHARDED}")
+    for name, what in LEFT_OUT.items():
+        if name not in workload.filled_in and getattr(workload, name) not in (None, "worst"):
+            raise InputError(f"explore: {name}: {what} is not in a page yet: leave it out, or use peakcast predict")
+    if workload.padding == "packed" or len(workload.image_sizes) > 1:
+        what = "padding packed" if workload.padding == "packed" else f"image_size {workload.image_size}: several sizes"
+        raise InputError(f"explore: {what} is not in a page yet: leave it out, or use peakcast predict")
+    if workload.optim == "adafactor":
+        raise InputError("explore: optim adafactor allocates by the GPU's size, which a page does not have yet: use "
+                         "peakcast predict")
+    settings = AllocatorSettings.parse(workload.allocator_conf or "")
+    if settings != AllocatorSettings(without_effect=settings.without_effect):
+        raise InputError("explore: allocator_conf: the page simulates PyTorch's allocator at its defaults: leave it "
+                         "out, or use peakcast predict")
+
+
+def _gpus(base: Workload) -> list[Gpu]:
+    """Those that a page may have: all, or the one that a capacity or a profile is of; the chosen one first."""
+    chosen = gpus.find(base.gpu)
+    if base.capacity_bytes is not None or base.profile not in (None, "none"):
+        return [chosen]
+    return [chosen, *(gpu for gpu in gpus.TABLE if gpu is not chosen)]
+
+
+def _add_gpu(found: Settings, gpu: Gpu, degrees: Sequence[int], progress: Progress | None) -> None:
+    try:
+        first = pipeline.prepare(found.base.replace(**_shape(found.base), gpu=gpu.name), progress)
+        _check_profile(first)
+    except InputError as error:
+        if gpu.name == found.base.gpu:
+            raise
+        found.left_out[gpu.name] = str(error)
+        return
+    backend = first.formula.provenance["key"]["sdpa_backend"]
+    if backend not in found.backends.values():
+        found.rows[backend] = _rows(first)
+        _add_jobs(found, gpu, backend, degrees, progress)
+    found.gpus[gpu.name], found.backends[gpu.name] = gpu, backend
+
+
+def _shape(base: Workload) -> dict:
+    return {name: getattr(base, name) for name in PAGES_OWN[:3]}
+
+
+def _check_profile(job: Job) -> None:
+    """Refuses a profile that changes sizes."""
+    chosen = job.profile
+    if chosen and (chosen.profile.workspaces or calibrated.coefficients(chosen)
+                   or chosen.profile.allocator.roundup_power2_divisions):
+        raise InputError(f"explore: the profile {chosen.name} changes sizes, which a page does not have: add "
+                         "--profile none")
+
+
+def _rows(job: Job) -> list[tuple[int, str, str]]:
+    """From which sequence length on rows are of which regime; a language model's windows change it."""
+    starts = [0, *sorted(models.find(job.workload.model).windows)]
+
+    def of(sequence: int) -> str:
+        return regime_at(job.workload, Shape(1, sequence, job.shape.images))[2]
+
+    return [(start, of(-(-start // 8) * 8 or 8), of(start // 8 * 8 + 9)) if job.workload.sequence_length else
+            (0, "none", "none") for start in starts]
+
+
+def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:
+    """Every engine and degree in every regime of a backend; what is not predicted is left out with its reason."""
+    for shape, checkpointing in product(_shapes(found, backend), (True, False)):
+        if checkpointing and not found.base.gradient_checkpointing:
+            continue
+        for engine, label in LABELS.items():
+            entry = ENGINES[engine]
+            keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
+                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape}
+            try:
+                for degree in degrees if entry.several else (1,):
+                    job = pipeline.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
+                    _check_regime(job)
+                    pipeline.engine_of(job.formula, job.setup)  # refuses what it does not model
+                    regime = tuple(job.formula.provenance["key"]["regime"])
+                    found.jobs[engine, degree, checkpointing, backend, regime] = job
+            except InputError as error:
+                without = " without checkpointing" if found.base.gradient_checkpointing > checkpointing else ""
+                found.left_out[label + without] = str(error)
+
+
+def several_images(base: Workload) -> bool:
+    """Whether samples may have more than one."""
+    return bool(base.images_per_sample and base.sequence_length)
+
+
+def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
+    """One in each regime."""
+    several, room = several_images(found.base), pipeline.prepare(found.base).formula.facts.room
+    shapes: list[dict[str, int | None]] = []
+    for start, whole, ragged in found.rows[backend]:
+        for rows, batch, images in product(dict.fromkeys((whole, ragged)), (2, 1), (1, 2)):
+            if images == 1 or several:
+                least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
+                shapes.append({"per_device_train_batch_size": batch,
+                               "images_per_sample": images if found.base.images_per_sample else None,
+                               "sequence_length": None if rows == "none" else least})
+    return shapes

@@ -1,0 +1,152 @@
+// Bytes that only CUDA allocates, by kernel: predictor/workspaces.py, function by function, in the same order.
+// Sources are named there. Every number stays below 2^53, where a double is exact; no bit operations, which have 32.
+
+const KIB = 1024, MIB = 1024 * KIB, FP32 = 4, INT64 = 8;
+const FEW_INDICES = 3072, ROWS_PER_THREAD = 10, CUB_ALIGNMENT = 256, CUB_SLACK = 511;
+const SELECT_TILES = [[8.0, 2304], [8.6, 640], [9.0, 4224], [10.0, 3520]];
+const UNIQUE_TILES = [[8.0, 1792], [8.6, 320], [9.0, 4480], [10.0, 3840]];
+const SORT_TILES = [[8.0, 3840], [9.0, 4608]];
+
+const floorDiv = (a, b) => Math.floor(a / b);
+const ceilDiv = (a, b) => Math.ceil(a / b);
+const roundUp = (a, b) => ceilDiv(a, b) * b;
+
+function lastPowerOfTwo(n) {
+  let power = 1;
+  while (2 * power <= n) power *= 2;
+  return power;
+}
+
+const groupsProducts = gpu => (gpu.major === 9 || gpu.major === 10 ? 1 : 0);
+
+function flashSplits(gpu, batch, heads, sequence, width) {
+  const block = width <= 64 ? 256 : width <= 128 ? 128 : 64;
+  const count = batch * heads * ceilDiv(sequence, 64), keys = ceilDiv(sequence, block);
+  const slots = 2 * gpu.multiprocessors;
+  if (count >= 0.8 * slots) return 1;
+  const candidates = [];
+  for (let n = 1; n <= Math.min(128, slots, keys); n++)
+    if (n === 1 || ceilDiv(keys, n) !== ceilDiv(keys, n - 1))
+      candidates.push([n, (count * n / slots) / ceilDiv(count * n, slots)]);
+  const best = Math.max(...candidates.map(pair => pair[1]));
+  return candidates.find(pair => pair[1] >= 0.85 * best)[0];
+}
+
+function efficientBlock(gpu, width, itemsize) {
+  const roomy = gpu.shared_memory_block_bytes > 100 * KIB;
+  if (width <= 64) return [64, 64];
+  if (itemsize === FP32) return [roomy ? 128 : 64, 64];
+  if (width <= 96 && gpu.major === 8 && (gpu.minor === 6 || gpu.minor === 9)) return [128, 64];
+  if (width <= 128) return roomy ? [128, 128] : [64, 64];
+  return [128, 64];
+}
+
+const threads = gpu => (gpu.major === 12 || (gpu.major === 8 && gpu.minor !== 0) ? 1536 : 2048);
+
+/** Bytes of partial results and of semaphores. */
+function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt) {
+  const vector = alongRows ? 1 : outputs % 4 === 0 ? 4 : outputs % 2 === 0 ? 2 : 1;
+  let first = alongRows ? (allOfIt === 1 && inputs > 128 ? floorDiv(inputs, 4) : inputs) : floorDiv(outputs, vector);
+  let second = alongRows ? outputs : inputs;
+  const most = floorDiv(512, vector);
+  first = Math.min(lastPowerOfTwo(first), most);
+  second = Math.min(lastPowerOfTwo(second), most);
+  let width = Math.min(first, 32);
+  const height = Math.min(second, floorDiv(most, width));
+  width = Math.min(first, floorDiv(most, height));
+  let stepInput = alongRows ? width : 1, stepOutput = alongRows ? 1 : width;
+  const acrossWarps = ceilDiv(inputs, stepInput) >= Math.min(height * 16, 256);
+  if (acrossWarps) stepInput *= height;
+  else stepOutput *= height;
+  const values = ceilDiv(inputs, stepInput), grid = ceilDiv(floorDiv(outputs, vector), stepOutput);
+  const target = gpu.multiprocessors * floorDiv(threads(gpu), width * height);
+  const blocks = Math.max(Math.min(ceilDiv(target, grid), ceilDiv(values, 16)), ceilDiv(values, 256));
+  if (!(acrossWarps && values >= 256 && grid <= target && blocks > 1)) return [0, 0];
+  return [accumulatorBytes * outputs * blocks * (alongRows ? 1 : width * vector), 4 * grid];
+}
+
+const inParts = (gpu, rows, width) => rows > 64 * KIB && floorDiv(width, 32) < floorDiv(gpu.multiprocessors, 2);
+const normParts = (rows, width) => Math.min(ceilDiv(rows, 32), floorDiv(32 * KIB, ceilDiv(width, 32)));
+
+function tile(gpu, tiles) {
+  const capability = gpu.major + gpu.minor / 10;
+  return tiles.filter(([architecture]) => architecture <= capability).at(-1)[1];
+}
+
+function radixSort(gpu, items, passes) {
+  const pairs = passes > 1 ? 2 * roundUp(INT64 * items, CUB_ALIGNMENT) : 0;
+  return pairs + 2048 * passes + CUB_SLACK + 1024 * ceilDiv(items, tile(gpu, SORT_TILES));
+}
+
+const many = (tokens, bytes) => (tokens > FEW_INDICES ? bytes() : 0);
+
+const WORKSPACES = {
+  cublas_workspace: gpu => (gpu.major === 9 && gpu.minor === 0 ? 32 * MIB : 8 * MIB + 128 * KIB),
+  cublaslt_workspace: () => MIB,
+  grouped_arguments: (gpu, groups) => (24 * roundUp(groups, 2) + 36 * groups) * groupsProducts(gpu),
+  grouped_workspace(gpu, rows, groups, columns) {
+    const small = floorDiv(rows, groups) <= 128 || columns <= 128;
+    return gpu.multiprocessors * (gpu.major === 9 ? 512 : gpu.major === 10 ? (small ? 5376 : 5888) : 0);
+  },
+  cudnn_backward: (gpu, batch, heads, sequence, width) => FP32 * batch * heads * sequence * (width + 1),
+  flash_softmax_sum: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 128),
+  flash_dq_accumulator: (gpu, batch, heads, sequence, width) =>
+    FP32 * batch * heads * roundUp(sequence, 128) * roundUp(width, 32),
+  flash_split_sums(gpu, batch, heads, sequence, width) {
+    const splits = flashSplits(gpu, batch, heads, sequence, width);
+    return splits > 1 ? FP32 * splits * batch * heads * sequence : 0;
+  },
+  flash_split_outputs: (gpu, batch, heads, sequence, width) =>
+    WORKSPACES.flash_split_sums(gpu, batch, heads, sequence, width) * roundUp(width, 32),
+  efficient_rows: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 32),
+  padded_mask: (gpu, rows, length, itemsize) => rows * roundUp(length, 8) * itemsize,
+  bias_gradient: (gpu, rows, length, itemsize) => rows * roundUp(length, 16) * itemsize,
+  efficient_delta: (gpu, batch, heads, sequence) => FP32 * batch * heads * sequence,
+  efficient_backward(gpu, batch, heads, sequence, width, itemsize = 2) {
+    const [queries, keys] = efficientBlock(gpu, width, itemsize);
+    let each = ceilDiv(sequence, queries) * ceilDiv(width, keys) * (FP32 * queries * keys + 16);
+    if (itemsize < FP32 && width > queries) {
+      const splits = Math.max(Math.min(ceilDiv(sequence, keys), floorDiv(200, batch * heads)), 1);
+      each += 2 * FP32 * splits * keys * roundUp(width, queries);
+    }
+    return batch * heads * each;
+  },
+  reduction_buffer: (...call) => reduction(...call)[0],
+  reduction_semaphores: (...call) => reduction(...call)[1],
+  norm_partials: (gpu, rows, width, itemsize) =>
+    (inParts(gpu, rows, width) ? normParts(rows, width) * width * itemsize : 0),
+  norm_first: (gpu, rows, width, itemsize) => (inParts(gpu, rows, width) ? width * itemsize : 0),
+  norm_buffer: (gpu, rows, width) =>
+    (inParts(gpu, rows, width) ? reduction(gpu, width, normParts(rows, width), FP32, 0, 0)[0] : 0),
+  norm_semaphores: (gpu, rows, width) =>
+    (inParts(gpu, rows, width) ? reduction(gpu, width, normParts(rows, width), FP32, 0, 0)[1] : 0),
+  liger_partials: (gpu, width) => FP32 * gpu.multiprocessors * width,
+  liger_logits(gpu, tokens, width, vocabulary, itemsize) {
+    const share = ceilDiv(tokens, ceilDiv(vocabulary, width)), power = lastPowerOfTwo(share);
+    return Math.min(power < share ? 2 * power : power, tokens) * vocabulary * itemsize;
+  },
+  unpacked_4bit: (gpu, rows, size) => (rows < 8 ? 0 : size),
+  cub_scan: (gpu, items, itemsize = INT64) =>
+    roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK,
+  cub_select: (gpu, items) =>
+    roundUp((ceilDiv(items, tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK,
+  cub_count: gpu =>
+    roundUp(4 * 5 * gpu.multiprocessors * floorDiv(threads(gpu), 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
+  cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
+  index_sort(gpu, items, rows) {
+    let bits = 0;
+    for (let left = Math.max(rows - 1, 1); left >= 1; left = floorDiv(left, 2)) bits += 1;
+    return items > 2304 ? radixSort(gpu, items, ceilDiv(bits, 8)) : 1;
+  },
+  row_sort: (gpu, items) => (items > 4096 ? radixSort(gpu, items, 8) : 0),
+  embedding_indices: (gpu, tokens) => many(tokens, () => INT64 * tokens),
+  embedding_sort: (gpu, tokens) => many(tokens, () => radixSort(gpu, tokens, 8)),
+  embedding_number: (gpu, tokens) => many(tokens, () => INT64),
+  embedding_unique: (gpu, tokens) => many(tokens, () =>
+    roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES)) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK),
+  embedding_scan: (gpu, tokens, vocabulary) => many(tokens, () =>
+    WORKSPACES.cub_scan(gpu, Math.min(tokens, vocabulary))),
+  embedding_segments: (gpu, tokens, vocabulary) => many(tokens, () => INT64 * Math.min(tokens, vocabulary)),
+  embedding_partials: (gpu, tokens, vocabulary, width) => many(tokens, () =>
+    FP32 * (floorDiv(tokens, ROWS_PER_THREAD) + Math.min(tokens, vocabulary)) * width),
+};
