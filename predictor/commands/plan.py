@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         given = {name: value for name, value in whole.items() if name in found.from_options or name not in VARYING}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, whole=whole, label=found.label, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
-                top=arguments.top, vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace,
-                progress=output.progress)
+    made = plan(given, whole=whole, label=found.label, global_batch_size=arguments.global_batch_size,
+                maximize=arguments.maximize, top=arguments.top, vary=arguments.vary, keep=arguments.keep,
+                trace=not arguments.no_trace, progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}
     if documents:  # none where nothing fits, nor of a learned job
         document.write(arguments.write, documents)

@@ -109,14 +109,20 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         raise InputError(found.left_out[0][1])
     best = found.fitting[0] if found.fitting else None
     closest = None if best else _closest(queues, memory)
-    standing, workload = _standing(whole, given, made, best or closest)
+    try:
+        standing, workload = _standing(whole, given, made, best or closest)
+        turned = knobs.turned(workload)
+    except InputError as error:  # what the user has now
+        found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
+        standing, workload = _found(best or closest)
+        turned = knobs.turned(workload)
     return Plan(
         goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.data_parallel_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
         settings=len(made.settings), configurations=len(made.settings) * len(candidates), counts=memory.counts,
         largest=_largest(best, maximize, memory) if best else None, closest=closest,
         kept=made.kept, standing=standing,
-        knobs=knobs.turned(workload), assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
+        knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
         not_modelled=(best or closest).prediction.not_modelled, seconds=time.perf_counter() - started)
 
 
@@ -224,6 +230,10 @@ def _standing(whole: Mapping[str, Any] | None, given: Mapping[str, Any], made: S
     engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or made.fixed.get("data_parallel_size", 1) == 1
     if BATCH in made.fixed and engine and (LENGTH in made.fixed or found.candidate.sequence is None):
         return "given", Workload.from_mapping(given)
+    return _found(found)
+
+
+def _found(found: Configuration) -> tuple[str, Workload]:
     return "proposed" if found.prediction.verdict == "fits" else "closest", workload_of(found)
 
 

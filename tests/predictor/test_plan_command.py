@@ -50,6 +50,20 @@ def test_the_json_has_units_and_what_is_not_modelled(capsys):
     assert all(knob["gives_allocated_bytes"] is not None or knob["why_not"] for knob in found["knobs"])
 
 
+@pytest.mark.parametrize(("recipe", "standing"), [("finetune", "given"), ("full", "proposed")])
+def test_a_framework_s_configuration_keeps_its_samples_of_a_step(tmp_path, capsys, recipe, standing):
+    """Nothing else that can vary; one that DDP would stop at is named, and knobs are the proposal's."""
+    (tmp_path / "arguments.json").write_text(json.dumps(
+        {"output_dir": "out", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}))
+    assert main(["plan", "llava-1.5-7b", "--from", str(tmp_path / "arguments.json"), "--sequence-length", "1024", "--recipe",
+                 recipe, "--gpus", "8", "--gpu", "h200", "--top", "1", "--no-trace", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    chosen = found["proposed"]["workload"]
+    assert chosen["per_device_train_batch_size"] * chosen["gradient_accumulation_steps"] == 4 * 2
+    assert chosen["engine"] == "deepspeed" and found["standing"] == standing
+    assert any(row["name"] == "what was given, as it is" for row in found["left_out"]) is (standing == "proposed")
+
+
 def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path):
     words = [*ASKED, "--gpu", "a100-40gb", "--zero-stage", "3", "--vary", "liger", "--keep", "optim", "--top", "9", "--json"]
     found = subprocess.run([sys.executable, "-c", NO_TORCH, *words], capture_output=True, text=True,
