@@ -188,6 +188,8 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     for row in np.argsort(-totals, kind="stable"):
         tag = run.events[int(form.index[row])].tag
         terms = {str(term): int(c) for term, c in zip(form.sizes.terms, form.sizes.coefficients[row]) if c}
+        if tag.moment is Moment.EVALUATION:  # its sizes are of its own batch (engine/evaluation.py)
+            terms = {"an evaluation of this shape()": 1}
         result.append(Candidate(tag.moment, tag.module, tag.operator, tag.step, int(totals[row]), terms))
     return tuple(result)
 

@@ -11,7 +11,7 @@ from predictor.allocator import AllocatorSettings
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
 from predictor.formula import Formula
-from predictor.formula_key import regime_at
+from predictor.formula_key import regimes_at
 from predictor.gpus import Gpu
 from predictor.pipeline import Job, Progress
 from predictor.regimes import Regime
@@ -146,12 +146,11 @@ def _check_profile(job: Job) -> None:
 def _rows(job: Job) -> list[tuple[int, str, str]]:
     """From which sequence length on rows are of which regime; a language model's windows change it."""
     starts = [0, *sorted(models.find(job.workload.model).windows)]
-
-    def of(sequence: int) -> str:
-        return regime_at(job.workload, Shape(1, sequence, job.shape.images))[2]
-
-    return [(start, of(-(-start // 8) * 8 or 8), of(start // 8 * 8 + 9)) if job.workload.sequence_length else
-            (0, "none", "none") for start in starts]
+    if not job.workload.sequence_length:
+        return [(start, "none", "none") for start in starts]
+    ends = [length for start in starts for length in (-(-start // 8) * 8 or 8, start // 8 * 8 + 9)]
+    found = regimes_at(job.workload, [Shape(1, sequence, job.shape.images) for sequence in ends])
+    return [(start, even[2], odd[2]) for start, even, odd in zip(starts, found[::2], found[1::2])]
 
 
 def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:

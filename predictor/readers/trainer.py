@@ -149,9 +149,6 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
         workload["attn_implementation"] in ("sdpa", "eager")
     if plain:
         reading.put("per_device_eval_batch_size", size, name, batch)
-        if hub.parts(workload.get("model", "")):
-            reading.note("keys and values of all layers, which an evaluation keeps where the model's text_config has "
-                         "use_cache")
     else:
         reading.note(f"{name} {reading[name]}: the evaluation of batches of {size} (where it can be predicted: "
                      "per_device_eval_batch_size)")
