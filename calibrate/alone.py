@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from predictor.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from predictor.workload import Workload
 
 SETTLED_SECONDS = 0.25
 LAUNCHED = "TORCHELASTIC_RUN_ID"
@@ -55,6 +61,18 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     agree()
+
+
+def mesh(workload: Workload, rank: int) -> DeviceMesh:
+    """The GPUs of data and tensor parallelism, ``dp`` x ``tp``, of which this process is one.
+
+    The first dimension communicates as DistributedDataParallel needs it (see :func:`join`).
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    join(rank, workload.world_size, backend="nccl" if workload.engine == "ddp" else "fake")
+    return init_device_mesh("cuda", (workload.data_parallel_size, workload.tensor_parallel_size),
+                            mesh_dim_names=("dp", "tp"))
 
 
 def joined() -> str:

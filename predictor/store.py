@@ -45,6 +45,7 @@ class Key:
         quantization: layers of 4 bits, likewise.
         image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
+        tensor_parallel: ranks that share each layer; left out of the document where one has all of it.
     """
 
     fingerprint: str
@@ -70,6 +71,7 @@ class Key:
     quantization: Quantized | None = None
     image_sizes: tuple[tuple[int, int], ...] = ()
     video_frames: int | None = None
+    tensor_parallel: int = 1
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

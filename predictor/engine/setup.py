@@ -51,7 +51,12 @@ class Setup:
 
     def optimizer(self) -> optimizer.Steps:
         """A new one, for one run."""
-        return optimizer.Steps.of(self.optim, self.optim_args, self.weight_decay, self.gpu)
+        return optimizer.Steps.of(optimizer.LOOP if self.mixed else self.optim, self.optim_args, self.weight_decay, self.gpu)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether DTensors and plain tensors train side by side, which fused and foreach functions do not take."""
+        return self.engine == "torch" and len({p.sharded for p in self.facts.parameters if p.trainable}) > 1
 
     def decays(self, group: Sequence[int]) -> bool:
         """Whether weight decay applies to a group of :meth:`groups`."""
