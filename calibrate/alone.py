@@ -97,7 +97,8 @@ def settle() -> None:
     if not is_emulated() or joined() != "nccl":
         return
     if events_complete_at_once():
-        dist.distributed_c10d._get_default_group()._wait_for_pending_works()
+        for group in dist.distributed_c10d._world.pg_map:  # a mesh has some for each of its dimensions
+            group._wait_for_pending_works()
     else:  # those that are open now may stay so
         time.sleep(SETTLED_SECONDS)
 

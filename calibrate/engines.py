@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.distributed.device_mesh import DeviceMesh
 from transformers.trainer_optimizer import has_mixed_dtensor
 
 from calibrate import alone
@@ -26,7 +27,8 @@ LEARNING_RATE = 1e-5
 class Job:
     """A model on the device and how it is trained, as rank ``rank``.
 
-    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device.
+    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device. With tensor parallelism the
+    process has joined the ranks of ``mesh`` (``alone.mesh``), and the model is sharded.
     """
 
     workload: Workload
@@ -34,6 +36,7 @@ class Job:
     model: Any
     facts: ModelFacts
     to_device: Callable[[Iterable[torch.nn.Module]], None]
+    mesh: DeviceMesh | None = None
 
 
 Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any]]
@@ -49,8 +52,10 @@ def ddp(job: Job) -> Loop:
     """DistributedDataParallel, with PyTorch's defaults but for the keys of ``ddp``."""
     from torch.nn.parallel import DistributedDataParallel
 
-    alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
+    if not job.mesh:
+        alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
     return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
+                                                device_mesh=job.mesh["dp"] if job.mesh else None,
                                                 **{k: v for k, v in job.workload.ddp.items() if v is not None}))
 
 

@@ -49,8 +49,9 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    if workload.tensor_parallel_size > 1:
-        tensor_parallel.shard(model, alone.mesh(workload, rank)["tp"])
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 else None
+    if mesh:
+        tensor_parallel.shard(model, mesh["tp"])
     shape = pipeline.shape_of(workload)
     config = code_models.at(models.find(workload.model), shape)
     inputs = code_models.inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
@@ -68,7 +69,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)
     forward, backward, step = ENGINES[workload.engine](
-        Job(workload, rank, model, facts, partial(to_device, model)))
+        Job(workload, rank, model, facts, partial(to_device, model), mesh))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
             alone.settle()
