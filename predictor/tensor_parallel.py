@@ -31,6 +31,7 @@ def shard(model, mesh: DeviceMesh) -> None:
 
     check(model, mesh.size())
     apply_tensor_parallelism(model, mesh)
+    model.tie_weights()
     for name, parameter in model.named_parameters():
         if local(parameter).numel() * mesh.size() != parameter.numel() and is_sharded(parameter):
             raise InputError(f"tensor_parallel_size {mesh.size()} does not divide {name} of "
