@@ -2,16 +2,17 @@
 
 transformers 5.17: distributed/tensor_parallel.py (``apply_tensor_parallelism``), with the plans of configurations
 (``base_model_tp_plan``) and heads (``_tp_plan``). Sharded weights are DTensors of one mesh, everything else stays as it
-is. On meta the same code runs over a group that moves nothing, so sizes, copies and order come from PyTorch itself.
+is. On meta the same code runs over a group that moves nothing, so sizes, copies and their order are the libraries' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from torch.distributed import HashStore, ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -19,43 +20,55 @@ from torch.utils._python_dispatch import _disable_current_modes
 from predictor.errors import InputError
 
 GROUP = "peakcast_tensor_parallel"
+STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
+"""What plans that were compared with a GPU, real or emulated, say of a module."""
 
 
 def shard(model, mesh: DeviceMesh) -> None:
     """Shards a model on meta over a mesh of one dimension, as one rank of it, and hangs the plan's hooks on its modules.
 
     Raises:
-        InputError: a model without a plan, or one whose heads or weights the degree does not divide.
+        InputError: a model without a plan that is predicted, or whose heads or weights the degree does not divide.
     """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    check(model, mesh.size())
+    size = mesh.size()
+    _check(model, size)
     apply_tensor_parallelism(model, mesh)
-    model.tie_weights()
+    model.tie_weights()  # as from_pretrained does after loading
     for name, parameter in model.named_parameters():
-        if local(parameter).numel() * mesh.size() != parameter.numel() and is_sharded(parameter):
-            raise InputError(f"tensor_parallel_size {mesh.size()} does not divide {name} of "
-                             f"{' x '.join(map(str, parameter.shape))}: ranks that hold unlike parts are not predicted")
+        if is_sharded(parameter) and local(parameter).numel() * size != parameter.numel():
+            shape = " x ".join(map(str, parameter.shape))
+            raise InputError(f"tensor_parallel_size {size} does not divide {name} ({shape}): ranks that hold unlike "
+                             "parts are not predicted")
 
 
-def check(model, size: int) -> None:
-    """Whether the model has a plan, and whole heads on every rank.
+def _check(model, size: int) -> None:
+    """Whether every rank gets whole heads by a plan that is predicted.
 
     transformers divides the rows of the projections, then takes them apart by ``head_dim``: with another degree its
-    forward stops at a shape that is invalid.
-
-    Raises:
-        InputError: it has none, or the degree does not divide its heads.
+    forward stops at a shape that is invalid. Where a head is tied to embeddings that the plan shards, and is not in the
+    plan itself, forward stops at a product of a plain tensor and a DTensor.
     """
     name = type(model).__name__
-    if not getattr(model, "tp_plan", None):
+    plan = getattr(model, "tp_plan", None)
+    if not plan:
         raise InputError(f"tensor_parallel_size {size}: transformers has no tp_plan for {name}: leave it out")
+    other = sorted(set(plan.values()) - set(STYLES))
+    if other:
+        raise InputError(f"tensor_parallel_size {size}: the tp_plan of {name} says {', '.join(other)}, which is not "
+                         "predicted yet: leave it out, or use peakcast learn")
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is embeddings.weight and "embedding_rowwise" in plan.values() \
+            and "colwise_gather_output" not in plan.values():
+        raise InputError(f"tensor_parallel_size {size}: the tp_plan of {name} shards embeddings, but not the head that "
+                         "is tied to them, and transformers stops at that: leave it out")
     config = model.config.get_text_config()
     for key, called in (("num_attention_heads", "attention heads"), ("num_key_value_heads", "key/value heads")):
         heads = getattr(config, key, None)
         if heads and heads % size:
             raise InputError(f"tensor_parallel_size {size} does not divide the {heads} {called} of {name}, and "
-                             f"transformers cannot split one: give a divisor of {heads}")
+                             f"transformers splits none: give a divisor of {heads}")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -69,7 +82,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """As ``torch.empty_like``: of a DTensor's kind, if it is one."""
+    """As ``torch.empty_like``; of a DTensor that is laid out the same."""
     made = torch.empty_like(local(tensor), device=device)
     if not isinstance(tensor, DTensor):
         return made
@@ -77,37 +90,32 @@ def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
                               stride=tensor.stride())
 
 
-def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank holds of each."""
-    return [local(tensor) for tensor in tensors]
-
-
 @contextmanager
 def on_meta(size: int) -> Iterator[DeviceMesh]:
-    """A mesh of so many ranks for tensors on meta, in a process that need not have joined any group, nor be alone in
-    the one that it joined.
+    """A mesh of so many ranks for tensors on meta, in a process that may have joined another group, or none.
 
     The shapes that DTensor asks PyTorch for on the side are no events.
     """
     from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
-    from torch.distributed import HashStore, ProcessGroup
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    def aside(original):
-        def without_modes(*args):
-            with _disable_current_modes():
-                return original(*args)
-
-        return without_modes
-
+    asks = "_propagate_tensor_meta_non_cached"
     group = ProcessGroup(HashStore(), 0, size)  # the registry does not keep it
     _register_process_group(GROUP, group)
     mesh = DeviceMesh("meta", list(range(size)), mesh_dim_names=("tp",), _init_backend=False, _rank=0)
     mesh._dim_group_names = [GROUP]
-    asks = "_propagate_tensor_meta_non_cached"
     try:
-        with (patch.object(ShardingPropagator, asks, aside(getattr(ShardingPropagator, asks))),
+        with (patch.object(ShardingPropagator, asks, _aside(getattr(ShardingPropagator, asks))),
               patch.object(_mesh_resources, "num_devices_per_host", lambda _: size)):
             yield mesh
     finally:
         _unregister_process_group(GROUP)
+
+
+def _aside(function: Callable) -> Callable:
+    """The function, out of sight of the recorder."""
+    def without_modes(*args):
+        with _disable_current_modes():
+            return function(*args)
+
+    return without_modes

@@ -18,7 +18,7 @@ from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording, unpacks_itself
 from predictor.sharded import Sharded
-from predictor.tensor_parallel import local, locals_of
+from predictor.tensor_parallel import local
 from predictor.twins import Twins
 from predictor.wrapped import Wrapped
 
@@ -121,7 +121,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     The output object dies before backward, gradients stay: what the recording does not free is an
     input, a gradient (listed in ``gradients``) or stays for good.
     """
-    recorder.ignore(locals_of([*model.parameters(), *model.buffers()]))
+    recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.FORWARD
     _watch(batch, recorder)
     hooks = [parameter.register_post_accumulate_grad_hook(
@@ -150,7 +150,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
 
 def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: Places) -> Recording:
     """Run the forward of the reference loop's evaluation; what the recording does not free is an input."""
-    recorder.ignore(locals_of([*model.parameters(), *model.buffers()]))
+    recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.EVALUATION
     _watch(batch, recorder)
     prepare_evaluation(model)

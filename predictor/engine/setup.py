@@ -47,6 +47,7 @@ class Setup:
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
     loss_scaling: bool = False
+    tensor_parallel_size: int = 1
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:
@@ -69,6 +70,11 @@ class Setup:
             return [trainable]
         split = [[i for i in trainable if self.facts.parameters[i].decay is decay] for decay in (True, False)]
         return [group for group in split if group]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.data_parallel_size * self.tensor_parallel_size
 
     @property
     def micro_steps(self) -> int:
