@@ -25,7 +25,7 @@ STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "r
 
 
 def shard(model, mesh: DeviceMesh) -> None:
-    """Shards a model on meta over a mesh of one dimension, as one rank of it, and hangs the plan's hooks on its modules.
+    """Shards a model on meta over a mesh of one dimension, as one rank of it; its modules get the plan's transforms.
 
     Raises:
         InputError: a model without a plan that is predicted, or whose heads or weights the degree does not divide.
@@ -91,10 +91,12 @@ def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 @contextmanager
-def on_meta(size: int) -> Iterator[DeviceMesh]:
-    """A mesh of so many ranks for tensors on meta, in a process that may have joined another group, or none.
+def on_meta(model, size: int) -> Iterator[None]:
+    """:func:`shard` as the first of so many ranks, in a process that may have joined another group, or none. While the
+    block runs, the model runs; what DTensor asks PyTorch on the side, of the shapes of results, is out of sight.
 
-    The shapes that DTensor asks PyTorch for on the side are no events.
+    Raises:
+        InputError: as :func:`shard`.
     """
     from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -107,7 +109,8 @@ def on_meta(size: int) -> Iterator[DeviceMesh]:
     try:
         with (patch.object(ShardingPropagator, asks, _aside(getattr(ShardingPropagator, asks))),
               patch.object(_mesh_resources, "num_devices_per_host", lambda _: size)):
-            yield mesh
+            shard(model, mesh)
+            yield
     finally:
         _unregister_process_group(GROUP)
 

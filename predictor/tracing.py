@@ -76,9 +76,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
-    with tensor_parallel.on_meta(key.tensor_parallel) if key.tensor_parallel > 1 else nullcontext() as mesh:
-        if mesh:
-            tensor_parallel.shard(model, mesh)
+    with tensor_parallel.on_meta(model, key.tensor_parallel) if key.tensor_parallel > 1 else nullcontext():
         return _traced(config, key, model, inputs, first, progress)
 
 

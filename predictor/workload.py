@@ -47,7 +47,8 @@ ALSO_CALLED = {
     "attn_impl": "attn_implementation", "flash_attn": "attn_implementation", "optimizer": "optim",
     "num_gpus": "data_parallel_size", "world_size": "data_parallel_size", "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
-    "tp_size": "tensor_parallel_size", "autotp_size": "tensor_parallel_size", "liger": "use_liger_kernel", "loss": "use_liger_kernel",
+    "liger": "use_liger_kernel", "loss": "use_liger_kernel",
+    "tp_size": "tensor_parallel_size", "autotp_size": "tensor_parallel_size",
 }
 
 
@@ -255,8 +256,8 @@ class Workload:
     offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
                               "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
-    tensor_parallel_size: int = key(Whole(1, 1_024), 1, "engine", "number of GPUs that share each layer, by the model's "
-                                    "own tp_plan (transformers); times data_parallel_size there are so many in all")
+    tensor_parallel_size: int = key(Whole(1, 1_024), 1, "engine", "GPUs that share each layer, as the model's tp_plan "
+                                    "(transformers) says; in all: so many times data_parallel_size")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
 
     gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")

@@ -32,9 +32,10 @@ HEAD = """# Tensor parallelism, measured and predicted
 
 Peaks in bytes of one rank on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted
 less measured. transformers shards the model by its own `tp_plan`; with `engine ddp` PyTorch's DistributedDataParallel
-goes around it, over a mesh of data-parallel x tensor-parallel ranks. The group is PyTorch's `fake` one; under DDP it is
-NCCL's own with nobody behind it. Made by `python scripts/check_tensor_parallel.py` on {date} from
-`checks/tensor_parallel.jsonl`, which has the date and software of each measurement. {jobs} jobs, off by at most: {worst}.
+goes around it, over a mesh of data-parallel x tensor-parallel ranks. The group is PyTorch's `fake` one; under DDP it
+is NCCL's own with nobody behind it. Made by `python scripts/check_tensor_parallel.py` on {date} from
+`checks/tensor_parallel.jsonl`, which has the date and software of each measurement. {jobs} jobs, off by at most:
+{worst}.
 
 | line | job | requested | off by | allocated | off by | reserved | off by |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -52,7 +52,8 @@ class Setup:
 
     def optimizer(self) -> optimizer.Steps:
         """A new one, for one run."""
-        return optimizer.Steps.of(optimizer.LOOP if self.mixed else self.optim, self.optim_args, self.weight_decay, self.gpu)
+        optim = optimizer.LOOP if self.mixed else self.optim
+        return optimizer.Steps.of(optim, self.optim_args, self.weight_decay, self.gpu)
 
     @property
     def mixed(self) -> bool:

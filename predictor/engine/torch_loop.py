@@ -135,9 +135,9 @@ def clip_mixed(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
 
     def norm(gradient: Parameter) -> int:
         result, dimensions = scalar(gradient.itemsize), (gpu, 1, gradient.numel, FP32, 1, 1)
-        parts = [scalar(int(size)) for size in (reduction_buffer(*dimensions), reduction_semaphores(*dimensions)) if size]
-        for part in reversed(parts):
-            tape.free(part)
+        sizes = reduction_buffer(*dimensions), reduction_semaphores(*dimensions)
+        for partial in reversed([scalar(int(size)) for size in sizes if size]):
+            tape.free(partial)
         return result
 
     width, squares = gradients[0].itemsize, []
