@@ -67,10 +67,17 @@ def mesh(workload: Workload, rank: int) -> DeviceMesh:
     """The GPUs of data and tensor parallelism, ``dp`` x ``tp``, of which this process is one.
 
     The first dimension communicates as DistributedDataParallel needs it (see :func:`join`).
+
+    Raises:
+        InputError: an engine that makes its own ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    join(rank, workload.world_size, backend="nccl" if workload.engine == "ddp" else "fake")
+    backends = {"torch": "fake", "ddp": "nccl"}
+    if workload.engine not in backends:
+        raise InputError(f"tensor_parallel_size {workload.tensor_parallel_size}: measured with engine torch or ddp, not "
+                         f"{workload.engine}: leave one of them out")
+    join(rank, workload.world_size, backend=backends[workload.engine])
     return init_device_mesh("cuda", (workload.data_parallel_size, workload.tensor_parallel_size),
                             mesh_dim_names=("dp", "tp"))
 

@@ -60,7 +60,11 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     if setup.max_grad_norm:
         if scaler:
             scaler.unscale()
-        (clip_mixed if setup.mixed else clip)(tape, [tensors[p] for p in sorted(reached)], setup.gpu)
+        gradients = [tensors[p] for p in sorted(reached)]
+        if setup.mixed:
+            clip_mixed(tape, gradients, setup.gpu)
+        else:
+            clip(tape, gradients)
     if scaler:
         scaler.before_step()
     optimizer = setup.optimizer()
@@ -109,7 +113,7 @@ CHUNK_ELEMENTS = 65_536
 """kChunkSize, aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 
 
-def clip(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
+def clip(tape: Tape, gradients: list[Parameter]) -> None:
     """``clip_grad_norm_``: one scalar norm a gradient, stacked in the widest dtype.
 
     For each dtype ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every one
