@@ -75,8 +75,8 @@ def mesh(workload: Workload, rank: int) -> DeviceMesh:
 
     backends = {"torch": "fake", "ddp": "nccl"}
     if workload.engine not in backends:
-        raise InputError(f"tensor_parallel_size {workload.tensor_parallel_size}: measured with engine torch or ddp, not "
-                         f"{workload.engine}: leave one of them out")
+        raise InputError(f"tensor_parallel_size {workload.tensor_parallel_size}: not measured with engine "
+                         f"{workload.engine}: use torch or ddp")
     join(rank, workload.world_size, backend=backends[workload.engine])
     return init_device_mesh("cuda", (workload.data_parallel_size, workload.tensor_parallel_size),
                             mesh_dim_names=("dp", "tp"))

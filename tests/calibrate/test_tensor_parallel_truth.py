@@ -19,10 +19,7 @@ JOBS = {
     "grouped heads": (LLAMA, {"tensor_parallel_size": 2, "rank": 0, "gradient_checkpointing": False,
                               "padding": "right"}),
     "tied": (TIED, {"tensor_parallel_size": 2, "rank": 1, "mixed_precision": "bf16", "max_grad_norm": 0.0}),
-    "with data parallelism": (None, {"engine": "ddp", "data_parallel_size": 2, "tensor_parallel_size": 4, "rank": 7,
-                                     "gradient_checkpointing": False}),
-    "only sharded weights": (LLAMA, {"tensor_parallel_size": 2, "rank": 1, "max_grad_norm": 0.0,
-                                     "frozen": ["*norm*", "*embed_tokens*"]}),
+    "with data parallelism": (None, {"engine": "ddp", "data_parallel_size": 2, "tensor_parallel_size": 4, "rank": 7}),
 }
 
 

@@ -22,12 +22,11 @@ HIDDEN, INNER, LAYERS, VOCABULARY = (TEXT[key] for key in (
     "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"))
 LAYER_WEIGHTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER
 NORMS = (2 * LAYERS + 1) * HIDDEN
+TIED = small_config(tie_word_embeddings=True) | {"tie_word_embeddings": True}
 
 
-def llama(**keys):
-    model = parser.bare(ModelConfig("small", small_llama(**keys)), "sdpa")
-    model.train()
-    return model
+def built(document):
+    return parser.bare(ModelConfig("small", document), "sdpa").train()
 
 
 def asked(directory, document=None, **changes) -> Workload:
@@ -41,7 +40,7 @@ def asked(directory, document=None, **changes) -> Workload:
 @pytest.mark.parametrize(("tied", "head", "whole"), [
     (False, VOCABULARY * HIDDEN, VOCABULARY * HIDDEN), (True, VOCABULARY * HIDDEN, 0)])
 def test_a_rank_holds_its_part_of_what_the_plan_names_and_all_of_the_rest(size, tied, head, whole):
-    model = llama(tie_word_embeddings=tied)
+    model = built(small_llama(tie_word_embeddings=tied))
     with tensor_parallel.on_meta(model, size):
         held = sum(parameter.bytes for parameter in facts_of(model).parameters if not parameter.buffer)
     assert held == ITEMSIZE * ((LAYERS * LAYER_WEIGHTS + head) // size + whole + NORMS)
@@ -78,7 +77,7 @@ def test_what_dtensor_asks_on_the_side_is_not_recorded():
 def test_a_process_of_another_group_traces_too():
     distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=3)
     try:
-        model = llama()
+        model = built(small_llama())
         with tensor_parallel.on_meta(model, 2):
             assert tensor_parallel.local(model.lm_head.weight).shape == (VOCABULARY // 2, HIDDEN)
         assert distributed.get_world_size() == 3
@@ -86,10 +85,14 @@ def test_a_process_of_another_group_traces_too():
         distributed.destroy_process_group()
 
 
-def test_transformers_stops_at_a_degree_that_splits_heads(monkeypatch):
+@pytest.mark.parametrize(("document", "size", "message"), [
+    (small_llama(num_key_value_heads=2), 4, "is invalid for input of size"),
+    (TIED, 2, "got mixed torch.Tensor and DTensor"),
+], ids=["split heads", "a tied head without a plan"])
+def test_transformers_stops_where_it_is_refused(monkeypatch, document, size, message):
     monkeypatch.setattr(tensor_parallel, "_check", lambda *_: None)
-    model = llama(num_key_value_heads=2)
-    with tensor_parallel.on_meta(model, 4), pytest.raises(RuntimeError, match="is invalid for input of size"):
+    model = built(document)
+    with tensor_parallel.on_meta(model, size), pytest.raises(RuntimeError, match=message):
         model(torch.zeros(BATCH, SEQUENCE, dtype=torch.int64, device="meta"))
 
 
@@ -102,7 +105,7 @@ def test_transformers_stops_at_a_degree_that_splits_heads(monkeypatch):
      "model.layers.0.mlp.gate_proj.weight (110 x 64): ranks that hold unlike parts are not predicted"),
     ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 320}, {},
      "tensor_parallel_size 2: transformers has no tp_plan for GPT2LMHeadModel: leave it out"),
-    (small_config(tie_word_embeddings=True) | {"tie_word_embeddings": True}, {}, "tensor_parallel_size 2: the tp_plan of "
+    (TIED, {}, "tensor_parallel_size 2: the tp_plan of "
      "LlavaForConditionalGeneration shards embeddings, but not the head that is tied to them, and transformers stops "
      "at that: leave it out"),
     (None, {"engine": "ddp", "data_parallel_size": 2, "recipe": "pretrain"}, "engine ddp with tensor_parallel_size: "
