@@ -12,6 +12,7 @@ profiles/tensor_parallel.md. Exit code 1: a prediction is off by more than 1 % o
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import date
 from pathlib import Path
@@ -23,6 +24,7 @@ from calibrate.regression import files
 from calibrate.regression.compare import compare
 
 HERE = Path(__file__).resolve().parent
+JOBS = HERE / "tensor_parallel.json"
 TARGET = HERE.parent / "profiles" / "checks" / "tensor_parallel.jsonl"
 TABLE = HERE.parent / "profiles" / "tensor_parallel.md"
 COUNTERS = ("requested", "allocated", "reserved")
@@ -44,11 +46,12 @@ is NCCL's own with nobody behind it. Made by `python scripts/check_tensor_parall
 
 def main() -> int:
     with warm.jobs():
-        measure_missing(__doc__, HERE / "tensor_parallel.json", TARGET)
+        measure_missing(__doc__, JOBS, TARGET)
     cases, skipped = files.read([TARGET])
     for one in skipped:
         print(f"{one.source}: {one.why}", file=sys.stderr)
-    found = [compare(case) for case in bar(cases, "Predicting")]
+    groups = list(json.loads(JOBS.read_text()))
+    found = [compare(case) for case in bar(sorted(cases, key=lambda case: groups.index(case.group)), "Predicting")]
     worst = {counter: max(abs(one.error(counter)) for one in found) for counter in COUNTERS}
     TABLE.write_text(HEAD.format(date=date.today().isoformat(), jobs=len(found),
                                  worst=", ".join(f"{counter} {error:.4%}" for counter, error in worst.items()))
