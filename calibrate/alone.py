@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from predictor.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from predictor.workload import Workload
 
 SETTLED_SECONDS = 0.25
 LAUNCHED = "TORCHELASTIC_RUN_ID"
@@ -57,6 +63,25 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
     agree()
 
 
+def mesh(workload: Workload, rank: int) -> DeviceMesh:
+    """The GPUs of data and tensor parallelism, ``dp`` x ``tp``, of which this process is one.
+
+    The first dimension communicates as DistributedDataParallel needs it (see :func:`join`).
+
+    Raises:
+        InputError: an engine that makes its own ranks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    backends = {"torch": "fake", "ddp": "nccl"}
+    if workload.engine not in backends:
+        raise InputError(f"tensor_parallel_size {workload.tensor_parallel_size}: not measured with engine "
+                         f"{workload.engine}: use torch or ddp")
+    join(rank, workload.world_size, backend=backends[workload.engine])
+    return init_device_mesh("cuda", (workload.data_parallel_size, workload.tensor_parallel_size),
+                            mesh_dim_names=("dp", "tp"))
+
+
 def joined() -> str:
     """What stands for the other ranks: ``none``, ``fake``, ``nccl`` with none behind it, or ``launched``."""
     import torch.distributed as dist
@@ -79,7 +104,8 @@ def settle() -> None:
     if not is_emulated() or joined() != "nccl":
         return
     if events_complete_at_once():
-        dist.distributed_c10d._get_default_group()._wait_for_pending_works()
+        for group in dist.distributed_c10d._world.pg_map:  # a mesh has some for each of its dimensions
+            group._wait_for_pending_works()
     else:  # those that are open now may stay so
         time.sleep(SETTLED_SECONDS)
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
+from torch.distributed.device_mesh import DeviceMesh
+from transformers.trainer_optimizer import has_mixed_dtensor
 
 from calibrate import alone
 from predictor import deepspeed_config, deepspeed_keys, fsdp
-from predictor.engine.optimizer import OPTIMIZERS
+from predictor.engine.optimizer import LOOP, OPTIMIZERS
 from predictor.facts import ModelFacts
 from predictor.values import thaw
 from predictor.workload import Workload
@@ -24,7 +27,8 @@ LEARNING_RATE = 1e-5
 class Job:
     """A model on the device and how it is trained, as rank ``rank``.
 
-    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device.
+    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device. With tensor parallelism the
+    process has joined the ranks of ``mesh`` (``alone.mesh``), and the model is sharded.
     """
 
     workload: Workload
@@ -32,6 +36,7 @@ class Job:
     model: Any
     facts: ModelFacts
     to_device: Callable[[Iterable[torch.nn.Module]], None]
+    mesh: DeviceMesh | None = None
 
 
 Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any]]
@@ -47,8 +52,10 @@ def ddp(job: Job) -> Loop:
     """DistributedDataParallel, with PyTorch's defaults but for the keys of ``ddp``."""
     from torch.nn.parallel import DistributedDataParallel
 
-    alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
+    if not job.mesh:
+        alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
     return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
+                                                device_mesh=job.mesh["dp"] if job.mesh else None,
                                                 **{k: v for k, v in job.workload.ddp.items() if v is not None}))
 
 
@@ -107,7 +114,7 @@ def optimizer(job: Job) -> torch.optim.Optimizer:
     else:
         groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
                   for wanted, weight in ((True, job.workload.weight_decay), (False, 0.0))]
-    entry = OPTIMIZERS[job.workload.optim]
+    entry = OPTIMIZERS[LOOP if has_mixed_dtensor(p for _, p in named) else job.workload.optim]
     made = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
                         **entry.arguments, **job.workload.optim_args)
     if entry.arguments.get("optim_bits") == 8:
@@ -160,6 +167,7 @@ def _around(job: Job, model: Any) -> Loop:
     made = optimizer(job)
     workload = job.workload
     parameters = [p for group in made.param_groups for p in group["params"]]
+    mixed = has_mixed_dtensor(parameters)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
 
@@ -173,7 +181,10 @@ def _around(job: Job, model: Any) -> Loop:
             return
         if workload.max_grad_norm:
             scaler.unscale_(made)
-            torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
+            if mixed:  # which uses nothing of the Trainer's own
+                transformers.Trainer._mixed_mesh_grad_norm(None, model, workload.max_grad_norm)
+            else:
+                torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
         scaler.step(made)
         scaler.update()
         made.zero_grad(set_to_none=True)

@@ -26,19 +26,20 @@ def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
             number of ranks than the workload has.
     """
     if alone.launched():
-        if int(os.environ["WORLD_SIZE"]) != workload.data_parallel_size:
+        if int(os.environ["WORLD_SIZE"]) != workload.world_size:
             raise InputError(f"torchrun started {os.environ['WORLD_SIZE']} ranks, and data_parallel_size is "
-                             f"{workload.data_parallel_size}: make them agree")
+                             f"{workload.data_parallel_size}, tensor_parallel_size {workload.tensor_parallel_size}: "
+                             "make them agree")
         return int(os.environ["RANK"]), RankChoice.LAUNCHER
     if workload.rank != "worst":
         return workload.rank, RankChoice.WORKLOAD
-    if workload.data_parallel_size == 1:
+    if workload.world_size == 1:
         return 0, RankChoice.WORKLOAD
     try:
         return pipeline.prepare(workload.replace(profile="none")).rank, RankChoice.PREDICTION
     except InputError as error:
         raise InputError(f"which rank is the worst cannot be predicted ({error}): if it runs all the same, "
-                         f"give --rank 0 … {workload.data_parallel_size - 1}") from None
+                         f"give --rank 0 … {workload.world_size - 1}") from None
 
 
 def predicted(workload: Workload, rank: int) -> Predicted:

@@ -14,7 +14,18 @@ import torch
 
 from calibrate import alone, quantized
 from calibrate.engines import ENGINES, Job
-from predictor import autocast, code_models, liger, lora, models, parser, pipeline, quantization, trace
+from predictor import (
+    autocast,
+    code_models,
+    liger,
+    lora,
+    models,
+    parser,
+    pipeline,
+    quantization,
+    tensor_parallel,
+    trace,
+)
 from predictor.events import Moment
 from predictor.workload import Workload
 
@@ -29,7 +40,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
 
     Args:
         workload: its ``rank`` is not looked at.
-        rank: which of ``data_parallel_size`` ranks this process is.
+        rank: which of ``world_size`` ranks this process is.
         enter: told of each boundary.
         built: told of the model before anything is on the device.
 
@@ -38,6 +49,9 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 else None
+    if mesh:
+        tensor_parallel.shard(model, mesh["tp"])
     shape = pipeline.shape_of(workload)
     config = code_models.at(models.find(workload.model), shape)
     inputs = code_models.inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
@@ -55,7 +69,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)
     forward, backward, step = ENGINES[workload.engine](
-        Job(workload, rank, model, facts, partial(to_device, model)))
+        Job(workload, rank, model, facts, partial(to_device, model), mesh))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
             alone.settle()
@@ -142,7 +156,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = torch.empty_like(tensor, device="cuda") if tensor.is_meta else tensor.to("cuda")
+            made[id(tensor)] = tensor_parallel.like(tensor, "cuda") if tensor.is_meta else tensor.to("cuda")
         return made[id(tensor)]
 
     if modules is None:
@@ -154,7 +168,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
-        parameter.normal_(std=WEIGHT_SCALE)
+        tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
 
 
 @torch.no_grad()

@@ -95,7 +95,7 @@ def _device(reserved: int, job: Job) -> Bound | None:
     """What ``nvidia-smi`` shows, where a profile knows the runtime."""
     if job.profile is None:
         return None
-    margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.data_parallel_size)
+    margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
     inside = _bound(reserved, margin.of("reserved"))
     if inside.low is None:
         return Bound(reserved + expected)

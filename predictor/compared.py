@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
 OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
             "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
-            "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,)}
+            "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
+            "tensor_parallel_size": (1,)}
+SHARDED_LAYERS = {
+    "engine": ("torch", "ddp"), "recipe": ("finetune", "pretrain", "full"), "mixed_precision": ("none", "bf16"),
+    "optim": ("adamw_torch_fused", "adamw_torch", "adamw_torch_forloop"), "attn_implementation": ("sdpa", "eager"),
+    "use_liger_kernel": (False,)}
 FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "quantization": (lambda w: w.quantization is not None, quantization.COMPARED),
     "a model from code": (lambda w: code_models.is_named(w.model), OWN_CODE),
@@ -27,6 +32,9 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
         BF16 | {"engine": ("torch", "ddp", "deepspeed"), "use_liger_kernel": (False,)}),
     "use_liger_kernel": (lambda w: w.use_liger_kernel, BF16 | {"offload": (None,)}),
     "flash_attention_2": (lambda w: w.attn_implementation == "flash_attention_2", BF16 | {"offload": (None,)}),
+    "tensor_parallel_size": (lambda w: w.tensor_parallel_size > 1, SHARDED_LAYERS),
+    "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
+                                            {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
     "per_device_eval_batch_size": (lambda w: w.per_device_eval_batch_size,
                                    BF16 | OWN_KERNELS | {"quantization": (None,)}),
 } | {

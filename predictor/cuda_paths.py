@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn import functional
 
 from predictor import rms_norm
@@ -197,7 +198,16 @@ def grouped_product(left, right, *others, **keywords):
     return torch.empty_like(made, dtype=left.dtype)
 
 
-INSTEAD = {"aten::_grouped_mm": grouped_product}
+def waited_for(tensor):
+    """The same tensor (torch/csrc/distributed/c10d/Functional.cpp, wait_tensor), not one like it."""
+    return tensor
+
+
+INSTEAD = {
+    "aten::_grouped_mm": grouped_product,
+    "_c10d_functional::wait_tensor": waited_for,
+    "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
+}
 """Operator -> what to call on meta tensors in its stead."""
 RESULTS = {
     "aten::convolution": convolution.results,

@@ -30,6 +30,7 @@ class Parameter:
     """One tensor of the model; a ``buffer`` never trains, ``decay`` says its optimizer group.
 
     ``embedding``: whether an ``nn.Embedding`` has it; None where that was not looked at (older formula files).
+    ``sharded``: whether it is the part that one of the ranks of tensor parallelism holds.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Parameter:
     decay: bool = True
     buffer: bool = False
     embedding: bool | None = None
+    sharded: bool = False
 
     @cached_property
     def module(self) -> str:

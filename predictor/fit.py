@@ -155,10 +155,12 @@ _FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "worksp
 def factor_of(buffer: RecordedBuffer) -> Factor:
     """Forward results are activations (recomputed ones too), backward's other results temporaries.
 
-    The same split as ``torch.distributed._tools.mem_tracker`` makes.
+    The same split as ``torch.distributed._tools.mem_tracker`` makes. What a collective returns is a copy of its own.
     """
     if buffer.role in _FACTOR_OF_ROLE:
         return _FACTOR_OF_ROLE[buffer.role]
+    if buffer.operator.startswith("_c10d_functional::"):
+        return Factor.COMMUNICATION
     if buffer.moment is Moment.BACKWARD and not buffer.recomputed:
         return Factor.TEMPORARIES
     return Factor.ACTIVATIONS

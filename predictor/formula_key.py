@@ -58,7 +58,8 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
         quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
-        video_frames=workload.video_frames, no_grad=workload.no_grad)
+        video_frames=workload.video_frames, no_grad=workload.no_grad,
+        tensor_parallel=workload.tensor_parallel_size)
 
 
 def check_pictures(workload: Workload, config: models.ModelConfig) -> None:

@@ -39,7 +39,8 @@ def _recipe(workload: Workload, _: Formula) -> str:
 def _engine(workload: Workload, _: Formula) -> str:
     name = workload.engine if workload.zero_stage is None else f"ZeRO-{workload.zero_stage}"
     offload = f"offload {workload.offload}" if workload.offload else ""
-    return _joined(name, offload, _options(workload.ddp), _options(workload.fsdp))
+    parts = "tensor parallel" if workload.tensor_parallel_size > 1 else ""
+    return _joined(name, parts, offload, _options(workload.ddp), _options(workload.fsdp))
 
 
 def _optimizer(workload: Workload, _: Formula) -> str:
@@ -78,7 +79,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] 
     "formula": ((), lambda *_: "traced"),
     "model": (("model", "video_frames"), _model),
     "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
-    "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload"), _engine),
+    "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
     "optimizer": (("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
     "attention": (("attn_implementation", "sdpa_backend"), _attention),
     "precision": (("dtype", "mixed_precision"), _precision),

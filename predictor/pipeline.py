@@ -128,11 +128,11 @@ class Job:
     @property
     def margin(self) -> Margin:
         """How far off the prediction may be."""
-        return calibrated.margin(self.profile, self.setup.data_parallel_size)
+        return calibrated.margin(self.profile, self.setup.world_size)
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
         """Ranks that decide whether it survives: the worst, the first and the last; or the asked one."""
-        degree = self.setup.data_parallel_size
+        degree = self.setup.world_size
         if self.workload.rank != "worst" or degree == 1:
             return [0 if self.workload.rank == "worst" else self.workload.rank]
         traced = self.formula.micro.events
@@ -312,7 +312,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
         fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16",
-        quantization=workload.quantization,
+        quantization=workload.quantization, tensor_parallel_size=workload.tensor_parallel_size,
         autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 

@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
         """Record a tensor's storage, once, and its death when it comes; ``size`` in place of its bytes."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key in self._rows or storage.device.type != self._device:
+        if key in self._rows or storage.device.type != self._device or unpacks_itself(type(tensor)):
             return
         row = self._rows[key] = self.allocate(size or storage.nbytes(), operator, role)
         recording = self.recording
@@ -134,12 +134,19 @@ class Recorder(TorchDispatchMode):
         return func, args
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(unpacks_itself, types)):
+            return NotImplemented
         func, args = self.as_without_mode(func, args)
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf, func._schema.name)
         return out
+
+
+def unpacks_itself(kind: type) -> bool:
+    """Whether tensors of a type (DTensor) take an operator apart, and come back with plain ones."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 UNSHARED = (4, 2)

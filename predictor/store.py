@@ -46,6 +46,7 @@ class Key:
         image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
         no_grad: patterns of modules that run under ``torch.no_grad``, likewise.
+        tensor_parallel: ranks that share each layer; left out of the document where one has all of it.
     """
 
     fingerprint: str
@@ -72,6 +73,7 @@ class Key:
     image_sizes: tuple[tuple[int, int], ...] = ()
     video_frames: int | None = None
     no_grad: tuple[str, ...] = ()
+    tensor_parallel: int = 1
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

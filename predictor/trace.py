@@ -16,8 +16,9 @@ from predictor.events import Moment
 from predictor.host_copies import on_host
 from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
-from predictor.recorder import Recorder, Recording
+from predictor.recorder import Recorder, Recording, unpacks_itself
 from predictor.sharded import Sharded
+from predictor.tensor_parallel import local
 from predictor.twins import Twins
 from predictor.wrapped import Wrapped
 
@@ -34,6 +35,8 @@ class Tracer(Recorder):
         self._made: set[tuple[str, Moment]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(unpacks_itself, types)):
+            return NotImplemented
         kwargs = kwargs or {}
         name = func._schema.name
         if name in READS:
@@ -118,11 +121,11 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     The output object dies before backward, gradients stay: what the recording does not free is an
     input, a gradient (listed in ``gradients``) or stays for good.
     """
-    recorder.ignore([*model.parameters(), *model.buffers()])
+    recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.FORWARD
     _watch(batch, recorder)
     hooks = [parameter.register_post_accumulate_grad_hook(
-                lambda p, name=name: recorder.gradient_ready(name, p.grad))
+                lambda p, name=name: recorder.gradient_ready(name, local(p.grad)))
              for name, parameter in model.named_parameters() if parameter.requires_grad]
     gc.collect()
     gc.disable()  # a collection in the middle would move deaths to arbitrary places
@@ -147,7 +150,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
 
 def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: Places) -> Recording:
     """Run the forward of the reference loop's evaluation; what the recording does not free is an input."""
-    recorder.ignore([*model.parameters(), *model.buffers()])
+    recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.EVALUATION
     _watch(batch, recorder)
     prepare_evaluation(model)

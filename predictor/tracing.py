@@ -17,6 +17,7 @@ from predictor.store import Key
 
 if TYPE_CHECKING:
     from predictor.recorder import Recording
+    from predictor.sizes import Shape
 
 
 def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
@@ -60,8 +61,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import autocast, fit, liger, parser
-    from predictor.trace import trace
+    from predictor import autocast, parser, tensor_parallel
 
     own = isinstance(config, code_models.CodeModel)
     config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
@@ -77,6 +77,15 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
+    with tensor_parallel.on_meta(model, key.tensor_parallel) if key.tensor_parallel > 1 else nullcontext():
+        return _traced(config, key, model, inputs, first, progress)
+
+
+def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress) -> Formula:
+    """The formula of a model that is ready."""
+    from predictor import fit, liger, parser
+    from predictor.trace import trace
+
     facts = parser.describe(model, inputs.tokens_among(-(-first.images // first.batch)),
                             () if regimes.is_wide(key.regime) else inputs.image_tokens(first))
     shapes = regimes.traced_shapes(key.regime, facts.room)

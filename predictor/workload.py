@@ -49,6 +49,7 @@ ALSO_CALLED = {
     "num_gpus": "data_parallel_size", "world_size": "data_parallel_size", "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
     "liger": "use_liger_kernel", "loss": "use_liger_kernel",
+    "tp_size": "tensor_parallel_size", "autotp_size": "tensor_parallel_size",
 }
 
 
@@ -259,6 +260,8 @@ class Workload:
     offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
                               "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
+    tensor_parallel_size: int = key(Whole(1, 1_024), 1, "engine", "GPUs that share each layer, as the model's tp_plan "
+                                    "(transformers) says; in all: so many times data_parallel_size")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
 
     gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")
@@ -341,6 +344,11 @@ class Workload:
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as plain data: a valid workload file again."""
         return {name: thaw(getattr(self, name)) for name in KEYS}
+
+    @property
+    def world_size(self) -> int:
+        """GPUs in all."""
+        return self.data_parallel_size * self.tensor_parallel_size
 
     @property
     def computes_in(self) -> str:

@@ -64,9 +64,10 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
         raise KeyProblem("per_device_eval_batch_size", "is given, but the evaluation of sharded parameters is not "
                                                        "modelled: leave it out")
     _resolve_quantization(values)
-    ranks, rank = values["data_parallel_size"], values["rank"]
-    if rank != "worst" and rank >= ranks:
-        raise KeyProblem("rank", f"is {rank}, but data_parallel_size {ranks} has the ranks 0 to {ranks - 1}")
+    degree, parts, rank = values["data_parallel_size"], values["tensor_parallel_size"], values["rank"]
+    if rank != "worst" and rank >= degree * parts:
+        named = f"data_parallel_size {degree}" + (f" x tensor_parallel_size {parts}" if parts > 1 else "")
+        raise KeyProblem("rank", f"is {rank}, but {named} has the ranks 0 to {degree * parts - 1}")
     attention, backend = values["attn_implementation"], values["sdpa_backend"]
     if attention != "sdpa" and backend != "auto":
         raise KeyProblem("sdpa_backend", f"is {backend}, which attn_implementation {attention} does not use")

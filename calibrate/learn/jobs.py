@@ -77,7 +77,7 @@ class WorkloadSource:
 
     @property
     def world_size(self) -> int:
-        return self.workload.data_parallel_size
+        return self.workload.world_size
 
     @property
     def gpu(self) -> str | None:

@@ -126,7 +126,7 @@ class Case:
         zero = dict((w.deepspeed or {}).get("zero_optimization", {}))
         shape = (w.per_device_train_batch_size, w.sequence_length)
         parts = [self.model, w.recipe, "x".join(str(size) for size in shape if size is not None),
-                 f"{self.engine} rank {w.rank}/{w.data_parallel_size}",
+                 f"{self.engine} rank {w.rank}/{w.world_size}",
                  *(f"{key} {value}" for key, value in zero.items() if key != "stage")]
         parts += [text for key in KEYS if key not in NAMED and (text := _said(key, getattr(w, key)))]
         return " · ".join(parts + ([] if self.completion == "immediate" else [f"events {self.completion}"]))

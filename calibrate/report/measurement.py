@@ -59,7 +59,8 @@ def title(record: Record) -> str:
     return " · ".join([
         str(workload["model"]), str(workload["recipe"]),
         f"batch {workload['per_device_train_batch_size']:,} x {workload['sequence_length']:,} tokens",
-        f"{engine}, rank {record.rank} of {workload['data_parallel_size']}", where])
+        f"{engine}, rank {record.rank} of "
+        f"{workload['data_parallel_size'] * workload.get('tensor_parallel_size', 1)}", where])
 
 
 def moments(record: Record):

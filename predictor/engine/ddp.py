@@ -42,6 +42,7 @@ class Ddp(AlikeRanks):
         tensors = setup.facts.parameters
         _refuse_unused(micro, tensors)
         self.takes_gradients = setup.ddp["gradient_as_bucket_view"]
+        _check_sharded(tensors, self.takes_gradients)
         self._accumulates = setup.micro_steps > 1
         self._trainable = [tensor for tensor in tensors if tensor.trainable]
         self._model_buffers = [tensor for tensor in tensors if tensor.buffer]
@@ -152,3 +153,16 @@ def _refuse_unused(micro: MicroStep, tensors: Sequence[Parameter]) -> None:
     if unused:
         raise InputError(f"engine ddp: {len(unused)} trainable parameters get no gradient, and DDP stops at that "
                          f"(the first is {unused[0]}): add them to frozen; find_unused_parameters is not modelled yet")
+
+
+def _check_sharded(tensors: Sequence[Parameter], takes_gradients: bool) -> None:
+    """DDP makes plain parameters of what tensor parallelism sharded, all of which train
+    (torch/distributed/tensor/parallel/ddp.py, ``_localize_dtensor``)."""
+    sharded = [tensor for tensor in tensors if tensor.sharded]
+    frozen = next((tensor.name for tensor in sharded if not tensor.trainable), None)
+    if frozen:
+        raise InputError(f"engine ddp with tensor_parallel_size: PyTorch trains every sharded weight, {frozen} too, "
+                         "which is frozen: use recipe finetune or full, or engine torch")
+    if sharded and takes_gradients:
+        raise InputError("ddp gradient_as_bucket_view: not predicted with tensor_parallel_size yet: leave one of them "
+                         "out")

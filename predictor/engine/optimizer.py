@@ -116,6 +116,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop_bnb_32bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
 }
 """``optim`` -> what it is."""
+LOOP = "adamw_torch_forloop"
+"""What Hugging Face's AdamW becomes over DTensors and plain tensors (trainer_optimizer.py, ``_get_adamw_torch``)."""
 
 LATER = dict.fromkeys(
     ("adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",

@@ -47,11 +47,18 @@ class Setup:
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
     loss_scaling: bool = False
+    tensor_parallel_size: int = 1
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:
         """A new one, for one run."""
-        return optimizer.Steps.of(self.optim, self.optim_args, self.weight_decay, self.gpu)
+        optim = optimizer.LOOP if self.mixed else self.optim
+        return optimizer.Steps.of(optim, self.optim_args, self.weight_decay, self.gpu)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether DTensors and plain tensors train side by side, which fused and foreach functions do not take."""
+        return self.engine == "torch" and len({p.sharded for p in self.facts.parameters if p.trainable}) > 1
 
     def decays(self, group: Sequence[int]) -> bool:
         """Whether weight decay applies to a group of :meth:`groups`."""
@@ -64,6 +71,11 @@ class Setup:
             return [trainable]
         split = [[i for i in trainable if self.facts.parameters[i].decay is decay] for decay in (True, False)]
         return [group for group in split if group]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.data_parallel_size * self.tensor_parallel_size
 
     @property
     def micro_steps(self) -> int:

@@ -13,11 +13,13 @@ import numpy as np
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
-from predictor.engine.setup import Setup
+from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import AlikeRanks, to_device
 from predictor.events import FACTORS, Factor, Moment
 from predictor.facts import Parameter
 from predictor.formula import MicroStep
+from predictor.gpus import Gpu
+from predictor.workspaces import reduction_buffer, reduction_semaphores
 
 
 class TorchLoop(AlikeRanks):
@@ -58,7 +60,11 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     if setup.max_grad_norm:
         if scaler:
             scaler.unscale()
-        clip(tape, [tensors[p] for p in sorted(reached)])
+        gradients = [tensors[p] for p in sorted(reached)]
+        if setup.mixed:
+            clip_mixed(tape, gradients, setup.gpu)
+        else:
+            clip(tape, gradients)
     if scaler:
         scaler.before_step()
     optimizer = setup.optimizer()
@@ -122,4 +128,35 @@ def clip(tape: Tape, gradients: list[Parameter]) -> None:
     stacked = tape.allocate(len(gradients) * max(gradient.itemsize for gradient in gradients), Factor.TEMPORARIES,
                             "clip_grad_norm")
     for buffer in [stacked, *norms]:
+        tape.free(buffer)
+
+
+def clip_mixed(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
+    """``Trainer._mixed_mesh_grad_norm`` (transformers 5.17, trainer.py): plain gradients, then what this rank holds of
+    sharded ones, norm by norm; each norm of many elements has partial results of its own (Reduce.cuh)."""
+    def scalar(size: int) -> int:
+        return tape.allocate(size, Factor.TEMPORARIES, "clip_grad_norm")
+
+    def norm(gradient: Parameter) -> int:
+        result, dimensions = scalar(gradient.itemsize), (gpu, 1, gradient.numel, FP32, 1, 1)
+        sizes = reduction_buffer(*dimensions), reduction_semaphores(*dimensions)
+        for partial in reversed([scalar(int(size)) for size in sizes if size]):
+            tape.free(partial)
+        return result
+
+    width, squares = gradients[0].itemsize, []
+    for sharded in (False, True):
+        zero, part = scalar(FP32), [gradient for gradient in gradients if gradient.sharded is sharded]
+        norms = [norm(gradient) for gradient in part]
+        stacked = scalar(width * len(part))
+        for one in norms:
+            tape.free(one)
+        length = scalar(width)
+        squares.append(scalar(width))
+        for buffer in (stacked, length, zero):
+            tape.free(buffer)
+    total = [scalar(width) for _ in range(2)]  # the sum, its root
+    tape.free(total.pop(0))
+    factor = [scalar(width) for _ in range(4)]  # plus epsilon, its reciprocal, times the norm, clamped
+    for buffer in (*factor, *squares, *total):
         tape.free(buffer)

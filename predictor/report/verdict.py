@@ -16,6 +16,7 @@ def title(prediction: Prediction) -> str:
         return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
                            f"learned ({w['learned']})"))
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
+    gpus = w.get("data_parallel_size", 1) * w.get("tensor_parallel_size", 1)
     accumulation = w.get("gradient_accumulation_steps", 1)
     parts = [
         str(w.get("model")), str(w.get("recipe")),
@@ -26,7 +27,8 @@ def title(prediction: Prediction) -> str:
         str(w.get("dtype")) if w.get("mixed_precision", "none") == "none" else
         f"{w['mixed_precision']} over {w.get('dtype')}", str(w.get("optim")),
         "checkpointing" if w.get("gradient_checkpointing") else "no checkpointing",
-        f"{engine} on {w.get('data_parallel_size')} GPU{'s' if w.get('data_parallel_size', 1) > 1 else ''}",
+        f"{engine} on {gpus} GPU{'s' if gpus > 1 else ''}",
+        f"tensor parallel of {w['tensor_parallel_size']}" if w.get("tensor_parallel_size", 1) > 1 else "",
         f"offload {w['offload']}" if w.get("offload") else "",
         f"learned ({w['learned']})" if "learned" in w else "",
     ]

@@ -54,3 +54,8 @@ def traced_at(model, shape, *, padding: str = "none", sdpa_backend: str = "cudnn
 
     inputs = inputs_of(model)
     return trace(model, inputs.batch(shape, padding), inputs.options, sdpa_backend=sdpa_backend, **settings)
+
+
+def small_llama(**keys) -> dict:
+    """A ``config.json`` of a language model alone."""
+    return {"model_type": "llama", "tie_word_embeddings": False} | TEXT | keys

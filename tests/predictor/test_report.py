@@ -98,7 +98,8 @@ Defaults: recipe finetune, padding none, gradient_accumulation_steps 1, dtype bf
   none, attn_implementation sdpa, sdpa_backend auto, gradient_checkpointing true,
   gradient_checkpointing_kwargs use_reentrant=false, use_liger_kernel false, optim
   adamw_torch_fused, weight_decay 0.0, param_groups huggingface, max_grad_norm 1.0, engine
-  deepspeed, rank worst, versions torch=2.11.0 transformers=5.17.0 deepspeed=0.19.8
+  deepspeed, tensor_parallel_size 1, rank worst, versions torch=2.11.0 transformers=5.17.0
+  deepspeed=0.19.8
 Not modelled: memory that PyTorch's allocator keeps in reserve; NCCL and the CUDA context"""
 
 
