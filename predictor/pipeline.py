@@ -172,6 +172,10 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
         from predictor import learned_job
 
         return learned_job.prepare(workload)
+    if workload.mode == "inference":
+        from predictor import inference
+
+        return inference.prepare(workload, progress)
     workload = settled(workload)
     job = at(workload, shape_of(workload), progress)
     check_shape(workload, job.formula)
@@ -184,6 +188,10 @@ def settled(workload: Workload) -> Workload:
     Raises:
         InputError: an unknown model, or one that does not take such samples.
     """
+    if workload.mode == "inference":
+        from predictor import inference
+
+        return inference.settled(workload)
     config = models.find(workload.model)
     tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +43,8 @@ class Recording:
     gradients: list[tuple[int, str, int]] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)
     owners: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    kept: list[tuple[int, int]] = field(default_factory=list)
 
 
 Place = Callable[[], tuple[str, bool]]
@@ -105,6 +108,12 @@ class Recorder(TorchDispatchMode):
                 self.free(row)
 
         weakref.finalize(storage, died).atexit = False
+
+    def watch_inputs(self, batch: dict[str, Any]) -> None:
+        """Record what the model is fed."""
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                self.watch(value, name, role="input")
 
     def closed(self) -> Recording:
         """The recording as it stands; what happens from now on is not in it."""

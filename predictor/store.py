@@ -20,6 +20,7 @@ from predictor.formula import Formula
 from predictor.lora import Adapters
 from predictor.quantization import Quantized
 from predictor.regimes import NotOneRegime
+from predictor.turns import Generation
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -45,6 +46,7 @@ class Key:
         quantization: layers of 4 bits, likewise.
         image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
+        generation: the call of ``generate`` that is traced; left out of the document of a training step.
     """
 
     fingerprint: str
@@ -70,6 +72,7 @@ class Key:
     quantization: Quantized | None = None
     image_sizes: tuple[tuple[int, int], ...] = ()
     video_frames: int | None = None
+    generation: Generation | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

@@ -85,7 +85,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
             recordings.append(trace(
                 model, inputs.batch(shape, key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
                 sharded=key.sharded, evaluation=bool(key.evaluation), wrapped=key.wrapped,
-                mixed_precision=key.mixed_precision))
+                mixed_precision=key.mixed_precision, generation=key.generation))
             fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
