@@ -76,7 +76,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
-    facts = parser.describe(model, inputs.tokens_among(-(-first.images // first.batch)),
+    facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
                             () if regimes.is_wide(key.regime) else inputs.image_tokens(first))
     shapes = regimes.traced_shapes(key.regime, facts.room)
     with liger.on_meta(model) if key.liger else nullcontext():
