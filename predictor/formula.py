@@ -21,10 +21,8 @@ from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
-OF_SHARDED = ("marks", "owners")
-"""Arrays that only steps traced for ZeRO-3 have."""
-OF_GENERATION = ("cuts", "kept")
-"""Arrays that only calls of ``generate`` have."""
+OPTIONAL = ("marks", "owners", "cuts", "kept")
+"""Arrays that only steps traced for ZeRO-3 have, and only calls of ``generate``."""
 
 
 class Mark(IntEnum):
@@ -100,7 +98,7 @@ def to_bytes(formula: Formula) -> bytes:
         "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
     }
     arrays |= buffers.by_name()
-    arrays |= {name: getattr(formula.micro, name) for name in OF_SHARDED + OF_GENERATION if getattr(formula.micro, name) is not None}
+    arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -136,7 +134,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
-    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OF_SHARDED + OF_GENERATION)),
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
                    facts, header["provenance"])
 
 

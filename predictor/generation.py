@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from predictor.errors import InputError
 from predictor.events import Moment
 from predictor.places import Places
 from predictor.recorder import Recorder, Recording
@@ -22,9 +23,16 @@ IGNORED = ("labels",)
 
 
 def prepare(model) -> None:
-    """The model as ``from_pretrained`` leaves it; nothing ends a reply before its time."""
+    """The model as ``from_pretrained`` leaves it; nothing ends a reply before its time.
+
+    Raises:
+        InputError: the model does not write, or an encoder reads for it.
+    """
     from transformers import GenerationConfig
 
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise InputError(f"mode inference: {type(model).__name__} is not predicted: models that write after what they "
+                         "read (decoders) are")
     model.eval()
     model.requires_grad_(False)
     model.generation_config = GenerationConfig()
@@ -88,7 +96,8 @@ def reply(model, batch: dict[str, torch.Tensor], wanted: Generation, cache: Any 
             hook.remove()
 
 
-def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: Recorder, places: Places) -> Recording:
+def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: Recorder,
+           places: Places) -> Recording:
     """Record one call, inputs and result included: what the recording does not free is a workspace, or the cache that
     the caller keeps.
 
@@ -118,6 +127,9 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
         for row in rows(held):
             recorder.recording.buffers[row].role = "cache"
 
+    if wanted.past and any(hasattr(module, "rope_deltas") for module in model.modules()):
+        with recorder.unseen(), torch.no_grad():  # which the model keeps from the turn before
+            reply(model, {name: values.clone() for name, values in batch.items()}, Generation(1), None, lambda _: None)
     before = rows(cache) if wanted.past else []
     recorder.watch_inputs(batch)
     gc.collect()

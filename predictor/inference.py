@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from predictor import calibrated, gpus, models, profile, regimes, store
+from predictor import calibrated, code_models, gpus, models, profile
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
@@ -16,7 +16,7 @@ from predictor.formula_key import check_pictures, formula_key
 from predictor.gpus import Gpu
 from predictor.kinds import kinds
 from predictor.models import Kind
-from predictor.pipeline import DEFAULT_GPU, Job
+from predictor.pipeline import DEFAULT_GPU, Job, formula_of
 from predictor.run import Run, evaluate
 from predictor.sizes import Shape
 from predictor.turns import TRACED_TOKENS, Generation, Turn, check_positions, turns
@@ -25,8 +25,11 @@ from predictor.workload import Workload
 if TYPE_CHECKING:
     from predictor.pipeline import Progress
 
-LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to one "
-        "length, and torch.compile, which generate applies by itself to a static cache")
+LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
+        "one length, and torch.compile, which generate applies by itself to a static cache")
+
+MOST_UNTIL_WINDOW = 64
+"""Decode steps that are traced one by one until a sliding window is reached."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,9 @@ def settled(workload: Workload) -> Workload:
         InputError: a model that generates nothing, or does not take such prompts.
     """
     config = models.find(workload.model)
+    if isinstance(config, code_models.CodeModel):
+        raise InputError(f"mode inference: {config.name} is a function of yours, whose generate nobody knows: name a "
+                         "model of transformers")
     if config.kind not in (Kind.TEXT, Kind.IMAGE_TEXT):
         raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}: text and image-text models "
                          "are predicted")
@@ -124,6 +130,21 @@ def shape_of(workload: Workload, turn: Turn) -> Shape:
     return Shape(batch, turn.tokens, batch * turn.images)
 
 
+def traced_tokens(turn: Turn, windows: list[int]) -> int:
+    """How many tokens of a reply are traced: those until a sliding window is reached, if it is in the reply.
+
+    Raises:
+        InputError: they would be too many.
+    """
+    seen = turn.past + turn.tokens
+    until = max((window - seen for window in windows if seen < window < turn.cached), default=0)
+    if until > MOST_UNTIL_WINDOW:
+        raise InputError(f"max_new_tokens {turn.new_tokens}: the reply reaches the sliding window of {seen + until:,} "
+                         f"tokens after {until:,} tokens, which is predicted up to {MOST_UNTIL_WINDOW}: give a prompt "
+                         f"of at least {seen + until - MOST_UNTIL_WINDOW:,} tokens, or a reply that does not reach it")
+    return min(turn.new_tokens, TRACED_TOKENS + until)
+
+
 def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
     """The call of ``generate`` of a turn, of which so many new tokens are looked at."""
     if workload.cache_implementation == "static":
@@ -133,19 +154,16 @@ def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
 
 
 def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None) -> Formula:
-    """The formula of a turn; traced now if nobody has it. One that begins with keys and values is of its shape alone."""
+    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values, or reaches a sliding
+    window, is traced at its shape alone."""
     shape = shape_of(workload, turn)
     config, key = formula_key(workload, shape, gpu)
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
-                  generation=generation_of(workload, turn, min(turn.new_tokens, TRACED_TOKENS)))
+                  generation=generation_of(workload, turn, traced_tokens(turn, config.windows)))
 
-    def trace(key: store.Key) -> Formula:
-        from predictor.tracing import trace_formula
-
-        return trace_formula(config, key, progress=progress)
-
-    keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
-    return store.get(keys[-1:], trace)
+    alone = bool(turn.past) or key.generation.tokens > TRACED_TOKENS or (
+        key.generation.cache == "static" and shape.sequence % 8 > 0)  # masks' rows are padded to multiples of 8
+    return formula_of(config, key, shape, workload.dtype, progress, alone=alone)
 
 
 def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:

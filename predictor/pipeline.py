@@ -253,7 +253,12 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
     config, key = formula_key(workload, shape, gpu)
     if evaluation:
         key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
+    return formula_of(config, key, shape, workload.dtype, progress)
 
+
+def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
+               *, alone: bool = False) -> Formula:
+    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
@@ -261,9 +266,10 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
+    keys = keys[-1:] if alone else keys
     found = store.get(keys, trace)
     if isinstance(config, code_models.CodeModel):
-        agrees = code_models.agrees(config, found, shape, workload.dtype)
+        agrees = code_models.agrees(config, found, shape, dtype)
         return found if agrees else store.get(keys[-1:], trace)
     images = -(-shape.images // shape.batch)
     tokens = found.facts.room(images)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,13 @@ class Recorder(TorchDispatchMode):
         """The recording as it stands; what happens from now on is not in it."""
         recording, self.recording = self.recording, Recording()
         return recording
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What happens inside is not recorded, nor later that it ends."""
+        with self:
+            yield
+        self.closed()
 
     def mark(self, kind: int, index: int) -> None:
         """Note something of a sharded model that happens here (``formula.Mark``)."""

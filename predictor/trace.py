@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +53,14 @@ class Tracer(Recorder):
         self.twins.follow(func, args, kwargs, _tensors(out))
         self._play(name, args, kwargs, out)
         return out
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """As the recorder's; workspaces that it makes will be made again."""
+        made = set(self._made)
+        with super().unseen():
+            yield
+        self._made = made
 
     def _positions(self, indices) -> list[torch.Tensor | None]:
         """Indices with the places of a mask's true values in its stead (ATen/native/IndexingUtils.h, expandTensors)."""

@@ -1,4 +1,4 @@
-"""What is generated: one reply to a prompt, or the turns of a conversation, each a call of transformers' ``generate``."""
+"""What is generated: one reply to a prompt, or the turns of a conversation, each a call of ``generate``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Conversation:
                 raise Invalid(f'must have one key, "turns", not {show(", ".join(map(str, value)), 80)}')
             value = value["turns"]
         if not isinstance(value, (list, tuple)) or not value:
-            raise Invalid(f"must be a list of turns such as {{tokens: 600, images: 1, new_tokens: 64}}, not {show(value)}")
+            raise Invalid("must be a list of turns such as {tokens: 600, images: 1, new_tokens: 64}, not "
+                          f"{show(value)}")
         if len(value) > MOST_TURNS:
             raise Invalid(f"has {len(value)} turns: at most {MOST_TURNS} are predicted")
         return tuple(self._turn(number, turn) for number, turn in enumerate(value, 1))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from predictor.samples import Samples
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
-          "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
+          "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
+          "gpu": "GPU and software"}
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:

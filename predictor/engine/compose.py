@@ -136,11 +136,6 @@ class Vocabulary:
         self._names = {name: index for index, name in enumerate(micro.events.names)}
         self._constants: dict[int, int] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of modules and operators, as rows name them."""
-        return tuple(self._names)
-
     def size(self, size_bytes: int) -> int:
         """Row of a byte count in the size table."""
         return self._traced + self._constants.setdefault(size_bytes, len(self._constants))

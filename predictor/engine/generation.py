@@ -1,7 +1,8 @@
 """A run of inference: start-up, then calls of ``generate`` one after the other, each as long as was asked for.
 
-Of a call, :data:`predictor.turns.TRACED_TOKENS` new tokens are traced at most. The two decode steps before the last one
-are alike but for sizes that grow by the same bytes in each; more tokens repeat the second of them.
+Of a call, :data:`predictor.turns.TRACED_TOKENS` new tokens are traced, or more where a sliding window is reached. The
+two decode steps before the last one are alike but for sizes that grow by the same bytes in each; more tokens repeat the
+second of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.engine.compose import Tape, Vocabulary
+from predictor.engine.compose import Tape
 from predictor.engine.setup import Setup
 from predictor.engine.shared import to_device
 from predictor.events import FACTORS, Buffers, EventList, Factor
@@ -19,7 +20,6 @@ from predictor.formula import MicroStep
 from predictor.gpus import Gpu
 from predictor.regimes import NotOneRegime
 from predictor.sizes import Shape, SizeTable, Workspace
-from predictor.turns import TRACED_TOKENS
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,51 +33,62 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """All events of one call, buffers numbered from 0 on, with bytes; ``kept`` as in :class:`MicroStep`."""
+    """All events of one call, buffers numbered from 0 on, with bytes.
+
+    Attributes:
+        traced: how many buffers, the first ones, are as they were traced.
+        kept: as in :class:`MicroStep`.
+    """
 
     kind: np.ndarray
     buffer: np.ndarray
     moment: np.ndarray
     buffers: Buffers
     size_bytes: np.ndarray
+    traced: int
     kept: np.ndarray
 
 
 def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
-    """The events of a run; sizes are right at these shapes only."""
-    start = Tape()
+    """The events of a run. Sizes of what was traced of the first call are formulas of its shape; all others are right
+    at these shapes only."""
+    start, traced = Tape(), pieces[0].micro.events
     to_device(start, setup)
-    vocabulary = Vocabulary(pieces[0].micro)
-    columns, parts, sizes = [start.columns()[:3]], [vocabulary.buffers(start.attributes)], []
-    sizes.append(np.array([size for size, *_ in start.attributes], dtype=np.int64))
-    steps, names = [np.zeros(len(start.rows), dtype=np.int16)], list(vocabulary.names)
-    cache, workspaces, first = np.empty(0, np.int32), set(), len(start.attributes)
+    names = {name: row for row, name in enumerate(traced.names)}
+    sizes = {}  # bytes -> row after those of the first trace
+
+    def rows_of(found: Sequence[int]) -> np.ndarray:
+        return np.array([len(traced.sizes) + sizes.setdefault(size, len(sizes)) for size in found], dtype=np.int32)
+
+    def names_of(found: Sequence[str]) -> np.ndarray:
+        return np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int32)
+
+    size_bytes, streams, factors, modules, operators = zip(*start.attributes)
+    buffers = [Buffers(rows_of(size_bytes), *(np.array(column, dtype=np.int8) for column in (streams, factors)),
+                       names_of(modules), names_of(operators))]
+    columns, steps, live = [start.columns()[:3]], [np.zeros(len(start.rows), dtype=np.int16)], len(start.attributes)
+    cache, workspaces = np.empty(0, np.int32), set()
     for number, piece in enumerate(pieces, 1):
         call = longer(piece, gpu)
-        numbered = first + np.arange(len(call.buffers), dtype=np.int32)
-        own = np.ones(len(call.buffers), dtype=bool)  # what others made is not made again
+        numbered = live + np.arange(len(call.buffers), dtype=np.int32)
+        own = np.ones(len(call.buffers), dtype=bool)  # what an earlier call made is not made again
         if len(call.kept) and call.kept[0, 0] >= 0:
             numbered[call.kept[:, 0]], own[call.kept[:, 0]] = cache, False
+        cache = numbered[call.kept[:, 1]]
         for buffer in _workspaces(piece.micro):
             own[buffer] = call.size_bytes[buffer] not in workspaces
             workspaces.add(int(call.size_bytes[buffer]))
-        there = own[call.buffer] | (call.kind < 0)
-        columns.append(np.stack([call.kind, numbered[call.buffer], call.moment])[:, there])
-        steps.append(np.full(there.sum(), number, dtype=np.int16))
-        cache = numbered[call.kept[:, 1]] if len(call.kept) else cache
-        known = {name: row for row, name in enumerate(names)}
-        rows = np.array([known.setdefault(name, len(known)) for name in piece.micro.events.names], dtype=np.int32)
-        names = list(known)
-        parts.append(Buffers(call.buffers.size, call.buffers.stream, call.buffers.factor, rows[call.buffers.module],
-                             rows[call.buffers.operator]))
-        sizes.append(call.size_bytes)
-        first += len(call.buffers)
+        said = own[call.buffer] | (call.kind < 0)
+        columns.append(np.stack([call.kind, numbered[call.buffer], call.moment])[:, said])
+        steps.append(np.full(said.sum(), number, dtype=np.int16))
+        symbolic = call.traced if number == 1 else 0
+        row, name = rows_of(call.size_bytes[symbolic:].tolist()), names_of(piece.micro.events.names)
+        buffers.append(Buffers(np.concatenate([call.buffers.size[:symbolic], row]), call.buffers.stream,
+                               call.buffers.factor, name[call.buffers.module], name[call.buffers.operator]))
+        live += len(call.buffers)
     kind, buffer, moment = np.concatenate(columns, axis=1)
-    different, size = np.unique(np.concatenate(sizes), return_inverse=True)
-    buffers = Buffers.concatenate(parts)
-    buffers = Buffers(size.astype(np.int32), buffers.stream, buffers.factor, buffers.module, buffers.operator)
     return EventList(kind.astype(np.int8), buffer.astype(np.int32), moment.astype(np.int8), np.concatenate(steps),
-                     buffers, SizeTable.constants(different), tuple(names))
+                     Buffers.concatenate(buffers), traced.sizes.with_constants(list(sizes)), tuple(names))
 
 
 def _workspaces(micro: MicroStep) -> list[int]:
@@ -88,42 +99,64 @@ def _workspaces(micro: MicroStep) -> list[int]:
 
 
 def longer(piece: Piece, gpu: Gpu) -> Call:
-    """A call with as many tokens as were asked for."""
-    events, cuts = piece.micro.events, piece.micro.cuts
+    """A call with as many tokens as were asked for.
+
+    Raises:
+        NotOneRegime: the traced decode steps are not alike.
+    """
+    events, cuts, kept = piece.micro.events, piece.micro.cuts, piece.micro.kept
     sizes = events.sizes.at(piece.shape, gpu)[events.buffers.size]
-    more = piece.new_tokens - TRACED_TOKENS
-    whole = Call(events.kind, events.buffer, events.moment, events.buffers, sizes, piece.micro.kept)
+    more = piece.new_tokens - 1 - len(cuts)
     if more <= 0:
-        return whole
-    before, repeated, last = cuts[-3:]
+        return Call(events.kind, events.buffer, events.moment, events.buffers, sizes, len(sizes), kept)
+    before, repeated, last = cuts[-3:].tolist()
     made = np.cumsum(events.kind == 1)
-    bases = [int(made[cut - 1]) for cut in (before, repeated, last)]
-    step = slice(repeated, last)
-    each, same = bases[2] - bases[1], events.buffer[step] - bases[1]
-    if bases[1] - bases[0] != each or repeated - before != last - repeated or (
-            same != events.buffer[before:repeated] - bases[0]).any() or (
-            events.kind[before:repeated] != events.kind[step]).any():
+    older, newer, newest = (int(made[cut - 1]) for cut in (before, repeated, last))  # their first buffers
+    each, step = newest - newer, slice(repeated, last)
+    relative = events.buffer[step] - newer
+    if newer - older != each or not (
+            np.array_equal(events.kind[before:repeated], events.kind[step])
+            and np.array_equal(events.buffer[before:repeated] - older, relative)):
         raise NotOneRegime("decode steps differ from each other")
     times = np.arange(1, more + 1)
-    grown = _grown(sizes[bases[0]:bases[1]], sizes[bases[1]:bases[2]], sizes[bases[2]:], times)
-    late = events.buffer >= bases[0]
-    tail = np.where(late, events.buffer + more * each, events.buffer)[last:]
-    rows = np.concatenate([np.arange(bases[2]), np.tile(np.arange(bases[1], bases[2]), more),
-                           np.arange(bases[2], len(events.buffers))])
-    found = np.concatenate([sizes[:bases[2]], grown.ravel()[:len(rows) - bases[2]], sizes[bases[2] + each:]])
-    kept = np.where(piece.micro.kept >= bases[0], piece.micro.kept + more * each, piece.micro.kept)
+    grown = _grown(piece, gpu, sizes, (older, newer, newest), np.append(times, more + 1))
+    rows = np.concatenate([np.arange(newest), np.tile(np.arange(newer, newest), more),
+                           np.arange(newest, len(events.buffers))])
+
+    def later(buffers: np.ndarray) -> np.ndarray:
+        return np.where(buffers >= older, buffers + more * each, buffers)
+
     return Call(
         kind=np.concatenate([events.kind[:last], np.tile(events.kind[step], more), events.kind[last:]]),
-        buffer=np.concatenate([events.buffer[:last], (bases[1] + same + each * times[:, None]).ravel(), tail]),
+        buffer=np.concatenate([events.buffer[:last], (newer + relative + each * times[:, None]).ravel(),
+                               later(events.buffer[last:])]),
         moment=np.concatenate([events.moment[:last], np.tile(events.moment[step], more), events.moment[last:]]),
         buffers=Buffers(*(getattr(events.buffers, name)[rows] for name in Buffers.__dataclass_fields__)),
-        size_bytes=found, kept=kept)
+        size_bytes=np.concatenate([sizes[:newest], grown.ravel()[:len(rows) - newest], sizes[newest + each:]]),
+        traced=newest, kept=later(kept))
 
 
-def _grown(older: np.ndarray, newer: np.ndarray, newest: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Bytes of each buffer of the repeated step, ``int64[steps + 1, buffers]``; the last row is of the last step, which
+def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int], times: np.ndarray) -> np.ndarray:
+    """Bytes of each buffer of the repeated step, ``int64[steps, buffers]``; the last row is of the last step, which
     does not prepare another."""
-    growth = newer - older
-    if (newest[:len(newer)] - newer[:len(newest)] != growth[:len(newest)]).any():
+    first, second, third = (sizes[base:base + bases[2] - bases[1]] for base in bases)
+    growth = second - first
+    grown = second + times[:, None] * growth
+    table, row_of = piece.micro.events.sizes, piece.micro.events.buffers.size
+    uneven = third - second[:len(third)] != growth[:len(third)]
+    for index in range(len(second)):
+        earlier, later = (_workspace(table, row_of[base + index]) for base in bases[:2])
+        if later:
+            dimensions = [(p(piece.shape), q(piece.shape)) for p, q in zip(earlier.dimensions, later.dimensions)]
+            grown[:, index] = later.of(gpu, *(new + times * (new - old) for old, new in dimensions))
+            uneven[index:index + 1] = False
+    if uneven.any():
         raise NotOneRegime("sizes of decode steps do not grow evenly")
-    return newer + np.append(times, times[-1] + 1)[:, None] * growth
+    return grown
+
+
+def _workspace(table: SizeTable, row: int) -> Workspace | None:
+    """The workspace that a size row is, if it is one."""
+    columns = np.flatnonzero(table.coefficients[row])
+    term = table.terms[columns[0]] if len(columns) == 1 else None
+    return term if isinstance(term, Workspace) else None
