@@ -70,7 +70,7 @@ def same_list(first: Recording, other: Recording, shape: Shape) -> None:
 def signature(recording: Recording) -> list:
     """What two recordings of one regime share: everything but the bytes."""
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
-            recording.cuts, recording.kept,
+            recording.cuts, recording.cache,
             [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
              for b in recording.buffers]]
 
@@ -204,10 +204,10 @@ def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | N
 
 
 def _of_generation(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Where forwards begin, and the rows of a kept cache, of a recorded call of ``generate``."""
+    """Where forwards begin, and the rows of keys and values, of a recorded call of ``generate``."""
     if Moment.PREFILL not in recording.moments:
         return None, None
-    return np.array(recording.cuts, dtype=np.int32), np.array(recording.kept, dtype=np.int32).reshape(-1, 2)
+    return np.array(recording.cuts, dtype=np.int32), np.array(recording.cache, dtype=np.int32).reshape(-1, 2)
 
 
 def _persistent(recording: Recording) -> np.ndarray:

@@ -21,7 +21,7 @@ from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
-OPTIONAL = ("marks", "owners", "cuts", "kept")
+OPTIONAL = ("marks", "owners", "cuts", "cache")
 """Arrays that only steps traced for ZeRO-3 have, and only calls of ``generate``."""
 
 
@@ -58,7 +58,7 @@ class MicroStep:
         owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers; those that
             ``EXTERNAL`` marks name come last.
         cuts: ``int32[f]`` of a call of ``generate``: the events before which its second and later forwards begin.
-        kept: ``int32[c, 2]`` of the same: buffers of keys and values that the caller has, before (-1: none) and after.
+        cache: ``int32[c, 2]`` of the same: buffers of keys and values, before (-1: none) and after the last forward.
     """
 
     events: EventList
@@ -67,7 +67,7 @@ class MicroStep:
     marks: np.ndarray | None = None
     owners: np.ndarray | None = None
     cuts: np.ndarray | None = None
-    kept: np.ndarray | None = None
+    cache: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +166,9 @@ def _limits_of_sharded(formula: Formula) -> list[Rows]:
 
 def _limits_of_generation(formula: Formula) -> list[Rows]:
     """The same of a call of ``generate``; -1, which stands for no buffer, is counted as the first."""
-    cuts, kept, events = formula.micro.cuts, formula.micro.kept, formula.micro.events
-    return [] if cuts is None or kept is None else [(cuts, len(events) + 1),
-                                                    (np.maximum(kept, 0).ravel(), len(events.buffers))]
+    cuts, cache, events = formula.micro.cuts, formula.micro.cache, formula.micro.events
+    return [] if cuts is None or cache is None else [(cuts, len(events) + 1),
+                                                     (np.maximum(cache, 0).ravel(), len(events.buffers))]
 
 
 def term_to_json(term) -> list:

@@ -101,8 +101,8 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
     """Record one call, inputs and result included: what the recording does not free is a workspace, or the cache that
     the caller keeps.
 
-    ``cuts`` of the recording are the events before which the second and later forwards begin; ``kept`` has the rows of
-    a kept cache's tensors, before the call (-1: there are none yet) and after it.
+    ``cuts`` of the recording are the events before which the second and later forwards begin; ``cache`` has the rows of
+    keys and values, before the call (-1: there are none yet) and after its last forward.
     """
     prepare(model)
     cache = new_cache(model) if wanted.kept else None
@@ -113,7 +113,7 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
 
     def rows(held) -> list[int]:
         """Of keys and values, layer by layer; watched from now on, if they are not yet."""
-        found = [tensor for layer in held.layers for tensor in (layer.keys, layer.values)] if held else []
+        found = [tensor for layer in held.layers for tensor in (layer.keys, layer.values)]
         for tensor in found:
             recorder.watch(tensor, "cache", role="cache")
         return [recorder.row_of(tensor) for tensor in found]
@@ -124,8 +124,10 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
             recorder.recording.cuts.append(len(recorder.recording.events))
 
     def ended(held) -> None:
-        for row in rows(held):
+        after = rows(held)
+        for row in after:
             recorder.recording.buffers[row].role = "cache"
+        recorder.recording.cache = list(zip(before or [-1] * len(after), after))
 
     if wanted.past and any(hasattr(module, "rope_deltas") for module in model.modules()):
         with recorder.unseen(), torch.no_grad():  # which the model keeps from the turn before
@@ -139,8 +141,6 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
             ids = reply(model, batch, wanted, cache, begun, ended)
             del ids
             batch.clear()
-            after = rows(cache)
-            recorder.recording.kept = list(zip(before or [-1] * len(after), after))
             return recorder.closed()
     finally:
         gc.enable()

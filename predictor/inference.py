@@ -37,9 +37,11 @@ class InferenceJob(Job):
     """Calls of ``generate`` in place of training steps; ``formula`` and ``shape`` are those of the first.
 
     Attributes:
-        pieces: each call with its own formula.
+        turns: each call of ``generate``.
+        pieces: the same with their formulas.
     """
 
+    turns: tuple[Turn, ...] = ()
     pieces: tuple[Piece, ...] = ()
 
     @property
@@ -62,7 +64,9 @@ class InferenceJob(Job):
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        return ()
+        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory) with "
+                 "this prompt as what it profiles: assumed, never measured")
+        return (paged,) if self.workload.gpu_memory_utilization else ()
 
     @property
     def loop(self) -> str | None:
@@ -93,7 +97,7 @@ def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJo
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
                   allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu)
-    return InferenceJob(workload, first, setup, shape, gpu, chosen, pieces=tuple(pieces))
+    return InferenceJob(workload, first, setup, shape, gpu, chosen, turns=said, pieces=tuple(pieces))
 
 
 def settled(workload: Workload) -> Workload:

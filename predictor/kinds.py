@@ -7,6 +7,7 @@ from typing import Any
 
 from predictor import models
 from predictor.formula import Formula
+from predictor.modes import OF_INFERENCE
 from predictor.workload import Workload
 
 LEARNED = {"formula": "learned"}
@@ -73,7 +74,7 @@ def _options(given: Mapping[str, Any] | None) -> str:
 
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] = {
-    "formula": ((), lambda *_: "traced"),
+    "formula": (("mode",), lambda workload, _: "traced" if workload.mode == "training" else "traced generate"),
     "model": (("model", "video_frames"), _model),
     "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
     "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload"), _engine),
@@ -92,6 +93,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] 
 }
 """Name -> the workload's keys that it is of, and its text."""
 OF_NO_KIND = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
-              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions")
+              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",
+              *OF_INFERENCE)
 """Keys that are numbers of a range, or ask another question of the same job. ``deepspeed`` says much in ``zero_stage``;
 its buckets are numbers."""

@@ -47,7 +47,7 @@ Progress = Callable[[Sequence], Iterable]
 
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False, minimum_capacity: bool = False,
-            samples: Samples | None = None, progress: Progress | None = None,
+            maximum_load: bool = False, samples: Samples | None = None, progress: Progress | None = None,
             tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict one workload's peak memory.
 
@@ -57,6 +57,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
             ``max_split_size_mb`` up to a minute.
+        maximum_load: of inference, also search the longest prompt and the most sequences that fit: some seconds.
         samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: hears of each limit, in bytes, that the search tries.
@@ -65,6 +66,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
+    if samples is not None and workload.mode == "inference":
+        raise InputError("samples are of training: leave them out, or mode inference")
     if samples is not None:
         from predictor.dataset import Dataset
 
@@ -74,6 +77,12 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         job = prepare(workload, progress)
     found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+    if workload.mode == "inference":
+        from predictor import replies
+
+        return replace(found, inference=replies.inference(job, maximum_load, progress))
+    if maximum_load:
+        raise InputError("maximum_load is of inference: add mode inference, or leave it out")
     if samples is None:
         return found
     return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,

@@ -45,7 +45,7 @@ class Recording:
     marks: list[tuple[int, int, int]] = field(default_factory=list)
     owners: list[tuple[int, int]] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
-    kept: list[tuple[int, int]] = field(default_factory=list)
+    cache: list[tuple[int, int]] = field(default_factory=list)
 
 
 Place = Callable[[], tuple[str, bool]]

@@ -347,9 +347,8 @@ class Workload:
         return filled
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as plain data: a valid workload file again. Keys of another mode
-        are None."""
-        return {name: thaw(getattr(self, name)) if modes.has(self.mode, name) else None for name in KEYS}
+        """Every key of its mode with its value, defaults included, as plain data: a valid workload file again."""
+        return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name)}
 
     @property
     def computes_in(self) -> str:

@@ -37,7 +37,8 @@ class Call:
 
     Attributes:
         traced: how many buffers, the first ones, are as they were traced.
-        kept: as in :class:`MicroStep`.
+        cache: as in :class:`MicroStep`.
+        growth_bytes: of the cache in the last decode step; None without two to compare.
     """
 
     kind: np.ndarray
@@ -46,7 +47,13 @@ class Call:
     buffers: Buffers
     size_bytes: np.ndarray
     traced: int
-    kept: np.ndarray
+    cache: np.ndarray
+    growth_bytes: int | None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values after the last forward."""
+        return int(self.size_bytes[self.cache[:, 1]].sum())
 
 
 def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
@@ -72,9 +79,9 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
         call = longer(piece, gpu)
         numbered = live + np.arange(len(call.buffers), dtype=np.int32)
         own = np.ones(len(call.buffers), dtype=bool)  # what an earlier call made is not made again
-        if len(call.kept) and call.kept[0, 0] >= 0:
-            numbered[call.kept[:, 0]], own[call.kept[:, 0]] = cache, False
-        cache = numbered[call.kept[:, 1]]
+        if call.cache[0, 0] >= 0:
+            numbered[call.cache[:, 0]], own[call.cache[:, 0]] = cache, False
+        cache = numbered[call.cache[:, 1]]
         for buffer in _workspaces(piece.micro):
             own[buffer] = call.size_bytes[buffer] not in workspaces
             workspaces.add(int(call.size_bytes[buffer]))
@@ -93,9 +100,8 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
 
 def _workspaces(micro: MicroStep) -> list[int]:
     """Buffers that the first call makes for all."""
-    kept = set(micro.kept[:, 1].tolist())
-    return [row for row in micro.persistent.tolist() if row not in kept
-            and micro.events.buffers.factor[row] == FACTORS.index(Factor.TEMPORARIES)]
+    return [row for row in micro.persistent.tolist()
+            if micro.events.buffers.factor[row] == FACTORS.index(Factor.TEMPORARIES)]
 
 
 def longer(piece: Piece, gpu: Gpu) -> Call:
@@ -104,14 +110,19 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
     Raises:
         NotOneRegime: the traced decode steps are not alike.
     """
-    events, cuts, kept = piece.micro.events, piece.micro.cuts, piece.micro.kept
+    events, cuts, cache = piece.micro.events, piece.micro.cuts, piece.micro.cache
     sizes = events.sizes.at(piece.shape, gpu)[events.buffers.size]
     more = piece.new_tokens - 1 - len(cuts)
-    if more <= 0:
-        return Call(events.kind, events.buffer, events.moment, events.buffers, sizes, len(sizes), kept)
-    before, repeated, last = cuts[-3:].tolist()
     made = np.cumsum(events.kind == 1)
-    older, newer, newest = (int(made[cut - 1]) for cut in (before, repeated, last))  # their first buffers
+    begins = made[cuts - 1].tolist()  # the first buffer of each decode step
+    held, growth = cache[:, 1], None
+    if len(begins) > 1:
+        before = np.where(held >= begins[-1], held - begins[-1] + begins[-2], held)
+        growth = int((sizes[held] - sizes[before]).sum())
+    if more <= 0:
+        return Call(events.kind, events.buffer, events.moment, events.buffers, sizes, len(sizes), cache, growth)
+    before, repeated, last = cuts[-3:].tolist()
+    older, newer, newest = begins[-3:]
     each, step = newest - newer, slice(repeated, last)
     relative = events.buffer[step] - newer
     if newer - older != each or not (
@@ -133,7 +144,7 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
         moment=np.concatenate([events.moment[:last], np.tile(events.moment[step], more), events.moment[last:]]),
         buffers=Buffers(*(getattr(events.buffers, name)[rows] for name in Buffers.__dataclass_fields__)),
         size_bytes=np.concatenate([sizes[:newest], grown.ravel()[:len(rows) - newest], sizes[newest + each:]]),
-        traced=newest, kept=later(kept))
+        traced=newest, cache=later(cache), growth_bytes=growth)
 
 
 def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int], times: np.ndarray) -> np.ndarray:

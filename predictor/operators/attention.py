@@ -28,7 +28,10 @@ def cudnn_backward(call: Call) -> None:
 
 def flash_forward(call: Call) -> None:
     """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset."""
-    dimensions = attention_dimensions(call.args[0])
+    query, key = call.args[:2]
+    dimensions = attention_dimensions(query)
+    if key.shape[2] != query.shape[2]:
+        dimensions += (key.shape[2],)
     call.results(*call.out[:2])
     partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
     call.results()
