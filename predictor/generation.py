@@ -90,7 +90,8 @@ def reply(model, batch: dict[str, torch.Tensor], wanted: Generation, cache: Any 
              model.register_forward_hook(after, with_kwargs=True)]
     model._previous_max_cache_length = -1  # a static cache is as long as this call says, whatever came before
     try:
-        return model.generate(**batch, generation_config=config, **({} if cache is None else {"past_key_values": cache}))
+        given = {} if cache is None else {"past_key_values": cache}
+        return model.generate(**batch, generation_config=config, **given)
     finally:
         for hook in hooks:
             hook.remove()
@@ -131,7 +132,9 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
 
     if wanted.past and any(hasattr(module, "rope_deltas") for module in model.modules()):
         with recorder.unseen(), torch.no_grad():  # which the model keeps from the turn before
-            reply(model, {name: values.clone() for name, values in batch.items()}, Generation(1), None, lambda _: None)
+            copies = {name: values.clone() for name, values in batch.items()}
+            reply(model, copies, Generation(1), None, lambda _: None)
+            del copies
     before = rows(cache) if wanted.past else []
     recorder.watch_inputs(batch)
     gc.collect()

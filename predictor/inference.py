@@ -64,8 +64,8 @@ class InferenceJob(Job):
 
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
-        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory) with "
-                 "this prompt as what it profiles: assumed, never measured")
+        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
+                 "with this prompt as what it profiles: assumed, never measured")
         return (paged,) if self.workload.gpu_memory_utilization else ()
 
     @property

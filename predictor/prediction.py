@@ -158,8 +158,8 @@ class Inference:
         cache_bytes: of keys and values at the end of the last reply.
         cache_bytes_per_token: what the last token of a sequence added to them; of a static cache, its share.
         turns: each call of ``generate``.
-        longest_prompt_tokens: the longest prompt, in steps of 8 tokens, that fits with this reply; None if nobody asked,
-            or of a conversation.
+        longest_prompt_tokens: the longest prompt, in steps of 8 tokens, that fits with this reply; None if nobody
+            asked, or of a conversation.
         concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
         paged: None without ``gpu_memory_utilization``.
     """

@@ -60,8 +60,8 @@ def _highest(run: Run, moment: Moment, turn: int) -> int | None:
 
 
 def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int | None:
-    """Tokens of the longest prompt that fits with the job's batch, images and reply, in steps of 8; 0 if none does, None
-    of a conversation."""
+    """Tokens of the longest prompt that fits with the job's batch, images and reply, in steps of 8; 0 if none does,
+    None of a conversation."""
     workload = job.workload
     if workload.conversation is not None:
         return None
@@ -112,8 +112,8 @@ def _bisect(holds: Callable[[int], bool], low: int, high: int, known: int | None
 
 
 def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged | None:
-    """vLLM's accounting: what ``gpu_memory_utilization`` of the GPU leaves beside weights, what a forward of the prompts
-    takes, and the runtime (vllm/v1/worker/gpu_worker.py, determine_available_memory), in blocks of all layers
+    """vLLM's accounting: what ``gpu_memory_utilization`` of the GPU leaves beside weights, what a forward of the
+    prompts takes, and the runtime (vllm/v1/worker/gpu_worker.py, determine_available_memory), in blocks of all layers
     (vllm/v1/core/kv_cache_utils.py, get_num_blocks)."""
     workload = job.workload
     utilization, block = workload.gpu_memory_utilization, workload.block_size

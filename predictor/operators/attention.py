@@ -27,9 +27,13 @@ def cudnn_backward(call: Call) -> None:
 
 
 def flash_forward(call: Call) -> None:
-    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset."""
+    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query,
+    heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped)."""
     query, key = call.args[:2]
-    dimensions = attention_dimensions(query)
+    batch, heads, rows, width = attention_dimensions(query)
+    if rows == 1:
+        heads, rows = key.shape[1], heads // key.shape[1]
+    dimensions = (batch, heads, rows, width)
     if key.shape[2] != query.shape[2]:
         dimensions += (key.shape[2],)
     call.results(*call.out[:2])

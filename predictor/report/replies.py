@@ -28,8 +28,8 @@ def sentences(prediction: Prediction) -> list[str]:
         paged = held.paged
         found.append(
             f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
-            f"{size_text(max(paged.reserved_bytes, 0))} for {paged.blocks:,} blocks of {paged.block_size} tokens, which "
-            f"hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
+            f"{size_text(max(paged.reserved_bytes, 0))} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
+            f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
     return found
 
 
