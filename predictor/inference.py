@@ -115,6 +115,10 @@ def settled(workload: Workload) -> Workload:
                          "are predicted")
     if workload.conversation is None and workload.sequence_length is None:
         raise InputError("sequence_length is not given: say how many tokens a prompt has, image tokens included")
+    images = [workload.images_per_sample or 0, *(turn["images"] for turn in workload.conversation or ())]
+    if any(images) and not config.kind.has_media:
+        key = "images_per_sample" if workload.conversation is None else "conversation: images"
+        raise InputError(f"{key} {max(images)}: {config.name} takes no images; leave it out")
     check_pictures(workload, config)
     if workload.conversation is not None:
         return workload
