@@ -28,7 +28,7 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "use_liger_kernel": (lambda w: w.use_liger_kernel, BF16 | {"offload": (None,)}),
     "flash_attention_2": (lambda w: w.attn_implementation == "flash_attention_2", BF16 | {"offload": (None,)}),
     "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
-    "per_device_eval_batch_size": (lambda w: w.mode == "training" and w.per_device_eval_batch_size,
+    "per_device_eval_batch_size": (lambda w: w.evaluates,
                                    BF16 | OWN_KERNELS | {"quantization": (None,)}),
 } | {
     f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":

@@ -86,7 +86,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] 
     "padding": (("padding",), lambda workload, _: workload.padding),
     "kernels": (("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
     "evaluation": (("per_device_eval_batch_size",),
-                   lambda workload, _: "one" if workload.per_device_eval_batch_size else "none"),
+                   lambda workload, _: "one" if workload.evaluates else "none"),
     "accumulation": (("gradient_accumulation_steps",),
                      lambda workload, _: "several" if workload.gradient_accumulation_steps > 1 else "one"),
     "allocator_conf": (("allocator_conf",), lambda workload, _: workload.allocator_conf or "default"),

@@ -13,7 +13,7 @@ OF_INFERENCE = ("max_new_tokens", "cache_implementation", "max_cache_len", "conv
 """Keys of inference alone."""
 OF_BOTH = ("mode", "model", "quantization", "sequence_length", "images_per_sample", "image_size", "video_frames",
            "per_device_eval_batch_size", "dtype", "attn_implementation", "sdpa_backend", "gpu", "capacity_bytes",
-           "allocator_conf", "profile", "versions")
+           "allocator_conf", "profile", "versions", "rank")
 """Keys that both have; all others are of training alone."""
 ANSWERED_BY_TURNS = ("sequence_length", "images_per_sample", "max_new_tokens")
 """Keys that a conversation says itself."""
@@ -43,8 +43,9 @@ def resolve(values: dict[str, Any], given: dict[str, Any]) -> None:
                 "" if mode == "inference" else ", or add mode inference"))
     if mode == "training":
         return
-    values["gradient_checkpointing"] = False
-    values["per_device_eval_batch_size"] = values["per_device_eval_batch_size"] or 1
+    values["recipe"], values["gradient_checkpointing"] = "inference", False  # as jobs are named
+    batch = values["per_device_eval_batch_size"] or 1
+    values["per_device_eval_batch_size"] = values["per_device_train_batch_size"] = batch
     if values["conversation"] is not None:
         for key in ANSWERED_BY_TURNS:
             if key in given:

@@ -351,6 +351,11 @@ class Workload:
         return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name)}
 
     @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation follows training steps."""
+        return self.mode == "training" and self.per_device_eval_batch_size is not None
+
+    @property
     def computes_in(self) -> str:
         """The dtype of its large products."""
         return self.dtype if self.mixed_precision == "none" else self.mixed_precision

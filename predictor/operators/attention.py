@@ -27,15 +27,12 @@ def cudnn_backward(call: Call) -> None:
 
 
 def flash_forward(call: Call) -> None:
-    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query,
-    heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped)."""
+    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query, as
+    in decoding, heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped)."""
     query, key = call.args[:2]
-    batch, heads, rows, width = attention_dimensions(query)
+    dimensions = batch, heads, rows, width = attention_dimensions(query)
     if rows == 1:
-        heads, rows = key.shape[1], heads // key.shape[1]
-    dimensions = (batch, heads, rows, width)
-    if key.shape[2] != query.shape[2]:
-        dimensions += (key.shape[2],)
+        dimensions = (batch, key.shape[1], heads // key.shape[1], width, key.shape[2])
     call.results(*call.out[:2])
     partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
     call.results()

@@ -20,7 +20,7 @@ def title(prediction: Prediction) -> str:
         return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
                            f"learned ({w['learned']})"))
     if w.get("mode") == "inference":
-        return _inference(w)
+        return inference(w)
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
     accumulation = w.get("gradient_accumulation_steps", 1)
     parts = [
@@ -39,7 +39,8 @@ def title(prediction: Prediction) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _inference(w: Mapping[str, Any]) -> str:
+def inference(w: Mapping[str, Any]) -> str:
+    """A workload of inference in one line."""
     turns = w.get("conversation")
     said = f"{len(turns)} turns" if turns else f"{w['sequence_length']:,} tokens, {w['max_new_tokens']:,} new ones"
     return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {said}",

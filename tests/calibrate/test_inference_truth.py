@@ -10,9 +10,8 @@ from calibrate.measure import measure
 from predictor import pipeline, survival
 from predictor.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator
-from tests.predictor.small_models import IMAGE_TEXT
+from tests.predictor.small_models import IMAGE_TEXT, TEXT
 from tests.predictor.test_inference import LLAVA, MISTRAL, TURNS
-from tests.predictor.small_models import TEXT
 
 
 @needs_emulator

@@ -140,7 +140,8 @@ def test_the_peaks_of_the_moments_are_those_of_the_turns(model):
 
 
 def test_what_is_said_to_fit_fits_and_no_more(model):
-    workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, capacity_bytes=(1 << 30) + (40 << 20))
+    workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, per_device_eval_batch_size=8,
+                     capacity_bytes=(1 << 30) + (40 << 20))
     found = pipeline.predict(workload, maximum_load=True).inference
     for key, most, more in (("sequence_length", found.longest_prompt_tokens, 8),
                             ("per_device_eval_batch_size", found.concurrent_sequences, 1)):
