@@ -15,10 +15,10 @@ import numpy as np
 from predictor.engine.compose import Tape
 from predictor.engine.setup import Setup
 from predictor.engine.shared import to_device
+from predictor.errors import InputError
 from predictor.events import FACTORS, Buffers, EventList, Factor
 from predictor.formula import MicroStep
 from predictor.gpus import Gpu
-from predictor.regimes import NotOneRegime
 from predictor.sizes import Shape, SizeTable, Workspace
 
 
@@ -108,7 +108,7 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
     """A call with as many tokens as were asked for.
 
     Raises:
-        NotOneRegime: the traced decode steps are not alike.
+        InputError: the traced decode steps are not alike.
     """
     events, cuts, cache = piece.micro.events, piece.micro.cuts, piece.micro.cache
     sizes = events.sizes.at(piece.shape, gpu)[events.buffers.size]
@@ -128,7 +128,7 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
     if newer - older != each or not (
             np.array_equal(events.kind[before:repeated], events.kind[step])
             and np.array_equal(events.buffer[before:repeated] - older, relative)):
-        raise NotOneRegime("decode steps differ from each other")
+        raise _unlike(piece)
     times = np.arange(1, more + 1)
     grown = _grown(piece, gpu, sizes, (older, newer, newest), np.append(times, more + 1))
     rows = np.concatenate([np.arange(newest), np.tile(np.arange(newer, newest), more),
@@ -162,8 +162,14 @@ def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int
             grown[:, index] = later.of(gpu, *(new + times * (new - old) for old, new in dimensions))
             uneven[index:index + 1] = False
     if uneven.any():
-        raise NotOneRegime("sizes of decode steps do not grow evenly")
+        raise _unlike(piece)
     return grown
+
+
+def _unlike(piece: Piece) -> InputError:
+    most = 1 + len(piece.micro.cuts)
+    return InputError(f"max_new_tokens {piece.new_tokens}: the decode steps of this model are not alike on this GPU, "
+                      f"which is predicted for up to {most} tokens")
 
 
 def _workspace(table: SizeTable, row: int) -> Workspace | None:
