@@ -27,7 +27,7 @@ STEP_TOKENS = 8
 """Prompts are searched in such steps: rows of masks are padded to multiples of 8."""
 
 
-def inference(job: InferenceJob, maximum_load: bool, progress: Progress | None) -> Inference:
+def inference(job: InferenceJob, maximum_load: bool = False, progress: Progress | None = None) -> Inference:
     """Of a job.
 
     Raises:

@@ -24,7 +24,7 @@ from rich.progress import track
 from calibrate import warm
 from calibrate.measure import measure
 from calibrate.regression import compact
-from predictor import pipeline, survival
+from predictor import pipeline, replies, survival
 from predictor.plain import to_plain
 from predictor.workload import Workload
 
@@ -75,9 +75,10 @@ def measured(job: dict) -> dict:
     """Peaks of one job, and of each moment of each call; bytes. Start-up is call 0."""
     record = measure(Workload(**(SHARED | job)))
     return {
-        "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10],
+        "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
         "software": {name: record.job.software[name] for name in ("torch", "transformers")},
-        "seconds": round(record.job.seconds, 1), "moments": [to_plain(row) for row in record.job.moments],
+        "seconds": round(record.job.seconds, 1), "moment": record.peak("requested_bytes").moment.value,
+        "moments": [to_plain(row) for row in record.job.moments],
     } | {name: record.peak(name).bytes for name in COUNTERS}
 
 
@@ -99,7 +100,7 @@ def write_table(rows: list[dict]) -> int:
         lines.append(f"| {row['group']} | {name_of(row['job'])} | {' | '.join(cells)} |\n")
         found = {(moment["step"], moment["moment"]): moment["requested_bytes"] for moment in row["moments"]}
         inside = []
-        for turn in pipeline.predict(workload).inference.turns:
+        for turn in replies.inference(job).turns:
             highest = [off("moments", size, found[turn.turn, moment]) for moment, size in (
                 ("prefill", turn.prefill_peak_requested_bytes), ("decode", turn.decode_peak_requested_bytes)) if size]
             inside.append(f"| {turn.turn} | {turn.role} | {turn.tokens:,} | {turn.images} | {turn.new_tokens} | "
@@ -115,7 +116,7 @@ def write_table(rows: list[dict]) -> int:
 def name_of(job: dict) -> str:
     """The job's own keys in a line."""
     return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in job.items()
-                      if name != "conversation")
+                      if name not in ("mode", "conversation"))
 
 
 def bar(jobs: list, what: str):
