@@ -82,7 +82,7 @@ def run(order: Order) -> MeasuredJob:
     device.require()
     import torch
 
-    from calibrate import reference_loop
+    from calibrate import reference_generation, reference_loop
     from calibrate.peaks import Counters, MomentLog
 
     workload = Workload.from_mapping(order.workload)
@@ -102,7 +102,11 @@ def run(order: Order) -> MeasuredJob:
     failure = None
     with _history(order.snapshot) as history:
         try:
-            reference_loop.run(workload, order.rank, enter, built=history.follow if history else None)
+            built = history.follow if history else None
+            if workload.mode == "inference":
+                reference_generation.run(workload, enter, built)
+            else:
+                reference_loop.run(workload, order.rank, enter, built)
         except RuntimeError as error:  # OutOfMemoryError is one; so is what libraries raise
             if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
                 raise

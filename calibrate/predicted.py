@@ -48,7 +48,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     Raises:
         InputError: as :func:`predictor.pipeline.predict`.
     """
-    run = pipeline.prepare(workload.replace(rank=rank, profile="none")).run(workload.capacity)
+    run = pipeline.prepare(workload.replace(profile="none")).run(workload.capacity, rank)
     events, live = run.events, run.live
     begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
     rows = []

@@ -188,6 +188,10 @@ def code_to_device(model) -> None:
 
 def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:
     """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
-    batch = inputs.batch(pipeline.shape_of(workload), workload.padding)
+    return on_host(inputs.batch(pipeline.shape_of(workload), workload.padding))
+
+
+def on_host(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Ones in place of what is on meta."""
     return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
             for name, tensor in batch.items()}

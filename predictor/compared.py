@@ -35,7 +35,8 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "tensor_parallel_size": (lambda w: w.tensor_parallel_size > 1, SHARDED_LAYERS),
     "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
-    "per_device_eval_batch_size": (lambda w: w.per_device_eval_batch_size,
+    "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
+    "per_device_eval_batch_size": (lambda w: w.evaluates,
                                    BF16 | OWN_KERNELS | {"quantization": (None,)}),
 } | {
     f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":

@@ -45,6 +45,7 @@ class Factor(str, Enum):
     COMMUNICATION = "communication"
     INPUTS = "inputs"
     ALLOCATOR = "allocator"
+    KV_CACHE = "kv_cache"
 
 
 class Moment(str, Enum):
@@ -55,6 +56,8 @@ class Moment(str, Enum):
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
     EVALUATION = "evaluation"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 FACTORS = tuple(Factor)

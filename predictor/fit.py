@@ -58,7 +58,7 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
             polynomial_rows[key] = _expression(solve, key)
         size[index] = rows.setdefault(polynomial_rows[key], len(rows))
     return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
-                     *_of_sharded(first))
+                     *_of_sharded(first), *_of_generation(first))
 
 
 def same_list(first: Recording, other: Recording, shape: Shape) -> None:
@@ -70,6 +70,7 @@ def same_list(first: Recording, other: Recording, shape: Shape) -> None:
 def signature(recording: Recording) -> list:
     """What two recordings of one regime share: everything but the bytes."""
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
+            recording.cuts, recording.cache,
             [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
              for b in recording.buffers]]
 
@@ -149,7 +150,8 @@ def _table(expressions: list[Polynomial | Workspace]) -> SizeTable:
     return SizeTable(tuple(terms), coefficients)
 
 
-_FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "workspace": Factor.TEMPORARIES}
+_FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "workspace": Factor.TEMPORARIES,
+                   "cache": Factor.KV_CACHE}
 
 
 def factor_of(buffer: RecordedBuffer) -> Factor:
@@ -201,6 +203,13 @@ def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | N
         return None, None
     return (np.array(recording.marks, dtype=np.int32).reshape(-1, 3),
             np.array(recording.owners, dtype=np.int32).reshape(-1, 2))
+
+
+def _of_generation(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Where forwards begin, and the rows of keys and values, of a recorded call of ``generate``."""
+    if Moment.PREFILL not in recording.moments:
+        return None, None
+    return np.array(recording.cuts, dtype=np.int32), np.array(recording.cache, dtype=np.int32).reshape(-1, 2)
 
 
 def _persistent(recording: Recording) -> np.ndarray:

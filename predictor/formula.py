@@ -21,8 +21,8 @@ from predictor.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
-OF_SHARDED = ("marks", "owners")
-"""Arrays that only steps traced for ZeRO-3 have."""
+OPTIONAL = ("marks", "owners", "cuts", "cache")
+"""Arrays that only steps traced for ZeRO-3 have, and only calls of ``generate``."""
 
 
 class Mark(IntEnum):
@@ -57,6 +57,8 @@ class MicroStep:
         marks: ``int32[m, 3]`` of a step traced for ZeRO-3: position in ``events``, :class:`Mark`, index.
         owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers; those that
             ``EXTERNAL`` marks name come last.
+        cuts: ``int32[f]`` of a call of ``generate``: the events before which its second and later forwards begin.
+        cache: ``int32[c, 2]`` of the same: buffers of keys and values, before (-1: none) and after the last forward.
     """
 
     events: EventList
@@ -64,6 +66,8 @@ class MicroStep:
     persistent: np.ndarray
     marks: np.ndarray | None = None
     owners: np.ndarray | None = None
+    cuts: np.ndarray | None = None
+    cache: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,7 @@ def to_bytes(formula: Formula) -> bytes:
         "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
     }
     arrays |= buffers.by_name()
-    arrays |= {name: getattr(formula.micro, name) for name in OF_SHARDED if getattr(formula.micro, name) is not None}
+    arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -130,7 +134,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
-    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OF_SHARDED)),
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
                    facts, header["provenance"])
 
 
@@ -139,7 +143,8 @@ def _checked(formula: Formula) -> Formula:
     events, facts = formula.micro.events, formula.facts
     ready, buffers = formula.micro.ready, len(events.buffers)
     if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
-                                 (formula.micro.persistent, buffers), *_limits_of_sharded(formula))
+                                 (formula.micro.persistent, buffers), *_limits_of_sharded(formula),
+                                 *_limits_of_generation(formula))
             and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
             and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
         raise ValueError("inconsistent")
@@ -157,6 +162,13 @@ def _limits_of_sharded(formula: Formula) -> list[Rows]:
     return [(marks[:, 0], len(formula.micro.events) + 1), (marks[:, 1], len(Mark)), (owners[:, 0], modules),
             (owners[:, 1], len(formula.facts.parameters)),
             *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
+
+
+def _limits_of_generation(formula: Formula) -> list[Rows]:
+    """The same of a call of ``generate``; -1, which stands for no buffer, is counted as the first."""
+    cuts, cache, events = formula.micro.cuts, formula.micro.cache, formula.micro.events
+    return [] if cuts is None or cache is None else [(cuts, len(events) + 1),
+                                                     (np.maximum(cache, 0).ravel(), len(events.buffers))]
 
 
 def term_to_json(term) -> list:

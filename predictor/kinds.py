@@ -7,6 +7,7 @@ from typing import Any
 
 from predictor import models
 from predictor.formula import Formula
+from predictor.modes import OF_INFERENCE
 from predictor.workload import Workload
 
 LEARNED = {"formula": "learned"}
@@ -76,7 +77,7 @@ def _options(given: Mapping[str, Any] | None) -> str:
 
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] = {
-    "formula": ((), lambda *_: "traced"),
+    "formula": (("mode",), lambda workload, _: "traced" if workload.mode == "training" else "traced generate"),
     "model": (("model", "video_frames"), _model),
     "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
     "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
@@ -88,13 +89,14 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] 
     "padding": (("padding",), lambda workload, _: workload.padding),
     "kernels": (("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
     "evaluation": (("per_device_eval_batch_size",),
-                   lambda workload, _: "one" if workload.per_device_eval_batch_size else "none"),
+                   lambda workload, _: "one" if workload.evaluates else "none"),
     "accumulation": (("gradient_accumulation_steps",),
                      lambda workload, _: "several" if workload.gradient_accumulation_steps > 1 else "one"),
     "allocator_conf": (("allocator_conf",), lambda workload, _: workload.allocator_conf or "default"),
 }
 """Name -> the workload's keys that it is of, and its text."""
 OF_NO_KIND = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
-              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions")
+              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",
+              *OF_INFERENCE)
 """Keys that are numbers of a range, or ask another question of the same job. ``deepspeed`` says much in ``zero_stage``;
 its buckets are numbers."""

@@ -48,7 +48,7 @@ Progress = Callable[[Sequence], Iterable]
 
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False, minimum_capacity: bool = False,
-            samples: Samples | None = None, progress: Progress | None = None,
+            maximum_load: bool = False, samples: Samples | None = None, progress: Progress | None = None,
             tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict one workload's peak memory.
 
@@ -58,6 +58,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
             ``max_split_size_mb`` up to a minute.
+        maximum_load: of inference, also search the longest prompt and the most sequences that fit: some seconds.
         samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: hears of each limit, in bytes, that the search tries.
@@ -66,6 +67,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
+    if samples is not None and workload.mode == "inference":
+        raise InputError("samples are of training: leave them out, or mode inference")
     if samples is not None:
         from predictor.dataset import Dataset
 
@@ -75,6 +78,12 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         job = prepare(workload, progress)
     found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+    if workload.mode == "inference":
+        from predictor import replies
+
+        return replace(found, inference=replies.inference(job, maximum_load, progress))
+    if maximum_load:
+        raise InputError("maximum_load is of inference: add mode inference, or leave it out")
     if samples is None:
         return found
     return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,
@@ -177,6 +186,10 @@ def prepare(workload: Workload, progress: Progress | None = None) -> Job:
         from predictor import learned_job
 
         return learned_job.prepare(workload)
+    if workload.mode == "inference":
+        from predictor import inference
+
+        return inference.prepare(workload, progress)
     workload = settled(workload)
     job = at(workload, shape_of(workload), progress)
     check_shape(workload, job.formula)
@@ -189,6 +202,10 @@ def settled(workload: Workload) -> Workload:
     Raises:
         InputError: an unknown model, or one that does not take such samples.
     """
+    if workload.mode == "inference":
+        from predictor import inference
+
+        return inference.settled(workload)
     config = models.find(workload.model)
     tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:
@@ -261,7 +278,12 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
     config, key = formula_key(workload, shape, gpu)
     if evaluation:
         key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
+    return formula_of(config, key, shape, workload.dtype, progress)
 
+
+def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
+               *, alone: bool = False) -> Formula:
+    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
@@ -269,9 +291,10 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
+    keys = keys[-1:] if alone else keys
     found = store.get(keys, trace)
     if isinstance(config, code_models.CodeModel):
-        agrees = code_models.agrees(config, found, shape, workload.dtype)
+        agrees = code_models.agrees(config, found, shape, dtype)
         return found if agrees else store.get(keys[-1:], trace)
     images = -(-shape.images // shape.batch)
     tokens = found.facts.room(images)

@@ -105,6 +105,76 @@ class Chances:
 
 
 @dataclass(frozen=True)
+class TurnMemory:
+    """One call of ``generate``; ``tokens``, ``images``, ``new_tokens`` and ``cached_tokens`` are of each sequence.
+
+    Attributes:
+        role: whose words come in, ``user`` or ``tool``.
+        tokens: that the model sees at once.
+        cached_tokens: in the cache afterwards.
+        cache_bytes: of keys and values of all sequences afterwards.
+        prefill_peak_requested_bytes: the highest until the first token is there.
+        decode_peak_requested_bytes: the highest from then on; None where there is one token.
+    """
+
+    turn: int
+    role: str
+    tokens: int
+    images: int
+    new_tokens: int
+    cached_tokens: int
+    cache_bytes: int
+    prefill_peak_requested_bytes: int
+    decode_peak_requested_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Paged:
+    """What paged serving would reserve, as vLLM accounts for it: assumed, never measured.
+
+    Attributes:
+        block_bytes: keys and values of ``block_size`` tokens, of all layers.
+        reserved_bytes: what ``gpu_memory_utilization`` gives less weights, activations and runtime.
+        tokens: that the blocks hold.
+        sequences: of the workload's length that they hold at once.
+    """
+
+    gpu_memory_utilization: float
+    block_size: int
+    block_bytes: int
+    activations_bytes: int
+    runtime_bytes: int
+    reserved_bytes: int
+    blocks: int
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What inference holds.
+
+    Attributes:
+        weights_bytes: of the model on the GPU.
+        cache_bytes: of keys and values at the end of the last reply.
+        cache_bytes_per_token: what the last token of a sequence added to them; of a static cache, its share.
+        turns: each call of ``generate``.
+        longest_prompt_tokens: the longest prompt, in steps of 8 tokens, that fits with this reply; None if nobody
+            asked, or of a conversation.
+        concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
+        paged: None without ``gpu_memory_utilization``.
+    """
+
+    weights_bytes: int
+    cache_bytes: int
+    cache_bytes_per_token: int
+    turns: tuple[TurnMemory, ...]
+    longest_prompt_tokens: int | None = None
+    concurrent_sequences: int | None = None
+    paged: Paged | None = None
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The answer for one workload. All sizes are whole bytes.
 
@@ -114,6 +184,7 @@ class Prediction:
     bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
     ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
     ``samples``: what other batches of the dataset need, if the answer is of its worst.
+    ``inference``: of ``mode`` inference alone.
     ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
     ``source``: where the workload's values came from, if a framework's configuration was read.
     ``passed_bytes``: activations that modality modules which do not train keep for backward, which runs through them.
@@ -145,6 +216,7 @@ class Prediction:
     passed_bytes: Mapping[str, int] = field(default_factory=dict)
     samples: Chances | None = None
     source: Source | None = None
+    inference: Inference | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON (design, section 5): every key always present, unit in its name."""
@@ -175,6 +247,7 @@ class Prediction:
             "moments": {moment.value: dict(point) for moment, point in self.moments.items()},
             "samples": None if self.samples is None else asdict(self.samples),
             "source": self.source and self.source.to_json(),
+            "inference": None if self.inference is None else asdict(self.inference),
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }

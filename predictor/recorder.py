@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +44,8 @@ class Recording:
     gradients: list[tuple[int, str, int]] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)
     owners: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    cache: list[tuple[int, int]] = field(default_factory=list)
 
 
 Place = Callable[[], tuple[str, bool]]
@@ -106,10 +110,23 @@ class Recorder(TorchDispatchMode):
 
         weakref.finalize(storage, died).atexit = False
 
+    def watch_inputs(self, batch: dict[str, Any]) -> None:
+        """Record what the model is fed."""
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                self.watch(value, name, role="input")
+
     def closed(self) -> Recording:
         """The recording as it stands; what happens from now on is not in it."""
         recording, self.recording = self.recording, Recording()
         return recording
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What happens inside is not recorded, nor later that it ends."""
+        with self:
+            yield
+        self.closed()
 
     def mark(self, kind: int, index: int) -> None:
         """Note something of a sharded model that happens here (``formula.Mark``)."""

@@ -77,7 +77,11 @@ class Workspace:
     dimensions: tuple[Polynomial, ...]
 
     def __call__(self, shape, gpu) -> np.ndarray | int:
-        return workspaces.FUNCTIONS[self.function](gpu, *(dimension(shape) for dimension in self.dimensions))
+        return self.of(gpu, *(dimension(shape) for dimension in self.dimensions))
+
+    def of(self, gpu, *dimensions: np.ndarray | int) -> np.ndarray | int:
+        """The function's own value, of numbers."""
+        return workspaces.FUNCTIONS[self.function](gpu, *dimensions)
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(map(str, self.dimensions))})"

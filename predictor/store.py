@@ -20,6 +20,7 @@ from predictor.formula import Formula
 from predictor.lora import Adapters
 from predictor.quantization import Quantized
 from predictor.regimes import NotOneRegime
+from predictor.turns import Generation
 
 TRACER_VERSION = 3
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
@@ -47,6 +48,7 @@ class Key:
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
         no_grad: patterns of modules that run under ``torch.no_grad``, likewise.
         tensor_parallel: ranks that share each layer; left out of the document where one has all of it.
+        generation: the call of ``generate`` that is traced; left out of the document of a training step.
     """
 
     fingerprint: str
@@ -74,6 +76,7 @@ class Key:
     video_frames: int | None = None
     no_grad: tuple[str, ...] = ()
     tensor_parallel: int = 1
+    generation: Generation | None = None
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

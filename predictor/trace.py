@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +13,14 @@ from predictor import autocast, operators
 from predictor.code_models import loss_of
 from predictor.cuda_paths import INSTEAD, RESULTS, as_on_cuda
 from predictor.events import Moment
+from predictor.generation import prompt, record
 from predictor.host_copies import on_host
 from predictor.places import Places
 from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording, unpacks_itself
 from predictor.sharded import Sharded
 from predictor.tensor_parallel import local
+from predictor.turns import Generation
 from predictor.twins import Twins
 from predictor.wrapped import Wrapped
 
@@ -32,7 +34,7 @@ class Tracer(Recorder):
     def __init__(self, place) -> None:
         super().__init__(place)
         self.twins = Twins()
-        self._made: set[tuple[str, Moment]] = set()
+        self._made: set[tuple[str, bool]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(map(unpacks_itself, types)):
@@ -55,6 +57,14 @@ class Tracer(Recorder):
         self._play(name, args, kwargs, out)
         return out
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """As the recorder's; workspaces that it makes will be made again."""
+        made = set(self._made)
+        with super().unseen():
+            yield
+        self._made = made
+
     def _positions(self, indices) -> list[torch.Tensor | None]:
         """Indices with the places of a mask's true values in its stead (ATen/native/IndexingUtils.h, expandTensors)."""
         expanded: list[torch.Tensor | None] = []
@@ -76,8 +86,9 @@ class Tracer(Recorder):
                 self.watch(tensor, name, size=size)
 
         def once(function: str) -> None:
-            if (function, self.moment) not in self._made:  # autograd's device thread has handles of its own
-                self._made.add((function, self.moment))
+            thread = self.moment is Moment.BACKWARD  # autograd's device thread has handles of its own
+            if (function, thread) not in self._made:
+                self._made.add((function, thread))
                 self.allocate((function, ()), name, "workspace")
 
         play = operators.TABLE.get(name, operators.results_only)
@@ -91,7 +102,7 @@ def _tensors(out) -> list[torch.Tensor]:
 
 def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sdpa_backend: str,
           sharded: bool = False, evaluation: bool = False, wrapped: tuple[str, ...] = (),
-          mixed_precision: str = "none") -> Recording:
+          mixed_precision: str = "none", generation: Generation | None = None) -> Recording:
     """Record one micro-step of the reference loop, on meta tensors.
 
     Args:
@@ -99,14 +110,19 @@ def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sd
         options: what it is called with besides, in training.
         sharded: as under ZeRO-3.
         evaluation: an evaluation after the steps instead.
+        generation: a call of ``generate`` instead.
         wrapped: as under FSDP2 (:func:`predictor.fsdp.units`).
     """
     places = Places(model)
     tracer = Tracer(places)
+    if generation:
+        batch = prompt(batch, generation.past)
     batch = on_meta(batch, tracer.twins)
     casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
     scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
     with as_on_cuda(sdpa_backend), on_host(tracer), casts:
+        if generation:
+            return record(model, batch, generation, tracer, places)
         if evaluation:
             return record_evaluation(model, batch, tracer, places)
         hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None
@@ -123,7 +139,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     """
     recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.FORWARD
-    _watch(batch, recorder)
+    recorder.watch_inputs(batch)
     hooks = [parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name: recorder.gradient_ready(name, local(p.grad)))
              for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -152,7 +168,7 @@ def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: 
     """Run the forward of the reference loop's evaluation; what the recording does not free is an input."""
     recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
     recorder.moment = Moment.EVALUATION
-    _watch(batch, recorder)
+    recorder.watch_inputs(batch)
     prepare_evaluation(model)
     gc.collect()
     gc.disable()
@@ -172,12 +188,6 @@ def prepare_evaluation(model) -> None:
     model.eval()
     if hasattr(model, "config"):
         model.config.use_cache = False
-
-
-def _watch(batch: dict[str, Any], recorder: Recorder) -> None:
-    for name, value in batch.items():
-        if isinstance(value, torch.Tensor):
-            recorder.watch(value, name, role="input")
 
 
 def on_meta(batch: dict[str, torch.Tensor], twins: Twins) -> dict[str, torch.Tensor]:

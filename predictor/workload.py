@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from predictor import deepspeed_config, fsdp, gpus, lora, quantization
+from predictor import deepspeed_config, fsdp, gpus, lora, modes, quantization
 from predictor.deepspeed_keys import STAGE
 from predictor.engine import engines, optimizer
 from predictor.errors import InputError
 from predictor.files import parse_json, read_mapping
 from predictor.source import Source
 from predictor.suggest import nearest, show
+from predictor.turns import Conversation
 from predictor.values import (
     Choice,
     Flag,
@@ -189,6 +190,8 @@ class Workload:
 
     model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or "
                      "module:function of a model in Python")
+    mode: str = key(modes.KIND, "training", "model", "inference: what transformers' generate allocates, prefill and "
+                    "decoding")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
                       "pretrain: the projector trains; finetune: projector and language model; lora: projector and "
                       "adapters of the language model; full: all")
@@ -213,8 +216,22 @@ class Workload:
                        "something; packed: samples in one row, told apart by position_ids")
     per_device_eval_batch_size: int | None = key(
         Whole(1, MOST_SAMPLES), None, "shape", "samples in a batch of an evaluation after the steps, of which the loss "
-        "alone is kept; default: no evaluation")
+        "alone is kept; default: no evaluation. Of inference: sequences that are generated together (1)")
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
+
+    max_new_tokens: int = key(Whole(1, 1 << 22), 64, "inference", "tokens of the reply")
+    cache_implementation: str = key(
+        Choice(("dynamic", "static"), dict.fromkeys(("offloaded", "offloaded_static", "quantized", "paged"),
+                                                    "use dynamic or static")),
+        "dynamic", "inference", "of keys and values: dynamic grows, static is made once")
+    max_cache_len: int | None = key(Whole(1, 1 << 22), None, "inference", "tokens that a static cache holds at least; "
+                                    "default: the prompt and the reply")
+    conversation: tuple[FrozenMap, ...] | None = key(
+        Conversation(), None, "inference", "file with turns, each with tokens, new_tokens, images and role (user or "
+        "tool), that share one cache")
+    gpu_memory_utilization: float | None = key(Number(), None, "inference", "also say how many blocks of keys and "
+                                               "values vLLM would reserve with this share of the GPU")
+    block_size: int | None = key(Whole(1, 1024), None, "inference", "tokens in a block of vLLM's; default: 16")
 
     dtype: str = key(Choice(("bf16", "fp16", "fp32"), {}, DTYPES), "bf16", "compute",
                      "of the weights; under mixed_precision fp32, if not given")
@@ -294,7 +311,8 @@ class Workload:
         resolve(values, given, self.deepspeed_name)
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "filled_in", tuple(name for name in KEYS if name not in given))
+        object.__setattr__(self, "filled_in", tuple(
+            name for name in KEYS if name not in given and modes.has(self.mode, name)))
         if self.engine == "deepspeed":
             deepspeed_config.read(self, hidden_size=1)  # finds what this release of DeepSpeed would stop at
 
@@ -342,8 +360,13 @@ class Workload:
         return filled
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as plain data: a valid workload file again."""
-        return {name: thaw(getattr(self, name)) for name in KEYS}
+        """Every key of its mode with its value, defaults included, as plain data: a valid workload file again."""
+        return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name)}
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation follows training steps."""
+        return self.mode == "training" and self.per_device_eval_batch_size is not None
 
     @property
     def world_size(self) -> int:

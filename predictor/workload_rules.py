@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config, lora
+from predictor import deepspeed_config, lora, modes
 from predictor.engine import optimizer
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
@@ -41,6 +41,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any], deepspeed_name: str) 
     """Fills the keys that follow from others, in place, and finds what contradicts what."""
     if "model" not in given:
         raise KeyProblem("model", "is not given: name one, such as llava-1.5-7b")
+    modes.resolve(values, given)
     if values["gradient_checkpointing_modules"] and not values["gradient_checkpointing"]:
         raise KeyProblem("gradient_checkpointing_modules", "are named, but gradient_checkpointing is off")
     if not values["gradient_checkpointing"] and any(values["gradient_checkpointing_kwargs"].values()):
@@ -95,7 +96,7 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
 def _resolve_quantization(values: dict[str, Any]) -> None:
     """Layers of 4 bits belong under adapters."""
     wanted = values["quantization"]
-    if wanted is None:
+    if wanted is None or values["mode"] == "inference":
         return
     if values["recipe"] != "lora":
         raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "

@@ -90,22 +90,23 @@ def flash_dq_accumulator(gpu, batch, heads, sequence, width):
     return flash_softmax_sum(gpu, batch, heads, sequence, width) * _round_up(width, 32)
 
 
-def flash_split_sums(gpu, batch, heads, sequence, width):
-    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): nothing without splits."""
-    splits = _flash_splits(gpu, batch, heads, sequence, width)
+def flash_split_sums(gpu, batch, heads, sequence, width, keys=None):
+    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): nothing without splits; ``keys``, if there are others
+    than queries."""
+    splits = _flash_splits(gpu, batch, heads, sequence, width, sequence if keys is None else keys)
     return np.where(splits > 1, FP32 * splits * batch * heads * sequence, 0)
 
 
-def flash_split_outputs(gpu, batch, heads, sequence, width):
+def flash_split_outputs(gpu, batch, heads, sequence, width, keys=None):
     """``out_accum`` of the same function: fp32, head size rounded to 32."""
-    return flash_split_sums(gpu, batch, heads, sequence, width) * _round_up(width, 32)
+    return flash_split_sums(gpu, batch, heads, sequence, width, keys) * _round_up(width, 32)
 
 
-def _flash_splits(gpu, batch, heads, sequence, width):
+def _flash_splits(gpu, batch, heads, sequence, width, keys):
     """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
-    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    block = np.where(width <= 64, 256, np.where(width <= 128, 128, 64))
     blocks = batch * heads * _ceil_div(sequence, 64)
-    key_blocks = _ceil_div(sequence, block)
+    key_blocks = _ceil_div(keys, block)
     slots = 2 * gpu.multiprocessors
 
     def splits(count: int, keys: int) -> int:

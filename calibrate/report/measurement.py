@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calibrate.record import MeasuredOn, Record
+from predictor.report import verdict
 from predictor.report.table import table, wrapped
 from predictor.report.units import gib, size_text
 
@@ -46,7 +47,8 @@ def headline(record: Record) -> str:
     failure, peak = record.job.out_of_memory, record.peak("allocated_bytes")
     capacity = size_text(record.job.device.capacity_bytes)
     if failure is None:
-        return f"Peak {size_text(peak.bytes)} allocated of {capacity}: three steps ran."
+        ran = "three steps ran" if _trains(record) else "every reply was generated"
+        return f"Peak {size_text(peak.bytes)} allocated of {capacity}: {ran}."
     tried = f" while asking for {size_text(failure.tried_to_allocate_bytes)}" if failure.tried_to_allocate_bytes else ""
     return f"Out of memory in {failure.moment.value} of step {failure.step}{tried}; the device has {capacity}."
 
@@ -54,13 +56,20 @@ def headline(record: Record) -> str:
 def title(record: Record) -> str:
     """What ran where, in one line."""
     workload, device = record.workload, record.job.device
-    engine = f"ZeRO-{workload['zero_stage']}" if workload["engine"] == "deepspeed" else workload["engine"]
     where = f"emulated {device.name}" if record.job.measured_on is MeasuredOn.EMULATED else device.name
+    if not _trains(record):
+        return f"{verdict.inference(workload)} · {where}"
+    engine = f"ZeRO-{workload['zero_stage']}" if workload["engine"] == "deepspeed" else workload["engine"]
     return " · ".join([
         str(workload["model"]), str(workload["recipe"]),
         f"batch {workload['per_device_train_batch_size']:,} x {workload['sequence_length']:,} tokens",
         f"{engine}, rank {record.rank} of "
         f"{workload['data_parallel_size'] * workload.get('tensor_parallel_size', 1)}", where])
+
+
+def _trains(record: Record) -> bool:
+    """Records from before inference have no mode."""
+    return record.workload.get("mode", "training") == "training"
 
 
 def moments(record: Record):

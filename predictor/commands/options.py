@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from predictor.source import Source
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
-          "optimizer": "optimizer", "engine": "engine", "gpu": "GPU and software"}
+          "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
+          "gpu": "GPU and software"}
 ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
 """One of them given by an option stands for all of them that were read."""
 

@@ -15,6 +15,8 @@ EXAMPLES = """examples:
   peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
+  peakcast predict llava-1.5-7b --mode inference --sequence-length 700 --max-new-tokens 256 \\
+      --per-device-eval-batch-size 8 --gpu a100-40gb --maximum-load
 
 exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input
 """
@@ -29,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--minimum-capacity", action="store_true",
                        help="also search the smallest GPU memory that the job survives in (a second or two; with "
                        "max_split_size_mb up to a minute)")
+    group.add_argument("--maximum-load", action="store_true",
+                       help="of inference: also search the longest prompt and the most sequences at once that fit")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history, without limit if it does not fit; opens in "
@@ -44,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
 
     prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
+                         maximum_load=arguments.maximum_load,
                          samples=options.samples(arguments), progress=output.progress, tell=output.searching)
     if prediction.history is not None:
         from predictor import snapshot

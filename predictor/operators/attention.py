@@ -27,8 +27,12 @@ def cudnn_backward(call: Call) -> None:
 
 
 def flash_forward(call: Call) -> None:
-    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset."""
-    dimensions = attention_dimensions(call.args[0])
+    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query, as
+    in decoding, heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped)."""
+    query, key = call.args[:2]
+    dimensions = batch, heads, rows, width = attention_dimensions(query)
+    if rows == 1:
+        dimensions = (batch, key.shape[1], heads // key.shape[1], width, key.shape[2])
     call.results(*call.out[:2])
     partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
     call.results()

@@ -10,8 +10,8 @@ from predictor.events import Factor, Moment
 from predictor.prediction import Timeline
 
 # From the bottom of the stack: what stays for the whole step first.
-STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.INPUTS, Factor.ACTIVATIONS,
-         Factor.COMMUNICATION, Factor.TEMPORARIES, Factor.ALLOCATOR)
+STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.KV_CACHE, Factor.INPUTS,
+         Factor.ACTIVATIONS, Factor.COMMUNICATION, Factor.TEMPORARIES, Factor.ALLOCATOR)
 
 
 @dataclass(frozen=True)

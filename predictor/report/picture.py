@@ -22,11 +22,12 @@ MARKS = {
     Factor.COMMUNICATION: ("◆", "C", "magenta"),
     Factor.TEMPORARIES: ("×", "T", "red"),
     Factor.ALLOCATOR: ("·", "R", "bright_black"),
+    Factor.KV_CACHE: ("◇", "K", "bright_green"),
 }
 AXIS_WIDTH = 8
 LEAST = 6  # characters of a moment: room for its name
 SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt",
-         Moment.EVALUATION: "eval"}
+         Moment.EVALUATION: "eval", Moment.PREFILL: "prefill", Moment.DECODE: "decode"}
 
 
 def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bool = False) -> Text:

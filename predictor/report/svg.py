@@ -19,6 +19,7 @@ COLOURS = {
     Factor.PARAMETERS: "#0072b2", Factor.OPTIMIZER_STATES: "#56b4e9", Factor.GRADIENTS: "#009e73",
     Factor.INPUTS: "#999999", Factor.ACTIVATIONS: "#f0e442", Factor.COMMUNICATION: "#cc79a7",
     Factor.TEMPORARIES: "#d55e00", Factor.ALLOCATOR: "#000000",
+    Factor.KV_CACHE: "#44aa99",
 }
 
 

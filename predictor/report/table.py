@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.events import Factor
 from predictor.prediction import Prediction
-from predictor.report import samples, source, verdict
+from predictor.report import replies, samples, source, verdict
 from predictor.report.units import gib, share, size_text
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ def report(console: Console, prediction: Prediction) -> None:
     factors(console, prediction)
     console.print(moment_table(prediction))
     console.print()
+    if prediction.inference:
+        console.print(replies.turn_table(prediction.inference))
+        console.print()
     tail(console, prediction)
 
 
@@ -40,7 +43,7 @@ def head(console: Console, prediction: Prediction) -> None:
     console.print(rows)
     console.print()
     console.print(verdict.peak_text(prediction.peak))
-    for sentence in samples.sentences(prediction):
+    for sentence in (*samples.sentences(prediction), *replies.sentences(prediction)):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)
     console.print()
@@ -71,14 +74,14 @@ def calibration(prediction: Prediction) -> list[str]:
 def defaults(prediction: Prediction) -> list[str]:
     """``key value`` of each key that the user did not give and that has a value."""
     return [f"{key} {_value(prediction.workload.get(key))}" for key in prediction.filled_in
-            if prediction.workload.get(key) not in (None, [], (), {})]
+            if key != "mode" and prediction.workload.get(key) not in (None, [], (), {})]
 
 
 def factors(console: Console, prediction: Prediction) -> None:
     """What the peak is made of, and what of it more GPUs do not lower, if that is most of the parameters."""
     console.print(factor_table(prediction, console.width))
     frozen = prediction.frozen_bytes or 0
-    if 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
+    if prediction.inference is None and 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
         for line in wrapped(console, f"{gib(frozen)}\xa0GiB of the parameters are frozen: every GPU holds them whole, "
                                      "so more GPUs do not lower that.", indent=0):
             console.print(line)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from predictor.events import Moment
 from predictor.prediction import Bound, Peak, Prediction
 from predictor.report.units import size_text
 
@@ -15,6 +19,8 @@ def title(prediction: Prediction) -> str:
         shape = {"batch": "per_device_train_batch_size", "sequence": "sequence_length", "images": "images_per_sample"}
         return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
                            f"learned ({w['learned']})"))
+    if w.get("mode") == "inference":
+        return inference(w)
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
     gpus = w.get("data_parallel_size", 1) * w.get("tensor_parallel_size", 1)
     accumulation = w.get("gradient_accumulation_steps", 1)
@@ -33,6 +39,14 @@ def title(prediction: Prediction) -> str:
         f"learned ({w['learned']})" if "learned" in w else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def inference(w: Mapping[str, Any]) -> str:
+    """A workload of inference in one line."""
+    turns = w.get("conversation")
+    said = f"{len(turns)} turns" if turns else f"{w['sequence_length']:,} tokens, {w['max_new_tokens']:,} new ones"
+    return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {said}",
+                       str(w["dtype"]), f"{w['cache_implementation']} cache"))
 
 
 def verdict(prediction: Prediction) -> str:
@@ -61,16 +75,20 @@ def failure(prediction: Prediction) -> str:
     error = prediction.out_of_memory
     if error is None:
         return ""
-    when = "start-up" if error.step == 0 else f"{error.moment.value} of step {error.step}"
+    when = "start-up" if error.step == 0 else f"{error.moment.value} of {_step(error.moment)} {error.step}"
     where = " in ".join(part for part in (error.operator, error.module) if part)
     return f" in {when} on rank {error.rank}, where {where or 'an allocation'} wants {size_text(error.requested_bytes)}"
 
 
 def peak_text(peak: Peak) -> str:
     """Where the peak is, as a sentence."""
-    when = "start-up" if peak.step == 0 else f"step {peak.step}"
+    when = "start-up" if peak.step == 0 else f"{_step(peak.moment)} {peak.step}"
     return f"The peak is in {peak.moment.value} of {when} on rank {peak.rank}: {peak.operator or 'an allocation'}" + (
         f" in {peak.module}." if peak.module else ".")
+
+
+def _step(moment: Moment) -> str:
+    return "turn" if moment in (Moment.PREFILL, Moment.DECODE) else "step"
 
 
 def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:

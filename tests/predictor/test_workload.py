@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InputError
+from predictor.modes import OF_INFERENCE
 from predictor.workload import KEYS, Workload
 
 ENOUGH = {"model": "llava-1.5-7b", "sequence_length": 1024}
@@ -25,7 +26,7 @@ def error_of(**keys) -> str:
 def test_the_documented_defaults():
     workload = make()
     assert workload.resolved() == ENOUGH | {
-        "recipe": "finetune", "trainable": [], "frozen": [], "lora": None, "quantization": None,
+        "mode": "training", "recipe": "finetune", "trainable": [], "frozen": [], "lora": None, "quantization": None,
         "per_device_train_batch_size": 1, "images_per_sample": None, "image_size": None, "video_frames": None, "padding": "none", "per_device_eval_batch_size": None,
         "gradient_accumulation_steps": 1,
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",
@@ -40,7 +41,7 @@ def test_the_documented_defaults():
 
 def test_filled_in_names_exactly_the_keys_that_were_not_given():
     workload = make(recipe="finetune", max_grad_norm=1.0)
-    assert set(workload.filled_in) == set(KEYS) - {"model", "sequence_length", "recipe", "max_grad_norm"}
+    assert set(workload.filled_in) == set(KEYS) - {"model", "sequence_length", "recipe", "max_grad_norm", *OF_INFERENCE}
 
 
 def test_none_means_not_given():

@@ -1,0 +1,192 @@
+"""A workload of inference: the job that ``pipeline`` prepares in place of a training job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from predictor import calibrated, code_models, gpus, models, profile
+from predictor.engine.generation import Piece, compose
+from predictor.engine.setup import Setup
+from predictor.errors import InputError
+from predictor.facts import ModelFacts
+from predictor.formula import Formula
+from predictor.formula_key import check_pictures, formula_key
+from predictor.gpus import Gpu
+from predictor.kinds import kinds
+from predictor.models import Kind
+from predictor.pipeline import DEFAULT_GPU, Job, formula_of
+from predictor.run import Run, evaluate
+from predictor.sizes import Shape
+from predictor.turns import TRACED_TOKENS, Generation, Turn, check_positions, turns
+from predictor.workload import Workload
+
+if TYPE_CHECKING:
+    from predictor.pipeline import Progress
+
+LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
+        "one length, and torch.compile, which generate applies by itself to a static cache")
+
+MOST_UNTIL_WINDOW = 64
+"""Decode steps that are traced one by one until a sliding window is reached."""
+
+
+@dataclass(frozen=True)
+class InferenceJob(Job):
+    """Calls of ``generate`` in place of training steps; ``formula`` and ``shape`` are those of the first.
+
+    Attributes:
+        turns: each call of ``generate``.
+        pieces: the same with their formulas.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """There is one GPU."""
+        return 0
+
+    def ranks(self, limit_bytes: int | None) -> list[int]:
+        """There is one GPU."""
+        return [0]
+
+    def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
+        """Start-up and all calls; they do not depend on the limit."""
+        events = compose(self.pieces, self.setup, self.gpu)
+        return evaluate(events, 0, self.shape, self.gpu, calibrated.coefficients(self.profile))
+
+    def described(self) -> Mapping[str, Any]:
+        """Every key with its value."""
+        return self.workload.resolved()
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not modelled of this job."""
+        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
+                 "with this prompt as what it profiles: assumed, never measured")
+        return (paged,) if self.workload.gpu_memory_utilization else ()
+
+    @property
+    def loop(self) -> str | None:
+        """What the reference loop of inference leaves out."""
+        return LOOP
+
+
+def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJob:
+    """A workload of inference with its formulas.
+
+    Raises:
+        InputError: an unknown model, turns without room for their images, a cache longer than the model's positions,
+            or what is not predicted.
+    """
+    workload = settled(workload)
+    config, gpu = models.find(workload.model), gpus.find(workload.gpu or DEFAULT_GPU)
+    said = turns(workload)
+    check_positions(said, positions_of(config), workload.max_cache_len, config.name)
+    pieces, formulas = [], []
+    for turn in said:
+        formula = find_formula(workload, turn, gpu, progress)
+        check_room(workload, turn, formula.facts)
+        pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
+        formulas.append(formula)
+    first, shape = formulas[0], pieces[0].shape
+    chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
+                            kinds(workload, first))
+    setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
+                  gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
+                  allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu)
+    return InferenceJob(workload, first, setup, shape, gpu, chosen, turns=said, pieces=tuple(pieces))
+
+
+def settled(workload: Workload) -> Workload:
+    """With what a sequence has, as far as the model settles it.
+
+    Raises:
+        InputError: a model that generates nothing, or does not take such prompts.
+    """
+    config = models.find(workload.model)
+    if isinstance(config, code_models.CodeModel):
+        raise InputError(f"mode inference: {config.name} is a function of yours, whose generate nobody knows: name a "
+                         "model of transformers")
+    if config.kind not in (Kind.TEXT, Kind.IMAGE_TEXT):
+        raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}: text and image-text models "
+                         "are predicted")
+    if workload.conversation is None and workload.sequence_length is None:
+        raise InputError("sequence_length is not given: say how many tokens a prompt has, image tokens included")
+    images = [workload.images_per_sample or 0, *(turn["images"] for turn in workload.conversation or ())]
+    if any(images) and not config.kind.has_media:
+        key = "images_per_sample" if workload.conversation is None else "conversation: images"
+        raise InputError(f"{key} {max(images)}: {config.name} takes no images; leave it out")
+    check_pictures(workload, config)
+    if workload.conversation is not None:
+        return workload
+    return workload.fill(images_per_sample=int(config.kind.has_media))
+
+
+def positions_of(config: models.ModelConfig) -> int | None:
+    """Positions that the language model knows, where its configuration says so."""
+    text = config.document.get("text_config")
+    found = (text if isinstance(text, dict) else config.document).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def shape_of(workload: Workload, turn: Turn) -> Shape:
+    """What the model sees at once in the first forward of a turn."""
+    batch = workload.per_device_eval_batch_size
+    return Shape(batch, turn.tokens, batch * turn.images)
+
+
+def traced_tokens(turn: Turn, windows: list[int]) -> int:
+    """How many tokens of a reply are traced: those until a sliding window is reached, if it is in the reply.
+
+    Raises:
+        InputError: they would be too many.
+    """
+    seen = turn.past + turn.tokens
+    until = max((window - seen for window in windows if seen < window < turn.cached), default=0)
+    if until > MOST_UNTIL_WINDOW:
+        raise InputError(f"max_new_tokens {turn.new_tokens}: the reply reaches the sliding window of {seen + until:,} "
+                         f"tokens after {until:,} tokens, which is predicted up to {MOST_UNTIL_WINDOW}: give a prompt "
+                         f"of at least {seen + until - MOST_UNTIL_WINDOW:,} tokens, or a reply that does not reach it")
+    return min(turn.new_tokens, TRACED_TOKENS + until)
+
+
+def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
+    """The call of ``generate`` of a turn, of which so many new tokens are looked at."""
+    if workload.cache_implementation == "static":
+        length = max(turn.cached, workload.max_cache_len or 0)
+        return Generation(tokens, "static", length - turn.tokens)
+    return Generation(tokens, past=turn.past, kept=workload.conversation is not None)
+
+
+def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None) -> Formula:
+    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values, or reaches a sliding
+    window, is traced at its shape alone."""
+    shape = shape_of(workload, turn)
+    config, key = formula_key(workload, shape, gpu)
+    key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
+                  generation=generation_of(workload, turn, traced_tokens(turn, config.windows)))
+
+    alone = bool(turn.past) or key.generation.tokens > TRACED_TOKENS or (
+        key.generation.cache == "static" and shape.sequence % 8 > 0)  # masks' rows are padded to multiples of 8
+    return formula_of(config, key, shape, workload.dtype, progress, alone=alone)
+
+
+def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:
+    """A prompt must hold the tokens of its images, and one of text."""
+    filled = facts.room(turn.images)
+    if turn.images and turn.tokens <= filled:
+        name = "sequence_length" if workload.conversation is None else "conversation: tokens"
+        raise InputError(f"{name} {turn.tokens}: no room for {turn.images} image(s), which fill {filled} tokens: give "
+                         f"at least {filled + 1}")
+
+
+def build(workload: Workload):
+    """The workload's model on the meta device."""
+    from predictor import parser
+
+    return parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation, recipe="full",
+                        dtype=workload.dtype)
+

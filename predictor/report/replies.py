@@ -1,0 +1,47 @@
+"""What inference holds, as text: weights, cache, a table of turns, what a GPU serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from predictor.prediction import Inference, Prediction
+from predictor.report.units import gib, size_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def sentences(prediction: Prediction) -> list[str]:
+    """Lines below the peaks; none of training."""
+    held = prediction.inference
+    if held is None:
+        return []
+    found = [f"Weights {size_text(held.weights_bytes)}; keys and values {size_text(held.cache_bytes)} after the last "
+             f"reply, {held.cache_bytes_per_token:,} bytes a token of each sequence."]
+    if held.longest_prompt_tokens is not None:
+        found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens."
+                     if held.longest_prompt_tokens else "No prompt fits.")
+    if held.concurrent_sequences is not None:
+        what = "conversations" if len(held.turns) > 1 else "sequences"
+        found.append(f"At once fit {held.concurrent_sequences:,} {what}.")
+    if held.paged is not None:
+        paged = held.paged
+        found.append(
+            f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
+            f"{size_text(max(paged.reserved_bytes, 0))} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
+            f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
+    return found
+
+
+def turn_table(held: Inference) -> Table:
+    """A row a call of ``generate``."""
+    from predictor.report.table import table
+
+    rows = table("turn", "role", "tokens in", "images", "new tokens", "in cache", "cache (GiB)", "prefill (GiB)",
+                 "decode (GiB)", numbers=True)
+    for turn in held.turns:
+        decode = turn.decode_peak_requested_bytes
+        rows.add_row(str(turn.turn), turn.role, f"{turn.tokens:,}", f"{turn.images:,}", f"{turn.new_tokens:,}",
+                     f"{turn.cached_tokens:,}", gib(turn.cache_bytes), gib(turn.prefill_peak_requested_bytes),
+                     "" if decode is None else gib(decode))
+    return rows

@@ -1,0 +1,41 @@
+"""Calls of ``generate`` against the real ones on emulated GPUs: each moment of each call, to the byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from calibrate.measure import measure
+from predictor import pipeline, survival
+from predictor.workload import Workload
+from tests.calibrate.small_jobs import needs_emulator
+from tests.predictor.small_models import IMAGE_TEXT, TEXT
+from tests.predictor.test_inference import LLAVA, MISTRAL, TURNS
+
+POSITIONS_BYTES = {"qwen2_5_vl": 32}
+"""What a model keeps of its positions from one turn to a later one, a few integers, is not followed."""
+
+
+@needs_emulator
+@pytest.mark.usefixtures("formula_cache")
+@pytest.mark.parametrize(("document", "keys"), [
+    (TEXT["llama"], {"sequence_length": 50, "per_device_eval_batch_size": 3}),
+    (TEXT["llama"], {"sequence_length": 2001, "gpu": "a100-80gb"}),
+    (LLAVA, {"sequence_length": 50, "images_per_sample": 2, "cache_implementation": "static", "max_cache_len": 150}),
+    (LLAVA, {"conversation": TURNS, "per_device_eval_batch_size": 2}),
+    (IMAGE_TEXT["qwen2_5_vl"], {"conversation": TURNS, "image_size": 56}),
+    (MISTRAL, {"sequence_length": 50, "dtype": "fp16"}),
+], ids=["dynamic", "flash", "static", "conversation", "qwen-conversation", "window"])
+def test_a_measured_job_is_predicted(tmp_path, document, keys):
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    asked = Workload(**{"model": str(tmp_path), "mode": "inference", "gpu": "h100-80gb", "profile": "none"} | keys)
+    record, job = measure(asked), pipeline.prepare(asked)
+    found = survival.play(job.run(asked.capacity), job.setup.allocator, total_bytes=asked.capacity)
+    assert [(row.step, row.moment) for row in record.job.moments] == [
+        (row.step, row.moment) for row in record.predicted.moments]
+    for measured, predicted in zip(record.job.moments, record.predicted.moments):
+        off = measured.requested_bytes - predicted.requested_bytes
+        assert 0 <= off <= POSITIONS_BYTES.get(document["model_type"], 0)
+    assert record.peak("allocated_bytes").bytes == found.peak_allocated_bytes
+    assert record.peak("reserved_bytes").bytes == found.peak_reserved_bytes

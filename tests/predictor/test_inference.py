@@ -1,0 +1,226 @@
+"""Inference: what is said of a workload, and what is composed from a few traced tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor import gpus, inference, models, pipeline, regimes
+from predictor.cli import main
+from predictor.engine.generation import Piece, longer
+from predictor.errors import InputError
+from predictor.events import Moment
+from predictor.formula_key import formula_key
+from predictor.turns import TRACED_TOKENS, turns
+from predictor.workload import Workload
+from tests.predictor.small import small_config
+from tests.predictor.small_models import LLAMA, TEXT
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64} | LLAMA
+LLAVA = small_config(max_position_embeddings=1024)
+TOKEN_BYTES = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * 16 * 2
+"""Keys and values of a token of the small Llama: heads of 16 numbers of bf16."""
+TURNS = [{"tokens": 40, "images": 1, "new_tokens": 9}, {"tokens": 10, "new_tokens": 5},
+         {"role": "tool", "tokens": 30, "new_tokens": 1}, {"tokens": 20, "images": 2, "new_tokens": 8}]
+GPU = gpus.find("h100-80gb")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def formula_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    def path(document: dict) -> str:
+        made = tmp_path_factory.mktemp("model") / "config.json"
+        made.write_text(json.dumps(document))
+        return str(made)
+
+    return {"llama": path(TEXT["llama"]), "llava": path(LLAVA), "mistral": path(MISTRAL), "bert": path(TEXT["bert"]),
+            "t5": path(TEXT["t5"])}
+
+
+def asked(model: str, **keys) -> Workload:
+    return Workload(**{"model": model, "mode": "inference", "profile": "none"} | keys)
+
+
+def error_of(model: str, **keys) -> str:
+    with pytest.raises(InputError) as caught:
+        pipeline.predict(asked(model, **keys))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def traced(workload: Workload, tokens: int):
+    """The call as a trace of so many tokens at its own shape gives it."""
+    from predictor.tracing import trace_formula
+
+    turn, = turns(inference.settled(workload))
+    shape = inference.shape_of(workload, turn)
+    config, key = formula_key(workload, shape, GPU)
+    key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
+                  regime=regimes.narrowing(key.regime, shape)[-1],
+                  generation=inference.generation_of(workload, turn, tokens))
+    return longer(Piece(trace_formula(config, key).micro, shape, turn.new_tokens), GPU)
+
+
+@pytest.mark.parametrize(("name", "keys"), [
+    ("llama", {"sequence_length": 90, "per_device_eval_batch_size": 5}),
+    ("llava", {"sequence_length": 75, "images_per_sample": 2, "per_device_eval_batch_size": 3}),
+    ("llama", {"sequence_length": 96, "cache_implementation": "static", "max_cache_len": 128}),
+])
+def test_a_reply_is_composed_from_traces_of_other_shapes_and_fewer_tokens(model, name, keys):
+    """Every event and size, as if all tokens had been traced at this shape."""
+    workload = inference.settled(asked(model[name], max_new_tokens=20, **keys))
+    assert traced_tokens(workload) == TRACED_TOKENS
+    composed = longer(pipeline.prepare(workload).pieces[0], GPU)
+    whole = traced(workload, 20)
+    for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
+        assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
+
+
+def traced_tokens(workload: Workload) -> int:
+    return inference.traced_tokens(turns(workload)[0], models.find(workload.model).windows)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_dynamic_cache_holds_every_token_but_the_last(model, batch):
+    found = pipeline.predict(asked(model["llama"], sequence_length=50, max_new_tokens=30,
+                                   per_device_eval_batch_size=batch)).inference
+    assert found.cache_bytes == batch * (50 + 30 - 1) * TOKEN_BYTES
+    assert found.cache_bytes_per_token == TOKEN_BYTES
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(None, 50 + 30 - 1), (70, 79), (200, 200)])
+def test_a_static_cache_is_as_long_as_asked_or_as_needed(model, length, tokens):
+    found = pipeline.predict(asked(model["llama"], sequence_length=50, max_new_tokens=30, max_cache_len=length,
+                                   cache_implementation="static")).inference
+    assert found.cache_bytes == tokens * TOKEN_BYTES
+
+
+def test_a_sliding_window_bounds_the_cache(model):
+    """DynamicSlidingWindowLayer keeps window - 1 tokens as a view of those and the newest."""
+    found = pipeline.predict(asked(model["mistral"], sequence_length=100, max_new_tokens=30)).inference
+    assert found.cache_bytes == 64 * TOKEN_BYTES
+
+
+def test_a_window_that_is_reached_in_the_reply_is_traced_until_then(model):
+    assert traced_tokens(asked(model["mistral"], sequence_length=50, max_new_tokens=64)) == TRACED_TOKENS + 14
+    found = pipeline.predict(asked(model["mistral"], sequence_length=50, max_new_tokens=64)).inference
+    assert found.cache_bytes == 64 * TOKEN_BYTES
+
+
+def test_the_turns_of_a_conversation_share_a_cache(model):
+    found = pipeline.predict(asked(model["llava"], conversation=TURNS)).inference
+    each = 2 * LLAVA["text_config"]["num_hidden_layers"] * 64 * 2
+    assert [turn.cached_tokens for turn in found.turns] == [48, 63, 94, 122]
+    assert [turn.cache_bytes for turn in found.turns] == [each * tokens for tokens in (48, 63, 94, 122)]
+    assert [turn.tokens for turn in found.turns] == [40, 11, 31, 21]
+    assert found.turns[2].role == "tool" and found.turns[2].decode_peak_requested_bytes is None
+
+
+def test_a_conversation_from_a_file_is_that_of_a_list(model, tmp_path):
+    path = tmp_path / "turns.yaml"
+    path.write_text(json.dumps({"turns": TURNS}))
+    assert asked(model["llava"], conversation=str(path)) == asked(model["llava"], conversation=TURNS)
+
+
+def test_the_peaks_of_the_moments_are_those_of_the_turns(model):
+    found = pipeline.predict(asked(model["llava"], conversation=TURNS))
+    for moment, name in ((Moment.PREFILL, "prefill"), (Moment.DECODE, "decode")):
+        peaks = [getattr(turn, f"{name}_peak_requested_bytes") or 0 for turn in found.inference.turns]
+        assert max(peaks) == found.moments[moment]["requested_bytes"]
+    assert found.peak_requested.bytes == max(found.moments[moment]["requested_bytes"] for moment in found.moments)
+
+
+def test_what_is_said_to_fit_fits_and_no_more(model):
+    workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, per_device_eval_batch_size=8,
+                     capacity_bytes=(1 << 30) + (40 << 20))
+    found = pipeline.predict(workload, maximum_load=True).inference
+    for key, most, more in (("sequence_length", found.longest_prompt_tokens, 8),
+                            ("per_device_eval_batch_size", found.concurrent_sequences, 1)):
+        assert pipeline.predict(workload.replace(**{key: most})).verdict == "fits"
+        assert pipeline.predict(workload.replace(**{key: most + more})).verdict != "fits"
+
+
+def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
+    """vLLM: requested memory less weights, the peak of a forward beside them, and the runtime."""
+    found = pipeline.predict(asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
+                                   capacity_bytes=4 << 30))
+    paged, weights = found.inference.paged, found.inference.weights_bytes
+    assert paged.block_bytes == 16 * TOKEN_BYTES
+    assert paged.reserved_bytes == (2 << 30) - weights - paged.activations_bytes - paged.runtime_bytes
+    assert paged.blocks == paged.reserved_bytes // paged.block_bytes
+    assert paged.sequences == paged.blocks // 8  # 128 tokens in the cache are eight blocks
+    assert any("assumed, never measured" in note for note in found.not_modelled)
+
+
+def test_the_factors_of_the_peak_name_the_cache(model):
+    found = pipeline.predict(asked(model["llama"], sequence_length=500, max_new_tokens=8))
+    assert sum(found.factors.values()) == found.peak_allocated.bytes
+    assert found.to_json()["factors"]["kv_cache"] >= found.inference.cache_bytes - 8 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(("name", "keys", "says"), [
+    ("llama", {"sequence_length": 4090}, "a cache of 4,153 tokens is longer than the 4,096 positions that"),
+    ("llama", {"sequence_length": 10, "cache_implementation": "static", "max_cache_len": 5000},
+     "max_cache_len 5,000 is longer than the 4,096 positions that"),
+    ("llama", {}, "sequence_length is not given"),
+    ("llama", {"sequence_length": 10, "images_per_sample": 1}, "takes no images; leave it out"),
+    ("llava", {"sequence_length": 4}, "sequence_length 4: no room for 1 image(s), which fill 4 tokens"),
+    ("llava", {"conversation": [{"tokens": 3, "images": 1, "new_tokens": 2}]},
+     "conversation: tokens 3: no room for 1 image(s)"),
+    ("bert", {"sequence_length": 10}, "BertForMaskedLM is not predicted"),
+    ("t5", {"sequence_length": 10}, "T5ForConditionalGeneration is not predicted"),
+    ("llama", {"sequence_length": 10, "gpu_memory_utilization": 0.9}, "gpu_memory_utilization: of which GPU?"),
+    ("mistral", {"sequence_length": 90, "gpu_memory_utilization": 0.9, "gpu": "h100-80gb"}, "sliding windows"),
+    ("llama", {"sequence_length": 10, "quantization": {"load_in_4bit": True}}, "quantization"),
+])
+def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
+    assert says in error_of(model[name], **keys)
+
+
+@pytest.mark.parametrize(("keys", "says"), [
+    ({"optim": "sgd"}, "optim is of training, but mode is inference: leave it out"),
+    ({"mode": "training", "max_new_tokens": 5}, "max_new_tokens is of inference, but mode is training"),
+    ({"conversation": TURNS}, "sequence_length is given, but so is conversation"),
+    ({"max_cache_len": 50}, "max_cache_len is given, but only a static cache has a length"),
+    ({"block_size": 32}, "block_size is of paged serving"),
+    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5: it must be above 0 and at most 1"),
+    ({"cache_implementation": "offloaded"}, "cache_implementation"),
+    ({"attn_implementation": "flash_attention_2"}, "attn_implementation is flash_attention_2"),
+    ({"sequence_length": None, "conversation": [{"tokens": 5, "new_token": 4}]}, "turn 1 has an unknown key"),
+    ({"sequence_length": None, "conversation": [{"tokens": 5}]}, "turn 1 has no new_tokens"),
+    ({"sequence_length": None, "conversation": []}, "must be a list of turns"),
+    ({"sequence_length": None, "conversation": TURNS, "cache_implementation": "static"}, "use dynamic"),
+])
+def test_keys_that_contradict_each_other_are_refused_by_name(keys, says):
+    with pytest.raises(InputError) as caught:
+        asked("llama-3.1-8b", **{"sequence_length": 10} | keys)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_resolved_workload_of_inference_is_a_valid_workload_again(model):
+    for keys in ({"sequence_length": 10, "gpu_memory_utilization": 0.9}, {"conversation": TURNS}):
+        workload = asked(model["llava"], **keys)
+        assert Workload.from_mapping(workload.resolved()) == workload
+        assert "optim" not in workload.resolved()
+
+
+def test_the_command_tells_weights_cache_and_turns(model, tmp_path, capsys):
+    path = tmp_path / "turns.json"
+    path.write_text(json.dumps({"turns": TURNS}))
+    words = ["predict", model["llava"], "--mode", "inference", "--conversation", str(path), "--profile", "none"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "inference · batch 1 x 4 turns" in text and "Weights" in text and "tool" in text
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [turn["cached_tokens"] for turn in document["inference"]["turns"]] == [48, 63, 94, 122]
+    assert document["workload"]["mode"] == "inference"
