@@ -14,7 +14,6 @@ from predictor.values import thaw
 if TYPE_CHECKING:
     from predictor.workload import Workload
 
-OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
 OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
             "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
             "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
@@ -36,8 +35,8 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
     "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
-    "per_device_eval_batch_size": (lambda w: w.evaluates,
-                                   BF16 | OWN_KERNELS | {"quantization": (None,)}),
+    "per_device_eval_batch_size": (lambda w: w.evaluates, {
+        "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),
 } | {
     f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":
         (lambda w, name=name: name_of(w.engine, w.zero_stage) == name, entry.compared)

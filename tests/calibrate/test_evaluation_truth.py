@@ -23,7 +23,10 @@ LOSSES_BYTES = 4 * LARGE
 @pytest.mark.parametrize("changes", [
     {}, {"padding": "right", "recipe": "lora", "engine": "ddp", "data_parallel_size": 2},
     {"zero_stage": 2, "data_parallel_size": 8, "rank": 7, "sdpa_backend": "flash"},
-], ids=["torch", "ddp-lora-padded", "zero2-flash"])
+    {"mixed_precision": "bf16"}, {"dtype": "fp32", "padding": "packed"},
+    {"mixed_precision": "fp16", "engine": "ddp", "data_parallel_size": 2},
+    {"recipe": "lora", "quantization": {"load_in_4bit": True}},
+], ids=["torch", "ddp-lora-padded", "zero2-flash", "autocast", "fp32-packed", "fp16-autocast-ddp", "qlora"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE, **changes)
     record, run, simulation = measured_and_predicted(asked)
@@ -51,13 +54,16 @@ def test_an_evaluation_keeps_keys_and_values_of_every_layer(tmp_path, formula_ca
 
 @needs_emulator
 @pytest.mark.usefixtures("formula_cache")
-@pytest.mark.parametrize("zero", [{}, {"zero_stage": 2, "data_parallel_size": 8, "rank": 7}], ids=["torch", "zero2"])
-def test_the_trainers_own_evaluation_is_predicted(tmp_path, zero):
-    asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE, **zero)
+@pytest.mark.parametrize(("keys", "arguments"), [
+    ({}, {}), ({"mixed_precision": "bf16"}, {"dtype": "float32", "bf16": True}),
+    ({"zero_stage": 2, "data_parallel_size": 8, "rank": 7},
+     {"deepspeed": ZERO2_CONFIG, "bf16": True, "world_size": 8, "rank": 7}),
+], ids=["torch", "autocast", "zero2"])
+def test_the_trainers_own_evaluation_is_predicted(tmp_path, keys, arguments):
+    asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE, **keys)
     found = train(tmp_path, per_device_eval_batch_size=LARGE, eval_strategy="steps", eval_steps=3,
-                  prediction_loss_only=True, deepspeed=ZERO2_CONFIG if zero else None, bf16=bool(zero),
-                  world_size=zero.get("data_parallel_size"), rank=zero.get("rank", 0))
-    predicted = pipeline.prepare(asked).run(asked.capacity, zero.get("rank", 0)).peak
+                  prediction_loss_only=True, **arguments)
+    predicted = pipeline.prepare(asked).run(asked.capacity, keys.get("rank", 0)).peak
     assert 0 <= found.peak_requested_bytes - predicted < SCALARS_BYTES + LOSSES_BYTES
 
 
