@@ -132,12 +132,14 @@ class InTraining:
         steps: how many optimizer steps were complete.
         batches: the micro-batches than which no other that ran was larger, as text such as ``2 x 64 tokens``.
         warnings: what was said of memory that might run out.
+        smaller: the other shapes that ran while it counted, each within one of ``batches``.
     """
 
     loop: str
     steps: int
     batches: tuple[str, ...]
     warnings: tuple[str, ...]
+    smaller: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Foresight:
         self._answers: dict[Workload, ahead.Answer | InputError] = {}
         self._covered: list[Extent] = []
         self._largest: dict[Extent, Workload | InputError] = {}
+        self._ran: dict[Extent, None] = {}
         self.answer: ahead.Answer | None = None
         self.workload: Workload | None = None
 
@@ -40,6 +41,31 @@ class Foresight:
     def largest(self) -> tuple[str, ...]:
         """Of the batches that ran while it counted, those that no other was as large as in everything."""
         return tuple(map(str, self._largest))
+
+    @property
+    def smaller(self) -> tuple[str, ...]:
+        """The other shapes that ran while it counted."""
+        return tuple(str(size) for size in self._ran if size not in self._largest)
+
+    def seen(self, **keys: Any) -> None:
+        """What the loop shows of itself, before its first batch or after: what is known is predicted again."""
+        if self._reading is None or keys.items() <= self._reading.keys.items():
+            return
+        self._reading = self._reading.seen(keys)
+        self._largest = {size: one.replace(**keys) if isinstance(one, Workload) else one
+                         for size, one in self._largest.items()}
+        self._covered = []
+
+    def autocasts(self, mixed_precision: str) -> None:
+        """What autocast was on around the first forward; the user may have said another."""
+        if self._reading is None or self._reading.complete or "deepspeed" in self._reading.keys:
+            return
+        said = self._reading.keys.get("mixed_precision")
+        if said is None and mixed_precision != "none":
+            self.seen(mixed_precision=mixed_precision)
+        elif said not in (None, mixed_precision):
+            self._said.warn("autocast", f"mixed_precision {said} was given, but around the first forward it is "
+                                        f"{mixed_precision}: what is predicted is another training")
 
     def start(self, read: Callable[[], Reading], first: Callable[[], Mapping[str, Any] | None]) -> None:
         """Predict, if something tells what batches will be: the workload that was given, or a first one."""
@@ -56,6 +82,8 @@ class Foresight:
         size = extent(batch)
         if size is None or self._reading is None:
             return
+        if counts:
+            self._ran[size] = None
         foreseen, seen = (any(map(size.within, known)) for known in (self._covered, self._largest))
         if foreseen and (seen or not counts):
             return
@@ -106,6 +134,9 @@ class Foresight:
             self._said.say("\n" + found.text)
         if first and self._speaks and self._show == "line" and safe:
             self._said.say(found.line)
+        if first and self._speaks and self._show != "nothing" and self._reading.assumed:
+            told = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
+            self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE)")
         if not safe and (self._speaks or not first):
             kind, what = ("start", "") if first else ("batch", f"the batch of {size} that comes now: ")
             self._said.warn(kind, f"{what}{found.line} Less memory: {'; '.join(found.advice)}.")

@@ -117,6 +117,15 @@ def ranks() -> tuple[int, int]:
     return 0, 1
 
 
+def autocast() -> str:
+    """``mixed_precision``, as autocast is on the GPU at this point of the loop."""
+    import torch
+
+    if not torch.is_autocast_enabled("cuda"):
+        return "none"
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cuda"), "none")
+
+
 def machine_keys(device: int | None) -> dict[str, Any]:
     """GPU, what PyTorch may have of it, allocator settings, versions; None: there is no GPU."""
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,20 @@ def base_of(model: Any) -> Any:
         raise InputError(f"the model is a {type(base).__name__} outside transformers: give a Workload, its model a "
                          "function (FILE.py:FUNCTION)")
     return base
+
+
+def keeps_keys_and_values(model: Any, called_with: Mapping[str, Any]) -> bool:
+    """Whether a forward in training makes a cache: ``use_cache`` of the call, or else of the configuration; a model
+    under gradient checkpointing turns it off itself (transformers 5.17, modeling_layers.py)."""
+    if called_with.get("use_cache") is not None:
+        return bool(called_with["use_cache"])
+    if getattr(model, "is_gradient_checkpointing", False):
+        return False
+    config = getattr(model, "config", None)
+    own = getattr(config, "use_cache", None)
+    if own is None and hasattr(config, "get_text_config"):
+        own = getattr(config.get_text_config(), "use_cache", None)
+    return bool(own)
 
 
 def model_keys(model: Any) -> dict[str, Any]:

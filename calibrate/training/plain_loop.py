@@ -20,6 +20,9 @@ from calibrate.training.said import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
 from predictor.workload import Workload
 
+ASSUMED = {"gradient_accumulation_steps": 1, "max_grad_norm": 0.0, "use_liger_kernel": False}
+"""What a plain loop does not show before its first step, and what is taken where the user does not say."""
+
 
 @contextmanager
 def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps: int | None = STEPS,
@@ -32,8 +35,9 @@ def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps:
             DistributedDataParallel or as DeepSpeed's engine too): then the prediction comes with the first batch.
         optimizer: of a model that is not DeepSpeed's.
         record, steps, show, snapshot, tell: as :class:`calibrate.PeakcastCallback`.
-        keys: of a workload, that only the loop knows: ``gradient_accumulation_steps``, ``mixed_precision``,
-            ``max_grad_norm`` (none: gradients are not clipped), ``use_liger_kernel``.
+        keys: of a workload, that only the loop knows: ``max_grad_norm`` (none: gradients are not clipped),
+            ``use_liger_kernel``; ``gradient_accumulation_steps`` and ``mixed_precision``, which the first step and
+            the first forward show otherwise.
 
     Yields:
         what has ``step()``, to call after each optimizer step, ``prediction`` and ``record``.
@@ -53,10 +57,17 @@ def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps:
         if given is not None:
             return reading.given(given, device)
         made = reading.of_loop(model, optimizer, device, watcher.directory())
-        return reading.Reading({**made.keys, **keys}, made.document)
+        known = {**made.keys, **keys}
+        assumed = {name: value for name, value in ASSUMED.items() if name not in keys and "deepspeed" not in known}
+        return reading.Reading(known, made.document, assumed)
 
     rank, ranks = loop_keys.ranks()
-    steps_each = given.gradient_accumulation_steps if given is not None else keys.get("gradient_accumulation_steps", 1)
+    if given is not None:
+        steps_each = given.gradient_accumulation_steps
+    elif hasattr(what, "gradient_accumulation_steps"):  # DeepSpeed's engine
+        steps_each = what.gradient_accumulation_steps()
+    else:
+        steps_each = keys.get("gradient_accumulation_steps")
     watcher.begin(read, reading.inner(model), optimizer or getattr(model, "optimizer", None), rank, ranks, steps_each)
     try:
         yield watcher

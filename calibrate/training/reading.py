@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,17 @@ class Reading:
     Attributes:
         keys: of a workload.
         document: the model's ``config.json``; None where the user gave the workload.
+        assumed: keys that neither the loop shows before its first step nor the user gave, with what is taken.
     """
 
     keys: Mapping[str, Any]
     document: Mapping[str, Any] | None = None
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+
+    def seen(self, keys: Mapping[str, Any]) -> Reading:
+        """With keys that the loop has shown."""
+        return replace(self, keys={**self.keys, **keys},
+                       assumed={name: value for name, value in self.assumed.items() if name not in keys})
 
     @property
     def complete(self) -> bool:

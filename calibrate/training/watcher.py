@@ -12,7 +12,7 @@ from typing import Any
 from calibrate.inside import SETTING
 from calibrate.peaks import Counters
 from calibrate.record import InTraining, OutOfMemory, Record
-from calibrate.training import ahead, written
+from calibrate.training import ahead, loop_keys, model_keys, written
 from calibrate.training.batch_keys import named
 from calibrate.training.danger import Seen, advice, danger
 from calibrate.training.foresight import SHOWN, Foresight
@@ -69,17 +69,18 @@ class Watcher:
                 self._history = History() if self._snapshot else None
 
     def begin(self, read: Callable[[], Reading], model: Any, optimizer: Any, rank: int, ranks: int,
-              accumulation: int, first: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
+              accumulation: int | None, first: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
         """The loop is about to start; everything that it needs is on the device.
 
         Args:
             read: gives the workload but for the batch.
             model: whose calls are looked at; None: its batches are not.
-            accumulation: micro-batches to an optimizer step.
+            accumulation: micro-batches to an optimizer step; None: nobody said, the first step will show.
             first: gives a first batch, if that can be known.
         """
         self._stop()
-        self._accumulation, self._step, self._micro = accumulation, 1, 0
+        self._accumulation, self._step, self._micro = accumulation or 1, 1, 0
+        self._told, self._forwards = accumulation is not None, 0
         self._used, self._done = 0, False
         self._files: dict[str, str] = {}  # of this rank
         self._refusal: OutOfMemory | None = None
@@ -162,13 +163,40 @@ class Watcher:
         if not self._done and self._peaks.at[1] is not wanted:
             self._enter(wanted)
         if model.training:
+            self._forwards += 1
+            if self._step == self._forwards == 1:
+                self._at_first(model, keywords)
             self._foresight.coming(named(model, arguments, keywords), counts=not self._done)
+
+    def _at_first(self, model: Any, keywords: Mapping[str, Any]) -> None:
+        """What only the first forward shows of a loop that is not the Trainer's."""
+        if self._loop != "watch":
+            return
+        if model_keys.keeps_keys_and_values(model, keywords):
+            self._said.warn("cache", "config.use_cache is true: keys and values are kept in training, which is not "
+                                     "predicted: set model.config.use_cache = False")
+        self._foresight.autocasts(loop_keys.autocast())
+
+    def _count(self) -> None:
+        """Compare the micro-batches of the first step with what was assumed or given."""
+        ran = min(filter(None, (self._forwards, self._micro)), default=0)
+        if self._loop != "watch" or self._step > 1 or ran in (0, self._accumulation):
+            return
+        if self._told:
+            return self._said.warn("accumulation", f"{ran} micro-batches ran before the first step(), but "
+                                                   f"gradient_accumulation_steps {self._accumulation} was given: what "
+                                                   "is predicted is another training")
+        self._accumulation = ran
+        self._said.say(f"{ran} micro-batches ran before the first step(): predicted again with "
+                       f"gradient_accumulation_steps {ran}")
+        self._foresight.seen(gradient_accumulation_steps=ran)
 
     def _after_backward(self) -> None:
         self._micro += 1
         self._enter(Moment.FORWARD if self._micro < self._accumulation else Moment.OPTIMIZER_STEP)
 
     def _after_step(self) -> None:
+        self._count()
         seen = self._look()
         # the first step has no optimizer states before it; peaks of an attempt that failed are no danger of this one
         found = danger(seen) if self._step > 1 and not self._ooms_before else None
@@ -220,7 +248,7 @@ class Watcher:
             workload=workload, predicted=predicted, not_predicted=why, moments=self._peaks.rows(), memory_stats=stats,
             used_bytes=self._used, out_of_memory=self._refusal, clock=self._clock,
             in_training=InTraining(self._loop, self._step - 1, self._foresight.largest,
-                                   tuple(self._said.warnings.values())))
+                                   tuple(self._said.warnings.values()), self._foresight.smaller))
         if self._path in self._files:
             written.write(self._files[self._path], self.record)
         if self._history and self._snapshot in self._files:

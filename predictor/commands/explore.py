@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("explore writes a page: give -o FILE.html")
     output.check_path(arguments.output, arguments.force)
     workload = options.workload(arguments)
+    if workload.mode != "training":
+        raise InputError(f"mode is {workload.mode}, but a page is of training: leave it out, or use peakcast predict")
     from predictor.explore import content, page, settings
 
     degrees = _degrees(arguments.degrees) if arguments.degrees is not None else settings.DEGREES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,8 @@ ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Adds ``MODEL``, ``--workload`` and one option a key; absent ones are None in the result."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help=KEYS["model"].metadata["help"])
-    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON with the same keys; options override it")
+    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON with the same keys; options override "
+                        "it: those of KEY=VALUE that key of a mapping")
     groups = {group: parser.add_argument_group(title) for group, title in GROUPS.items()}
     for name, entry in KEYS.items():
         if name != "model":
@@ -139,7 +140,7 @@ def given(arguments: argparse.Namespace) -> Given:
     for name, entry in KEYS.items():
         given = getattr(arguments, name)
         if given is not None:
-            values[name] = _from_text(name, entry.metadata["kind"], given)
+            values[name] = _over(values.get(name), given, _from_text(name, entry.metadata["kind"], given))
             from_options.add(name)
 
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
@@ -157,6 +158,12 @@ def given(arguments: argparse.Namespace) -> Given:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
     return Given(values, frozenset(from_options), label, source.overriding(overridden) if source else None)
+
+
+def _over(before: Any, given: Any, said: Any) -> Any:
+    """What an option says: ``key=value`` over the file's mapping, anything else in place of the file's value."""
+    pairs = isinstance(said, dict) and not any(text.lstrip().startswith("{") for text in given)
+    return {**before, **said} if pairs and isinstance(before, Mapping) else said
 
 
 def _from_text(name: str, kind: Any, given: Any) -> Any:

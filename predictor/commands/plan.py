@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
+from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu h100-80gb --gpus 8 --global-batch-size 128
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("what to search")
-    group.add_argument("--gpus", metavar="N", dest="data_parallel_size", help="as --data-parallel-size")
+    group.add_argument("--gpus", metavar="N", help="as --data-parallel-size")
     group.add_argument("--global-batch-size", metavar="N", type=_count,
                        help="samples of an optimizer step on all GPUs: micro batch x accumulation x GPUs")
     group.add_argument("--maximize", choices=GOALS, default="cost", metavar="WHAT",
@@ -45,12 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_output(parser)
     group.add_argument("--write", metavar="DIR",
                        help="write ds_config.json, training_arguments.json (for Hugging Face's HfArgumentParser) and "
-                       "workload.json of the proposed configuration there")
+                       "workload.json of the proposed configuration there (under FSDP2 the last alone)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plans and reports; the exit code says whether something fits."""
     output.check_path(arguments.output, arguments.force)
+    if None not in (arguments.gpus, arguments.data_parallel_size) and arguments.gpus != arguments.data_parallel_size:
+        raise InputError("--gpus and --data-parallel-size say the same and differ: keep one of them")
+    arguments.data_parallel_size = arguments.gpus or arguments.data_parallel_size
     found = options.given(arguments)
     from predictor.plan import document, plan
     from predictor.plan.space import VARYING
@@ -61,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         given = {name: value for name, value in whole.items() if name in found.from_options or name not in VARYING}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, whole=whole, label=found.label, global_batch_size=arguments.global_batch_size,
-                maximize=arguments.maximize, top=arguments.top, vary=arguments.vary, keep=arguments.keep,
-                trace=not arguments.no_trace, progress=output.progress)
+    made = plan(given, whole=whole, source=found.source, label=found.label,
+                global_batch_size=arguments.global_batch_size, maximize=arguments.maximize, top=arguments.top,
+                vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace, progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}
     if documents:  # none where nothing fits, nor of a learned job
         document.write(arguments.write, documents)

@@ -17,6 +17,7 @@ from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.space import BATCH, LENGTH, STEPS, Setting
 from predictor.suggest import named
+from predictor.workload import Workload
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -34,10 +35,11 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
         "kept": list(plan.kept), "standing": plan.standing,
         "knobs": [asdict(knob) for knob in plan.knobs],
-        "files": files(plan),
+        "files": files(plan), "frozen": list(frozen(plan)), "no_arguments": _no_arguments(plan),
         "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
         "seconds": round(plan.seconds, 3),
-        "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled)}
+        "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled),
+        "source": plan.source and plan.source.to_json()}
 
 
 def configuration(one: Configuration) -> dict[str, Any]:
@@ -62,13 +64,30 @@ def _shape(candidate: Candidate) -> dict[str, Any]:
 
 def files(plan: Plan) -> dict[str, Any]:
     """Name -> content of what the proposed configuration is launched with; nothing of a learned job."""
-    if plan.proposed is None or learned.is_named(plan.proposed.setting.keys["model"]):
+    workload = launched(plan)
+    if workload is None:
         return {}
-    workload = workload_of(plan.proposed)
     config = launch.deepspeed(workload, pipeline.prepare(workload).formula.facts.hidden_size)
     keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
-    return ({launch.CONFIG: config} if config else {}) | {
-        launch.ARGUMENTS: launch.training_arguments(workload), launch.WORKLOAD: keys}
+    arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
+    return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}
+
+
+def launched(plan: Plan) -> Workload | None:
+    """The proposed configuration, if files say how it is launched: not where nothing fits, nor of a learned job."""
+    best = plan.proposed
+    return None if best is None or learned.is_named(best.setting.keys["model"]) else workload_of(best)
+
+
+def frozen(plan: Plan) -> tuple[str, ...]:
+    """What the script has to freeze itself: arguments of the Trainer cannot say that."""
+    workload = launched(plan)
+    return launch.frozen(pipeline.prepare(workload).formula.facts) if workload else ()
+
+
+def _no_arguments(plan: Plan) -> str | None:
+    workload = launched(plan)
+    return launch.no_arguments(workload) or None if workload else None
 
 
 def check_directory(path: str, force: bool) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from typing import Any
 
 from predictor import deepspeed_config
 from predictor.deepspeed_config import ZeroConfig
+from predictor.facts import ModelFacts
 from predictor.values import thaw
 from predictor.workload import Workload
 
@@ -52,10 +55,36 @@ def _zero(settings: ZeroConfig) -> dict[str, Any]:
     return section
 
 
+def no_arguments(workload: Workload) -> str:
+    """Why the Trainer would run another job than this one; empty where it runs this one.
+
+    Under FSDP2 accelerate 1.15 wraps the last norm and the head as one unit, makes what trains fp32 and runs forward
+    under autocast with outputs of fp32 (utils/fsdp_utils.py, ``fsdp2_prepare_model``; accelerator.py,
+    ``prepare_model``).
+    """
+    if workload.engine != "fsdp2":
+        return ""
+    return ("no arguments for Hugging Face's Trainer: its FSDP2 (accelerate's units, autocast, outputs of fp32) is "
+            "another job than this one, PyTorch's own fully_shard")
+
+
+def frozen(facts: ModelFacts) -> tuple[str, ...]:
+    """Paths of modules, as the key ``frozen`` takes them, that together have every parameter that does not train."""
+    parameters = [one for one in facts.parameters if not one.buffer]
+    trained = {one.name for one in parameters if one.trainable}
+    kept = {".".join(parts[:end]) for parts in (name.split(".") for name in trained) for end in range(len(parts) + 1)}
+    found = {}
+    for parts in (one.name.split(".") for one in parameters if not one.trainable):
+        path = next(path for path in (".".join(parts[:end + 1]) for end in range(len(parts))) if path not in kept)
+        alike = re.sub(r"(?<=\.)\d+(?=\.)", "*", path)  # one for all layers, where it says the same
+        other = any(fnmatch.fnmatch(name, alike + end) for name in trained for end in ("", ".*"))
+        found[path if other else alike] = None
+    return tuple(found)
+
+
 def training_arguments(workload: Workload) -> dict[str, Any]:
     """What ``HfArgumentParser`` reads into ``TrainingArguments`` (transformers 5)."""
-    casts = workload.engine == "deepspeed" or (workload.fsdp and workload.fsdp["param_dtype"])
-    computes = workload.computes_in if casts else workload.mixed_precision
+    computes = workload.computes_in if workload.engine == "deepspeed" else workload.mixed_precision
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": workload.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.gradient_accumulation_steps,
@@ -68,8 +97,6 @@ def training_arguments(workload: Workload) -> dict[str, Any]:
         arguments["use_liger_kernel"] = True
     if workload.engine == "deepspeed":
         arguments["deepspeed"] = CONFIG
-    if workload.engine == "fsdp2":
-        arguments |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
     return arguments
 
 

@@ -18,6 +18,7 @@ from predictor.plan.memory import Counts, Memory
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
 from predictor.plan.space import BATCH, LENGTH, STEPS, Setting, Space, space
 from predictor.plan.states import least_bytes
+from predictor.source import Source
 from predictor.workload import Workload
 from predictor.workload_rules import MOST_TOKENS
 
@@ -38,6 +39,7 @@ class Plan:
         kept: keys that the user fixed and that would vary otherwise.
         largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
         knobs: what each would give, from the configuration that ``standing`` names.
+        source: where the values came from, if a framework's configuration was read.
         seconds: how long it took.
     """
 
@@ -57,6 +59,7 @@ class Plan:
     knobs: tuple[knobs.Knob, ...]
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
+    source: Source | None
     seconds: float
 
     @property
@@ -68,7 +71,7 @@ class Plan:
 def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maximize: str = "cost", top: int = 5,
          vary: Collection[str] = (), keep: Collection[str] = (), trace: bool = True,
          label: Callable[[str], str] = str, progress: Progress | None = None,
-         whole: Mapping[str, Any] | None = None) -> Plan:
+         whole: Mapping[str, Any] | None = None, source: Source | None = None) -> Plan:
     """Search the space around what the user fixed.
 
     Args:
@@ -82,6 +85,7 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         progress: wraps the shapes that are traced.
         whole: the configuration that the user has now, from which knobs are turned, and whose samples of an optimizer
             step are those to keep unless others are wanted; None: ``given``, if it is whole.
+        source: where the values came from, if a framework's configuration was read.
 
     Raises:
         InputError: keys that no workload may have, or that leave nothing to plan.
@@ -89,6 +93,9 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
     started = time.perf_counter()
     if maximize not in GOALS:
         raise InputError(f"maximize {maximize}: one of {', '.join(GOALS)}")
+    if given.get("mode") == "inference":
+        raise InputError(f"{label('mode')} is inference, but a plan is for training: leave it out, or use peakcast "
+                         "predict")
     if given.get("gpu") is None and given.get("capacity_bytes") is None:
         raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
     if whole and global_batch_size is None and maximize == "cost":
@@ -96,7 +103,7 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         global_batch_size = now.per_device_train_batch_size * now.gradient_accumulation_steps * now.data_parallel_size
     made, memory = space(given, vary, keep, label), Memory(progress, trace)
     examples = Examples(made, memory)
-    candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size)
+    candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size, label)
     queues, left_out = [], []
     for setting in made.settings:
         try:
@@ -123,7 +130,8 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
         largest=_largest(best, maximize, memory) if best else None, closest=closest,
         kept=made.kept, standing=standing,
         knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
-        not_modelled=(best or closest).prediction.not_modelled, seconds=time.perf_counter() - started)
+        not_modelled=(best or closest).prediction.not_modelled + (source.not_modelled if source else ()), source=source,
+        seconds=time.perf_counter() - started)
 
 
 class Examples:
@@ -166,7 +174,8 @@ class Examples:
         return setting.workload(1, 1, None).recipe
 
 
-def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None) -> list[Candidate]:
+def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None,
+                label: Callable[[str], str]) -> list[Candidate]:
     """Every shape that agrees with what the user fixed.
 
     Raises:
@@ -174,8 +183,9 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
     """
     batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
     degree, facts = job.workload.data_parallel_size, job.formula.facts
-    if {"batch": batch, "sequence": length}.get(maximize) is not None:
-        raise InputError(f"maximize {maximize}: it is given, too: leave it out")
+    sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
+    if sought in fixed:
+        raise InputError(f"maximize {maximize}: {label(sought)} is given, too: leave it out")
     if maximize == "sequence":
         room = facts.room(job.workload.images_per_sample)
         lengths = range(room - room % LENGTH_STEP + LENGTH_STEP, min(LONGEST, facts.positions or LONGEST) + 1,

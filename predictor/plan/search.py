@@ -91,7 +91,10 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     cost = np.broadcast_to(estimated(batch, accumulation, sequence).seconds_per_sample, batch.shape)
     first = {"cost": np.zeros_like(batch), "batch": -batch, "sequence": -sequence}[goal]
     order = np.lexsort((-batch, cost, first)).tolist()
-    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), cost[order].tolist()))
+    # DeepSpeed partitions nothing on one GPU: there plain PyTorch goes before it at an equal goal
+    alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
+    later = [alone and goal != "cost"] * len(order)
+    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, cost[order].tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 

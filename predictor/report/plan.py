@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from predictor.plan import launch
-from predictor.plan.plan import Plan, workload_of
+from predictor.plan import document, launch
+from predictor.plan.plan import Plan
 from predictor.plan.search import Candidate, Configuration
+from predictor.report import source
 from predictor.report.table import table, wrapped
 from predictor.report.units import gib, size_text
 
@@ -124,13 +125,19 @@ def _signed(size: int) -> str:
 
 
 def _files(console: Console, plan: Plan) -> None:
-    if plan.proposed is None or plan.proposed.setting.keys["model"].endswith(".npz"):
+    workload = document.launched(plan)
+    if workload is None:
         return
-    _print(console, f"Arguments: {launch.command_line(workload_of(plan.proposed))}")
+    why, frozen = launch.no_arguments(workload), document.frozen(plan)
+    _print(console, f"Files: {launch.WORKLOAD} alone, {why}." if why else f"Arguments: {launch.command_line(workload)}")
+    adapters = "add peft's adapters (lora in workload.json), and " if workload.recipe == "lora" else ""
+    if frozen:
+        _print(console, f"Before training, as no argument says it: {adapters}freeze {', '.join(frozen)}.")
     console.print()
 
 
 def _tail(console: Console, plan: Plan) -> None:
+    source.report(console, plan.source)
     counts = plan.counts
     _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
            f"{counts.ruled_out:,} cannot fit whatever the batch is, {counts.decided:,} were told apart by "

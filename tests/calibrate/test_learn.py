@@ -125,7 +125,7 @@ def test_another_list_becomes_its_own_and_the_first_difference_is_told():
 
 # factors ----------------------------------------------------------------------------------------------
 
-INIT, FORWARD, BACKWARD, STEP, _EVALUATION = Moment
+INIT, FORWARD, BACKWARD, STEP, *_ = Moment
 
 
 @pytest.mark.parametrize("factor, changes", [

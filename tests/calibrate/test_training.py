@@ -18,6 +18,7 @@ from calibrate.campaign import given as given_records
 from calibrate.peaks import MomentPeaks
 from calibrate.record import InTraining, Predicted, RankChoice, read
 from calibrate.record import Peak as RecordedPeak
+from calibrate.regression import files
 from calibrate.training import advice, ahead, batch_keys, loop_keys, model_keys, reading, written
 from calibrate.training.batch_keys import Extent
 from calibrate.training.danger import Seen, danger
@@ -398,6 +399,15 @@ def test_a_record_of_a_training_comes_back_from_its_file(tmp_path):
     assert json.loads((tmp_path / "run.json").read_text())["in_training"]["steps"] == 3
 
 
+def test_a_record_of_several_shapes_is_skipped_by_name(tmp_path):
+    several = replace(TRAINED, batches=("2 x 64 tokens",), smaller=("2 x 32 tokens",))
+    for name, trained in (("one", TRAINED), ("several", several)):
+        written.write(str(tmp_path / f"{name}.json"), record(in_training=trained))
+    cases, skipped = files.read([tmp_path])
+    assert [case.file for case in cases] == [str(tmp_path / "one.json")]
+    assert "2 x 64 tokens, 2 x 32 tokens" in skipped[0].why and skipped[0].source.endswith("several.json")
+
+
 def test_a_record_from_before_the_field_is_still_one(tmp_path):
     document = record().to_json()
     del document["in_training"]
@@ -413,6 +423,44 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
     assert row.workload() == Workload.from_mapping({**keys, "rank": 0})
     with pytest.raises(InputError, match="run.json: it was not predicted"):
         given_records.row_of(replace(made, predicted=None), "run.json")
+
+
+# --- what a plain loop shows ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("config", "called_with", "checkpoints", "keeps"), [
+    ({"use_cache": True}, {}, False, True), ({"use_cache": False}, {}, False, False),
+    ({"use_cache": True}, {"use_cache": False}, False, False), ({"use_cache": True}, {}, True, False),
+])
+def test_whether_keys_and_values_are_kept_is_read_off_the_configuration(config, called_with, checkpoints, keeps):
+    model = SimpleNamespace(config=SimpleNamespace(**config), is_gradient_checkpointing=checkpoints)
+    assert model_keys.keeps_keys_and_values(model, called_with) is keeps
+
+
+def test_autocast_is_read_where_it_is_on(monkeypatch):
+    assert loop_keys.autocast() == "none"
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")  # which it is not without a GPU
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    assert loop_keys.autocast() == "bf16"
+
+
+def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ahead, "ask", lambda question: asked.append(question.workload) or SAID)
+    lines: list[str] = []
+    found = foresight(lines)
+    found.start(lambda: reading.Reading({"model": "llava-1.5-7b"}, dict(models.find("llava-1.5-7b").document),
+                                        {"gradient_accumulation_steps": 1}), lambda: None)
+    found.autocasts("bf16")
+    batch = {"input_ids": torch.ones(2, 1024, dtype=torch.int64)}
+    found.coming(batch, counts=True)
+    assert "assumed of the loop: gradient_accumulation_steps 1" in lines[-1]
+    found.seen(gradient_accumulation_steps=2)
+    found.coming(batch, counts=True)
+    assert [(one["mixed_precision"], one["gradient_accumulation_steps"]) for one in asked] == [("bf16", 1), ("bf16", 2)]
+    assert "assumed" not in lines[-1]
+    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)}, counts=True)
+    assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
 
 
 # --- never in the way -----------------------------------------------------------------------------------

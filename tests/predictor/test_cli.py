@@ -62,6 +62,15 @@ def test_options_override_the_file(asked, tmp_path):
     assert "sequence_length" not in asked[0].filled_in
 
 
+@pytest.mark.parametrize("option, expected", [
+    ("wrap=accelerate", ("accelerate", "bf16")), ('{"wrap": "accelerate"}', ("accelerate", None))])
+def test_key_value_goes_over_that_key_of_the_file_and_an_object_over_all(asked, tmp_path, option, expected):
+    job = tmp_path / "job.yaml"
+    job.write_text("{model: m, sequence_length: 9, engine: fsdp2, data_parallel_size: 2, fsdp: {param_dtype: bf16}}")
+    assert main(["predict", "--workload", str(job), "--fsdp", option]) == 0
+    assert (asked[0].fsdp["wrap"], asked[0].fsdp["param_dtype"]) == expected
+
+
 def test_a_resolved_workload_can_be_asked_again(asked, tmp_path, capsys):
     assert main(["predict", *ENOUGH, "--zero-stage", "2", "--json"]) == 0
     job = tmp_path / "job.json"
@@ -98,6 +107,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict", "m", "--sequence-length"], "argument --sequence-length: expected one argument (see peakcast predict --help)"),
     (["predict", "m", "--batch-size", "3"],
      'unknown argument "--batch-size" (did you mean "--per-device-train-batch-size"?)'),
+    (["predict", "m", "--gpus", "2"], 'unknown argument "--gpus" (did you mean "--data-parallel-size"?)'),
     (["predict", "m", "--sequence-lenght=3"], 'unknown argument "--sequence-lenght=3" (did you mean "--sequence-length"?)'),
     (["predict", "m", "n"], 'unknown argument "n" (see peakcast predict --help)'),
     (["predict", *ENOUGH, "--torch-compile"],

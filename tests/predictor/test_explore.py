@@ -134,6 +134,7 @@ def test_the_page_is_made_without_torch(tmp_path):
     (["explore", MODEL], "give -o FILE.html"),
     (["explore", MODEL, "-o", "exists.html"], "exists already"),
     (["explore", MODEL, "-o", "page.html", "--degrees", "0"], "--degrees must be whole numbers"),
+    (["explore", MODEL, "--mode", "inference", "-o", "page.html"], "mode is inference, but a page is of training"),
     (["explore", "nothing", "-o", "page.html"], "nothing"),
 ])
 def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, monkeypatch, capsys):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
-from predictor import Workload, predict
+from predictor import Workload, pipeline, predict
 from predictor.errors import InputError
+from predictor.facts import Parameter
 from predictor.plan import document, launch, plan
 from predictor.plan.knobs import turned
 from predictor.plan.plan import workload_of
+from predictor.plan.search import Candidate, queue
 from predictor.plan.space import space
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
@@ -85,7 +88,7 @@ def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_n
 
 
 @pytest.mark.parametrize("keys, searched, said", [
-    ({}, {"global_batch_size": 7}, "no multiple of 8 GPUs"), ({}, {"maximize": "sequence"}, "it is given, too"),
+    ({}, {"global_batch_size": 7}, "no multiple of 8 GPUs"), ({}, {"maximize": "sequence"}, "sequence_length is given, too"),
     ({"per_device_train_batch_size": 3}, {"global_batch_size": 32}, "no multiple of 8 GPUs x 3"),
     ({}, {"maximize": "speed"}, "one of cost, batch, sequence"), ({"sequence_length": 10}, {}, "no room"),
     ({"model": "llava-1.5-8b"}, {}, "not a known name"),
@@ -138,6 +141,32 @@ def test_hugging_face_knows_every_argument(made):
     known = {entry.name for entry in fields(TrainingArguments)}
     for one in made.found.fitting:
         assert launch.training_arguments(workload_of(one)).keys() <= known
+
+
+@pytest.mark.parametrize("recipe, expected", [
+    ("finetune", ("model.vision_tower",)),
+    ("pretrain", ("model.vision_tower", "model.language_model", "lm_head")), ("full", ())])
+def test_what_the_recipe_freezes_is_named(recipe, expected):
+    asked = Workload(**GIVEN | {"recipe": recipe, "zero_stage": 2})
+    assert launch.frozen(pipeline.prepare(asked).formula.facts) == expected
+
+
+def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():
+    names = {"model.0.a.weight": True, "model.0.b.weight": False, "model.1.a.weight": True, "model.1.b.weight": False,
+             "head.0.weight": False, "head.1.weight": True}
+    facts = SimpleNamespace(parameters=[Parameter(name, (1,), 2, trains) for name, trains in names.items()])
+    assert launch.frozen(facts) == ("model.*.b", "head.0")
+
+
+def test_on_one_gpu_plain_pytorch_goes_before_deepspeed_at_an_equal_sequence():
+    def key(method, goal, seconds, sequence=1024):
+        setting = next(one for one in space({"model": "gpt2"}).settings if one.method == method and not one.differs)
+        cost = SimpleNamespace(seconds_per_sample=seconds)
+        return queue(setting, [Candidate(1, 1, sequence)], goal, lambda *_: cost).key
+
+    assert key("one GPU", "sequence", 2.0) < key("ZeRO-1", "sequence", 1.0)
+    assert key("ZeRO-1", "sequence", 1.0, sequence=2048) < key("one GPU", "sequence", 1.0)
+    assert key("ZeRO-1", "cost", 1.0) < key("one GPU", "cost", 2.0)
 
 
 def test_the_workload_file_is_the_proposed_configuration(made):

@@ -94,11 +94,40 @@ def test_a_learned_job_is_planned(tmp_path, capsys):
     assert "Proposed for" in capsys.readouterr().out
 
 
+def test_notes_of_a_framework_s_configuration_are_in_the_plan(tmp_path, capsys):
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", "bf16": True, "per_device_train_batch_size": 4}))
+    words = ["llava-1.5-7b", "--from", str(path), "--sequence-length", "1024", "--gpu", "h200", "--json",
+             "--data-parallel-size", "8", "--recipe", "finetune"]
+    assert main(["predict", *words]) in (0, 1)
+    predicted = json.loads(capsys.readouterr().out)
+    assert main(["plan", *words, "--top", "1", "--no-trace"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    note = next(note for note in predicted["not_modelled"] if "the dtype of the checkpoint" in note)
+    assert note in planned["not_modelled"] and planned["source"]["file"] == predicted["source"]["file"] == str(path)
+
+
+def test_under_fsdp2_no_arguments_are_written_and_the_answer_says_why_and_what_to_freeze(tmp_path, capsys):
+    words = [*ASKED, "--gpu", "h100-80gb", "--engine", "fsdp2", "--top", "1", "--no-trace"]
+    assert main([*words, "--write", str(tmp_path / "job")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["workload.json"]
+    assert "no arguments for Hugging Face's Trainer" in text and "freeze model.vision_tower." in text
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["files"]) == ["workload.json"] and "fully_shard" in found["no_arguments"]
+    assert found["frozen"] == ["model.vision_tower"]
+
+
 @pytest.mark.parametrize("words, said", [
+    (["--mode", "inference", "--gpu", "h200"], "--mode is inference, but a plan is for training"),
+    (["--data-parallel-size", "4"], "--gpus and --data-parallel-size"),
+    (["--gpu", "h100", "--maximize", "sequence"], "--sequence-length is given, too"),
     (["--global-batch-size", "0"], "must be a whole number from 1 on"), (["--gpu", "h100", "--vary", "zero"], "no axis 'zero'"),
     (["--gpu", "h101"], "--gpu names an unknown GPU"), ([], "--gpu is not given"),
     (["--gpu", "h100", "--optim", "adamwx"], "--optim must be"), (["--gpu", "h100", "-o", "/nowhere/x"], "its directory does not exist"),
-    (["--gpu", "h100", "--maximize", "batch", "--per-device-train-batch-size", "2"], "it is given, too"),
+    (["--gpu", "h100", "--maximize", "batch", "--per-device-train-batch-size", "2"],
+     "--per-device-train-batch-size is given, too"),
 ])
 def test_a_mistake_is_one_line(words, said, capsys):
     assert main([*ASKED, *words]) == 2
