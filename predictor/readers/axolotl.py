@@ -191,8 +191,6 @@ def _checkpointing(reading: Reading) -> None:
 
 def _dtype(reading: Reading) -> None:
     """``resolve_dtype``: "auto" is bf16 on GPUs that have it, which are those that are predicted."""
-    if reading["bf16"] in (True, "full") and reading["fp16"]:
-        raise reading.wrong("fp16", "is true, and so is bf16: keep one")
     narrow = reading["fp16"] or reading["float16"]
     wide = reading["bfloat16"] or reading["bf16"] in (True, "full") or (reading["bf16"] == "auto" and not narrow)
     reading.decided_half = "bf16" if wide else "fp16" if narrow else None

@@ -12,7 +12,7 @@ from predictor.values import Choice, Number, Whole
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _MODEL = "it changes the model in a way that is not predicted: leave it out"
-ARGUMENTS = hf.ARGUMENTS | {
+ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "model_name_or_path": part(TEXT),
     "stage": part(Choice(("sft", "pt"), dict.fromkeys(("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is "
                                                       "predicted")), "sft"),

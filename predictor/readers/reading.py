@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,14 @@ class Reading:
         raise self.wrong(name, f"names {show(str(wanted), 200)}, and there is no such file")
 
     def source(self) -> Source:
-        """What was read, once the rules have run."""
+        """What was read, once the rules have run; a key that led to nothing, as others are, has no effect."""
         if self.foreign:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
+        said = {name for row in self.rows.values() for name in row.names}
+        idle = [self.written[name] for name in self.values if self.called(name) not in said and not any(
+            re.search(rf"\b{name}\b", note) for note in self.notes)]
         return Source(self.form.name, self.form.framework, self.given.name, tuple(self.rows.values()),
-                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+                      tuple(sorted(self.unread + idle)), tuple(dict.fromkeys(self.notes)))
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)
@@ -154,6 +158,8 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
     for name, known in form.fields.items():
         if known.ours and (name in reading or known.default is not None):
             reading.put(known.ours, reading[name], name)
+    if reading["bf16"] in (True, "full") and reading["fp16"]:  # transformers 5.17, training_args.py, __post_init__
+        raise reading.wrong("fp16", f"is true, and so is {reading.called('bf16')}: keep one")
     form.rules(reading)
     if reading.workload["gradient_accumulation_steps"] > 1:
         reading.note("the further micro-batches of a step, which the Trainer fetches ahead")
