@@ -14,7 +14,7 @@ from predictor.values import thaw
 if TYPE_CHECKING:
     from predictor.workload import Workload
 
-OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right")}
+OWN_KERNELS = {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}
 OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
             "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
             "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
@@ -36,14 +36,18 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
     "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
-    "per_device_eval_batch_size": (lambda w: w.evaluates,
-                                   BF16 | OWN_KERNELS | {"quantization": (None,)}),
+    "per_device_eval_batch_size": (lambda w: w.evaluates, OWN_KERNELS),
 } | {
     f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":
         (lambda w, name=name: name_of(w.engine, w.zero_stage) == name, entry.compared)
     for name, entry in ENGINES.items()
 }
 """Name -> whether a workload has it, and the values that other keys may have then, by key."""
+
+
+def goes_with(feature: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a feature of the table was compared with these keys of a workload; those that are not there count not."""
+    return all(keys[name] in seen for name, seen in FEATURES[feature][1].items() if name in keys)
 
 
 def check(workload: Workload) -> None:

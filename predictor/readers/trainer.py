@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from predictor import hub, models
+from predictor import compared, hub, models
+from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
 from predictor.files import read_mapping
 from predictor.readers import deepspeed
@@ -143,11 +144,8 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
         return
     workload, size = reading.workload, reading[batch]
     stage = reading.rows.get("deepspeed.zero_optimization.stage")
-    sharded = workload.get("engine") == "fsdp2" or (stage and stage.value == 3)
-    plain = not sharded and workload.get("dtype") == "bf16" and not workload.get("mixed_precision") and \
-        not workload.get("use_liger_kernel") and not workload.get("quantization") and \
-        workload["attn_implementation"] in ("sdpa", "eager")
-    if plain:
+    used = name_of("deepspeed", stage.value) if stage else workload.get("engine", "torch")
+    if ENGINES[used].whole and compared.goes_with("per_device_eval_batch_size", workload):
         reading.put("per_device_eval_batch_size", size, name, batch)
     else:
         reading.note(f"{name} {reading[name]}: the evaluation of batches of {size} (where it can be predicted: "
