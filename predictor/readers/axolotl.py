@@ -59,7 +59,7 @@ ARGUMENTS = {
     "fsdp_config": part(ConfigFile()),
     "fsdp_version": part(Whole(1, 2)),
     "ddp_bucket_cap_mb": part(Number()),
-    "ddp_find_unused_parameters": part(FLAG),
+    "ddp_find_unused_parameters": part(FLAG, False),
     "torch_compile": to("torch_compile", FlagOr("auto")),
     "val_set_size": part(Number(), 0.0),
     "test_datasets": part(Any_()),

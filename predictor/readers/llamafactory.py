@@ -79,7 +79,7 @@ def rules(reading: Reading) -> None:
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
     trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
-    trainer.engine(reading, name)
+    trainer.engine(reading, name, unused=False if adapters else None)  # hparams/parser.py, get_train_args
     if "dtype" not in reading.workload:
         _precision(reading, adapters)
     trainer.together(reading)
