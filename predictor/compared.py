@@ -45,6 +45,11 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
 """Name -> whether a workload has it, and the values that other keys may have then, by key."""
 
 
+def goes_with(feature: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a feature of the table was compared with these keys of a workload; those that are not there count not."""
+    return all(keys[name] in seen for name, seen in FEATURES[feature][1].items() if name in keys)
+
+
 def check(workload: Workload) -> None:
     """Refuses a prediction of what was not compared.
 

@@ -38,6 +38,11 @@ class Value:
             return f"{self.key} (default of {self.where})"
         return f"{self.where}: {', '.join(self.names)}"
 
+    def said_by(self, file: str, name: str) -> Value:
+        """The same, read from one more key of a file."""
+        before = self.names if self.origin == READ else ()
+        return replace(self, origin=READ, where=file, names=(*before, name))
+
 
 @dataclass(frozen=True)
 class Source:

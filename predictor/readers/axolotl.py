@@ -59,7 +59,7 @@ ARGUMENTS = {
     "fsdp_config": part(ConfigFile()),
     "fsdp_version": part(Whole(1, 2)),
     "ddp_bucket_cap_mb": part(Number()),
-    "ddp_find_unused_parameters": part(FLAG),
+    "ddp_find_unused_parameters": part(FLAG, False),
     "torch_compile": to("torch_compile", FlagOr("auto")),
     "val_set_size": part(Number(), 0.0),
     "test_datasets": part(Any_()),
@@ -191,8 +191,6 @@ def _checkpointing(reading: Reading) -> None:
 
 def _dtype(reading: Reading) -> None:
     """``resolve_dtype``: "auto" is bf16 on GPUs that have it, which are those that are predicted."""
-    if reading["bf16"] in (True, "full") and reading["fp16"]:
-        raise reading.wrong("fp16", "is true, and so is bf16: keep one")
     narrow = reading["fp16"] or reading["float16"]
     wide = reading["bfloat16"] or reading["bf16"] in (True, "full") or (reading["bf16"] == "auto" and not narrow)
     reading.decided_half = "bf16" if wide else "fp16" if narrow else None

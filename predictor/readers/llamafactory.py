@@ -12,7 +12,7 @@ from predictor.values import Choice, Number, Whole
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _MODEL = "it changes the model in a way that is not predicted: leave it out"
-ARGUMENTS = hf.ARGUMENTS | {
+ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "model_name_or_path": part(TEXT),
     "stage": part(Choice(("sft", "pt"), dict.fromkeys(("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is "
                                                       "predicted")), "sft"),
@@ -79,7 +79,7 @@ def rules(reading: Reading) -> None:
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
     trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
-    trainer.engine(reading, name)
+    trainer.engine(reading, name, unused=False if adapters else None)  # hparams/parser.py, get_train_args
     if "dtype" not in reading.workload:
         _precision(reading, adapters)
     trainer.together(reading)

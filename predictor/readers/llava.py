@@ -6,7 +6,7 @@ from __future__ import annotations
 from predictor import hub
 from predictor.readers import trainer
 from predictor.readers import training_arguments as hf
-from predictor.readers.fields import Format, noted, part, to
+from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT
 from predictor.values import Choice, Number, Whole
@@ -36,6 +36,8 @@ ARGUMENTS = hf.ARGUMENTS | {
     "lora_alpha": part(Number(), 16),
     "lora_dropout": part(Number(), 0.05),
     "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
+    **dict.fromkeys(("fsdp", *hf.WRAPPED), refused("transformers 4.37 has FSDP1, which is not predicted: use "
+                                                   "deepspeed, or leave it out")),
     "mm_projector_lr": noted("four optimizer groups where the prediction has two", Number()),
 }
 """Defaults: llava/train/train.py, over transformers 4.37's."""
@@ -69,11 +71,13 @@ def _model(reading: Reading) -> str:
         raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
                                                  "mlp2x_gelu, a projector of two layers")
     because = "" if name == reading["model_name_or_path"] else reading["model_name_or_path"]
-    reading.put("model", name, "model_name_or_path", "vision_tower", because=because)
+    reading.put("model", name, "model_name_or_path", "vision_tower", "mm_projector_type", because=because)
     return name
 
 
 def _trained(reading: Reading, name: str) -> None:
+    """``freeze_backbone`` freezes ``model.model``, which the head is no part of, before adapters are added and the
+    projector is made, or made to train (``initialize_vision_modules``)."""
     if reading["tune_mm_mlp_adapter"]:
         if reading["lora_enable"]:
             raise reading.wrong("lora_enable", "is true, and so is tune_mm_mlp_adapter, which trains the projector "
@@ -86,9 +90,9 @@ def _trained(reading: Reading, name: str) -> None:
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")
     else:
         reading.put("recipe", "finetune", "tune_mm_mlp_adapter", "lora_enable")
-    found = hub.parts(name)
+    found, whole = hub.parts(name), reading.workload["recipe"] == "finetune"
     frozen = [*(found.projector if reading["freeze_mm_mlp_adapter"] else ()),
-              *(found.language if reading["freeze_backbone"] else ())] if found else []
+              *(found.language[:1] if reading["freeze_backbone"] and whole else ())] if found else []
     if frozen:
         reading.put("frozen", frozen, "freeze_mm_mlp_adapter", "freeze_backbone")
     if reading["bits"] == 4:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,12 @@ class Reading:
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
         """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
-        read = [self.called(name) for name in names if name in self]
         self.workload[key] = item
+        self.say(key, item, *names, because=because)
+
+    def say(self, key: str, item: Any, *names: str, because: str = "") -> None:
+        """Where a value came from that is no key of the workload, but what a note is about."""
+        read = [self.called(name) for name in names if name in self]
         self.rows[key] = value(key, item, READ, self.given.name, *read, because=because) if read else \
             value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
@@ -75,6 +81,11 @@ class Reading:
         if name in self or self.given.path or self.given.flags:
             return InputError(f"{self.place(name)} {problem}")
         return InputError(f"{self.given.name}: {problem}")
+
+    def is_listed(self, name: str) -> bool:
+        """Whether a value says that this key gave it, or a note is about it."""
+        return any(self.called(name) in row.names for row in self.rows.values() if row.origin == READ) or any(
+            re.search(rf"\b{name}\b", note) for note in self.notes)
 
     def file(self, name: str) -> str:
         """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
@@ -143,6 +154,32 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
         InputError: a key that the framework does not have, or is not modelled, or a value that makes no sense; file and
             key are named.
     """
+    reading = _ruled(form, given)
+    for name, written in reading.written.items():
+        if not reading.is_listed(name):
+            _list(reading, name, written)
+    return reading.workload, reading.source()
+
+
+def _list(reading: Reading, name: str, written: str) -> None:
+    """List a key that nothing names: with whatever is read otherwise without it, or as one without effect."""
+    rest = {key: item for key, item in reading.given.values.items() if key not in (written, written.replace("_", "-"))}
+    try:
+        other = _ruled(reading.form, replace(reading.given, values=rest))
+    except InputError:
+        reading.rows["recipe"] = reading.rows["recipe"].said_by(reading.given.name, reading.called(name))
+        return
+    rows = [key for key, row in reading.rows.items() if key not in other.rows or other.rows[key].value != row.value]
+    notes = [note for note in reading.notes if note not in other.notes]
+    for key in rows:
+        reading.rows[key] = reading.rows[key].said_by(reading.given.name, reading.called(name))
+    if notes and not rows:
+        reading.notes = [f"{name}: {note}" if note in notes else note for note in reading.notes]
+    elif not rows:
+        reading.unread.append(written)
+
+
+def _ruled(form: Format, given: Given) -> Reading:
     reading = Reading(form, given)
     if given.world_size is not None:
         reading.workload["data_parallel_size"] = given.world_size
@@ -154,7 +191,9 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
     for name, known in form.fields.items():
         if known.ours and (name in reading or known.default is not None):
             reading.put(known.ours, reading[name], name)
+    if reading["bf16"] in (True, "full") and reading["fp16"]:  # transformers 5.17, training_args.py, __post_init__
+        raise reading.wrong("fp16", f"is true, and so is {reading.called('bf16')}: keep one")
     form.rules(reading)
     if reading.workload["gradient_accumulation_steps"] > 1:
         reading.note("the further micro-batches of a step, which the Trainer fetches ahead")
-    return reading.workload, reading.source()
+    return reading

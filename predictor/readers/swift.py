@@ -14,7 +14,7 @@ from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Invalid, Number, Whole
 
 _LATER = "it is not predicted: leave it out"
-ARGUMENTS = hf.ARGUMENTS | {
+ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "per_device_train_batch_size": to("per_device_train_batch_size", hf.BATCH, 1),
     "per_device_eval_batch_size": part(hf.BATCH, 1),
     "gradient_accumulation_steps": part(hf.STEPS),

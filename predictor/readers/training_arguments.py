@@ -68,6 +68,9 @@ ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"),
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
+WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+"""What FSDP wraps, as training arguments said it before ``fsdp_config`` did."""
+OLDER = dict.fromkeys(WRAPPED, refused("give transformer_layer_cls_to_wrap of fsdp_config"))
 SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "model_id": "model_name_or_path"} | \
     dict.fromkeys(("model_max_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len",
                    "seq_length"), "sequence_length")

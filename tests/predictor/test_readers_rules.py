@@ -1,0 +1,159 @@
+"""What keys of a configuration say together, where frameworks and their Trainer have rules of their own."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from predictor import compared, pipeline, readers
+from predictor.cli import main
+from predictor.errors import InputError
+from predictor.source import DEFAULT, READ
+from predictor.workload import Workload
+
+EXAMPLES = Path(__file__).parent / "configurations"
+LLAVA = ("torchrun --nproc-per-node=8 llava/train/train_mem.py --model_name_or_path lmsys/vicuna-7b-v1.5 --vision_tower "
+         "openai/clip-vit-large-patch14-336 --mm_projector_type mlp2x_gelu --bf16 True --output_dir x "
+         "--model_max_length 2048 ")
+GPT2 = {"output_dir": "x", "model_name_or_path": "gpt2", "max_length": 512}
+QWEN = {"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}
+SWIFT = {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "tuner_type": "lora", "max_length": 512}
+AXOLOTL = {"base_model": "NousResearch/Llama-3.2-1B", "adapter": "lora", "lora_r": 8, "lora_alpha": 16,
+           "lora_target_linear": True, "gradient_checkpointing": True}
+
+
+def of_file(directory: Path, keys: dict, gpus: int | None = None):
+    path = directory / "job.yaml"
+    path.write_text("".join(f"{key}: {str(item).lower() if isinstance(item, bool) else item}\n"
+                            for key, item in keys.items()))
+    return readers.read(path=str(path), gpus=gpus)
+
+
+def of_llava(flags: str):
+    return readers.read(words=shlex.split(LLAVA + flags))
+
+
+@pytest.mark.parametrize("keys", [GPT2, QWEN | {"finetuning_type": "lora"}, SWIFT, AXOLOTL])
+def test_bf16_and_fp16_together_are_refused_as_hugging_face_does(tmp_path, keys):
+    with pytest.raises(InputError) as caught:
+        of_file(tmp_path, keys | {"bf16": True, "fp16": True})
+    assert str(caught.value).endswith("job.yaml: fp16 is true, and so is bf16: keep one")
+
+
+def test_bf16_and_fp16_of_llavas_flags_are_refused_with_exit_code_2(capsys):
+    assert main(["predict", "--", *shlex.split(LLAVA + "--fp16 True")]) == 2
+    assert "--fp16 is true, and so is --bf16: keep one" in " ".join(capsys.readouterr().err.split())
+
+
+def trains(flags: str) -> set[str]:
+    """Parts of LLaVA-1.5 of which something trains."""
+    workload = Workload.from_mapping(of_llava(flags)[0])
+    names = [one.name for one in pipeline.prepare(workload.replace(rank=0)).setup.facts.parameters if one.trainable]
+    return {part for part in ("vision_tower", "projector", "language_model", "lm_head")
+            if any(part in name for name in names)}
+
+
+@pytest.mark.parametrize(("flags", "parts"), [
+    ("", {"projector", "language_model", "lm_head"}),
+    ("--freeze_backbone True", {"projector", "lm_head"}),
+    ("--freeze_backbone True --freeze_mm_mlp_adapter True", {"lm_head"}),
+    ("--freeze_backbone True --tune_mm_mlp_adapter True", {"projector"}),
+])
+def test_llavas_frozen_backbone_is_its_language_model_without_the_head(flags, parts):
+    assert trains(flags) == parts
+
+
+def test_llavas_frozen_backbone_says_nothing_beside_adapters_which_are_added_later():
+    without, _ = of_llava("--lora_enable True")
+    assert of_llava("--lora_enable True --freeze_backbone True")[0] == without
+
+
+@pytest.mark.parametrize("flag", ['--fsdp "full_shard auto_wrap"',
+                                  "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer"])
+def test_llavas_fsdp_is_fsdp1_which_is_refused(flag):
+    with pytest.raises(InputError, match=rf"the command: {flag.split()[0]} .*FSDP1, which is not predicted"):
+        of_llava(flag)
+
+
+@pytest.mark.parametrize("keys", [QWEN | {"finetuning_type": "lora"}, SWIFT])
+def test_what_fsdp_wraps_is_never_without_effect(tmp_path, keys):
+    with pytest.raises(InputError, match="fsdp_transformer_layer_cls_to_wrap .*give transformer_layer_cls_to_wrap"):
+        of_file(tmp_path, keys | {"fsdp": "full_shard", "fsdp_transformer_layer_cls_to_wrap": "Qwen2DecoderLayer"})
+
+
+UNUSED = "ddp_find_unused_parameters"
+LORA = {"use_peft": True, "lora_target_modules": "c_attn"}
+
+
+@pytest.mark.parametrize(("keys", "origin", "unused"), [
+    (GPT2, DEFAULT, True),
+    (GPT2 | {"gradient_checkpointing": True}, DEFAULT, False),
+    (GPT2 | {"gradient_checkpointing": True} | LORA, DEFAULT, True),
+    (GPT2 | {UNUSED: False}, READ, False),
+    (GPT2 | {"gradient_checkpointing": True, UNUSED: True}, READ, True),
+    (QWEN | {"finetuning_type": "lora"}, DEFAULT, False),
+    (QWEN | {"finetuning_type": "full"}, DEFAULT, False),
+    (SWIFT, DEFAULT, True),
+    (AXOLOTL, DEFAULT, False),
+])
+def test_unused_parameters_are_looked_for_as_the_trainer_decides(tmp_path, keys, origin, unused):
+    values, source = of_file(tmp_path, keys, gpus=2)
+    row = next(row for row in source.values if row.key == "ddp.find_unused_parameters")
+    assert (values["engine"], row.origin, row.value) == ("ddp", origin, unused)
+    assert any(UNUSED in note for note in source.not_modelled) == unused
+    Workload.from_mapping(values)
+
+
+EVALUATES = {"eval_strategy": "steps", "per_device_eval_batch_size": 4}
+
+
+@pytest.mark.parametrize(("keys", "predicted"), [
+    ({"bf16": True}, True), ({"fp16": True}, True), ({"torch_dtype": "float32"}, True),
+    ({"use_liger_kernel": True}, False), ({"attn_implementation": "flash_attention_2"}, False),
+    ({"fsdp": "full_shard", "bf16": True}, False),
+])
+def test_an_evaluation_is_predicted_with_what_it_was_compared_with(tmp_path, keys, predicted):
+    values, source = of_file(tmp_path, GPT2 | EVALUATES | keys, gpus=2)
+    assert values.get("per_device_eval_batch_size") == (4 if predicted else None)
+    assert any("eval_strategy" in note for note in source.not_modelled) != predicted
+    compared.check(Workload.from_mapping(values))
+
+
+FILES = [path for path in EXAMPLES.rglob("*") if path.suffix in (".sh", ".yaml", ".yml")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_key_that_is_given_is_listed(path):
+    _, source = readers.read(path=str(path))
+    said = {name.lstrip("-") for row in source.values if row.origin == READ for name in row.names}
+    notes = " ".join(source.not_modelled)
+    given = readers._named_by_command(readers._file(str(path)))[0].values
+    assert [key for key, item in given.items() if item is not None and key not in {*said, *source.without_effect} and
+            key not in notes] == []
+
+
+@pytest.mark.parametrize("keys", [
+    QWEN | {"finetuning_type": "full", "freeze_vision_tower": True, "val_size": 0.1, "eval_strategy": "steps"},
+    QWEN | {"finetuning_type": "lora", "freeze_vision_tower": False, "quantization_bit": 4, "bf16": True},
+    SWIFT | {"freeze_llm": True, "freeze_vit": False, "use_dora": True, "lora_rank": 4},
+    AXOLOTL | {"lora_r": 4, "peft_use_rslora": True, "eval_batch_size": 2, "bf16": "auto", "fp16": False},
+    GPT2 | {"fsdp": "full_shard", "bf16": True, "ddp_bucket_cap_mb": 5},
+    GPT2 | LORA | {"lora_r": 4, "bf16": True, "use_liger_kernel": True},
+], ids=lambda keys: next(reversed(keys)))
+def test_without_a_key_that_is_without_effect_the_same_is_read(tmp_path, keys):
+    values, source = of_file(tmp_path, keys, gpus=2)
+    said = {name for row in source.values if row.origin == READ for name in row.names}
+    for key in keys:
+        assert (key in source.without_effect) != (key in said or any(key in note for note in source.not_modelled))
+    for key in set(keys) & set(source.without_effect) - {"output_dir"}:
+        again, rest = of_file(tmp_path, {name: item for name, item in keys.items() if name != key}, gpus=2)
+        assert (again, rest.not_modelled) == (values, source.not_modelled)
+
+
+def test_keys_of_llava_that_change_nothing_are_listed_so():
+    _, source = readers.read(path=str(EXAMPLES / "llava/scripts/v1_5/finetune.sh"))
+    assert {"image_aspect_ratio", "evaluation_strategy", "per_device_eval_batch_size", "mm_use_im_start_end"} <= \
+        set(source.without_effect)
+    assert "--mm_projector_type" in next(row.names for row in source.values if row.key == "model")
