@@ -12,6 +12,9 @@ from predictor.suggest import show
 
 SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"
+OPTIONS = ("config_file", "mixed_precision", STAGE, FILE, "offload_optimizer_device", "offload_param_device",
+           "gradient_accumulation_steps", "gradient_clipping")
+"""Of the launcher: what says more than how many processes start."""
 
 
 def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,

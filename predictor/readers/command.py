@@ -54,6 +54,11 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
     command.environment = {**(environment or {}), **command.environment}
     unknown = {**(unknown or {}), **command.unknown}
+    if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):
+        raise _stray(name, command.program, unknown)
+    for option in accelerate.OPTIONS if command.launcher == "accelerate" else ():
+        if shell.LEFT.search(given := command.options.get(option, "")):
+            raise InputError(f"{name}: --{option} is {show(given)}: {shell.why(given, unknown)}")
     values = _flags(command.words, name, unknown)
     decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
     world_size, launched_by = _world_size(command, name, unknown)
@@ -217,8 +222,12 @@ def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
             current = flags[flag] = [item] if equals else []
         elif shell.LEFT.match(word) and word not in ("$@", "$*") and (current or "" in flags and len(flags) == 1):
-            raise InputError(f"{name}: {show(word)} stands where flags may: {shell.why(word, unknown)}")
+            raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
     return {flag: "true" if not found else found[0] if len(found) == 1 else found
             for flag, found in flags.items() if found or flag}
+
+
+def _stray(name: str, word: str, unknown: Mapping[str, str]) -> InputError:
+    return InputError(f"{name}: {show(word)} stands where flags may stand: {shell.why(word, unknown)}")

@@ -19,9 +19,11 @@ PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTAL
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
 LOOPS, DECLARING = ("for", "while", "until", "select"), ("export", "declare", "typeset", "local", "readonly")
-SETTING = ("read", "let", "mapfile", "readarray", "printf", "getopts")
+SETTING = ("read", "mapfile", "readarray", "getopts")
+COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+"""What ``((…))`` and ``let`` set."""
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
-LONGEST = 1 << 18
+LONGEST = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,6 @@ class _Block:
     """A construct that is open: its variables before, and those that a branch or a loop changes."""
 
     kind: str
-    line: int
     before: dict[str, str | list[str]]
     changed: set[str] = field(default_factory=set)
 
@@ -92,7 +93,7 @@ class _Shell:
             if not words and statement.after == "\n" or statement.after == "(" and _names_function(words):
                 function = function or bool(words)
                 continue
-            while words and (found := self._keyword(words, statements[at:], function, certain)):
+            while words and (found := self._keyword(words, statements, at, function, certain)):
                 function = function and found != "{" or found == "function"
             if self.blocks and self.blocks[-1].kind == "case" and statement.after == ")":
                 words = []  # a pattern
@@ -107,13 +108,13 @@ class _Shell:
     def _operator(self, statement: Statement, function: bool) -> None:
         inside = self.blocks[-1].kind if self.blocks else ""
         if statement.after == "(":
-            self.blocks.append(_Block("(", self.line, dict(self.variables)))
+            self.blocks.append(_Block("(", dict(self.variables)))
         elif statement.after == ")" and inside == "(" and not function:
             self.variables = self.blocks.pop().before
         elif statement.after == ";;" and inside == "case":
             self._next_branch()
 
-    def _keyword(self, words: list[Word], following: list[Statement], function: bool, certain: bool) -> str:
+    def _keyword(self, words: list[Word], statements: list[Statement], at: int, function: bool, certain: bool) -> str:
         """Takes a reserved word from the front, and does what it says; empty if there is none."""
         word = words[0].keyword
         if word in ("then", "do", "!", "time"):
@@ -123,10 +124,10 @@ class _Shell:
             self._next_branch()
         elif word in ("if", "case", "{", *LOOPS):
             kind = "group" if word == "{" and certain and not function else word
-            self.blocks.append(_Block(kind, self.line, dict(self.variables)))
+            self.blocks.append(_Block(kind, dict(self.variables)))
             del words[0]
             if word in LOOPS:
-                self.blocks[-1].changed = _assigned_within(following)
+                self.blocks[-1].changed = _assigned_within(statements, at)
                 if word in ("for", "select") and words:
                     self.blocks[-1].changed |= _names(words[0])
                 for name in self.blocks[-1].changed:
@@ -176,12 +177,9 @@ class _Shell:
                 if first == "export" or (first == "declare" and any(other.keyword == "-x" for other in words)):
                     self.exported.add(name)
             return
-        if words[0].parts and words[0].parts[0].text.startswith("((") or first in SETTING:
-            for name in set().union(*map(_names, words)):
-                if name in self.variables:
-                    self.lines[name] = self.line
-                    self._forget(name, f"is set by {show(first or '((…))')}")
-            return
+        for name in _set_otherwise(first, words) & self.variables.keys():
+            self.lines[name] = self.line
+            self._forget(name)
         if first == "unset":
             for word in words[1:]:
                 self.variables.pop(word.keyword, None)
@@ -204,8 +202,6 @@ class _Shell:
         else:
             item = "".join(self.expanded(word, False))[word.assigned.end():]
             item = self._text(self.variables.get(name, "")) + item if more else item
-        if len(item) > LONGEST:
-            raise InputError(f"{self.name}: line {self.line}: {name} grows too long to be read")
         if "[" in word.assigned[0]:
             self._forget(name, "is set in part")
         elif not certain or any(name in block.changed for block in self.blocks if block.kind in LOOPS):
@@ -217,12 +213,16 @@ class _Shell:
         """The words that a word becomes."""
         done: list[str] = []
         current: str | None = None
+        size = 0
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
+            size += len(found) + sum(map(len, found))
+            if size > LONGEST:
+                raise InputError(f"{self.name}: line {self.line}: a word grows too long to be read")
             if not splits or (part.quoted or not part.expands) and isinstance(found, str):
                 current = (current or "") + self._text(found, " ".join)
                 continue
-            inner = found if isinstance(found, list) and part.quoted else self._split(found)
+            inner = found if part.quoted else " ".join([found] if isinstance(found, str) else found).split()
             if isinstance(found, str) and found[:1].isspace() and current is not None:
                 done, current = [*done, current], None
             for at, text in enumerate(inner):
@@ -232,12 +232,6 @@ class _Shell:
             if isinstance(found, str) and found[-1:].isspace() and current is not None:
                 done, current = [*done, current], None
         return done + ([current] if current is not None else [])
-
-    @staticmethod
-    def _split(found: str | list[str]) -> list[str]:
-        if isinstance(found, list):
-            return [text for item in found for text in item.split()]
-        return found.split()
 
     @staticmethod
     def _text(item: str | list[str], of_list=lambda items: items[0] if items else "") -> str:
@@ -260,10 +254,12 @@ class _Shell:
             return self._unread(text)
         name, index, colon, sign, word = match.groups()
         item = self.variables.get(name)
-        if index in ("@", "*") and item is not None and item != f"${name}":
+        if item == f"${name}":  # unknown
+            return item
+        if index in ("@", "*") and item is not None:
             return " ".join(self._list(name)) if index == "*" and part.quoted else self._list(name)
         if index and index.isdigit() and item is not None:
-            item = self._list(name)[int(index)] if len(index) < 6 and int(index) < len(self._list(name)) else ""
+            item = dict(enumerate(self._list(name))).get(int(index[:6]), "")
         missing = item is None or bool(colon) and self._text(item) == ""
         if sign == "+":
             return "" if missing else self._default(word)
@@ -279,34 +275,42 @@ class _Shell:
 
     def _arithmetic(self, text: str) -> str:
         """Plain integers, with ``+ - * /``."""
-        inner = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2])
-        found = arithmetic.computed(inner)
+        found = arithmetic.computed(re.sub(
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2]))
         return self._unread(text) if found is None else str(found)
 
 
-def _assigned_within(following: list[Statement]) -> set[str]:
+def _assigned_within(statements: list[Statement], start: int) -> set[str]:
     """Variables that a loop assigns, from its first statement on."""
     depth, names = 0, set()
-    for statement in following:
-        for word in statement.words:
-            depth += word.keyword in LOOPS and word is _first(statement)
-            depth -= word.keyword == "done" and word is _first(statement)
-            names |= {word.assigned[1]} if word.assigned and not word.plain.startswith("-") else set()
+    for at in range(start, len(statements)):
+        statement = statements[at]
+        names |= {word.assigned[1] for word in statement.words if word.assigned}
+        first = _first(statement)
+        depth += (first in LOOPS) - (first == "done")
         if depth <= 0:
             break
     return names
 
 
-def _first(statement: Statement) -> Word:
+def _first(statement: Statement) -> str:
     """Its first word behind ``do`` and ``then``."""
-    return next((word for word in statement.words if word.keyword not in ("do", "then", "else", "{", "!")),
-                statement.words[0])
+    return next((word.keyword for word in statement.words if word.keyword not in ("do", "then", "else", "{", "!")), "")
 
 
 def _names_function(words: list[Word]) -> bool:
     """Whether a parenthesis behind them is that of ``name ()``."""
     return len(words) == 1 and words[0].keyword not in ("", *RESERVED) or (
         len(words) == 2 and words[0].keyword == "function")
+
+
+def _set_otherwise(first: str, words: list[Word]) -> set[str]:
+    """Variables that a command sets which is no assignment."""
+    text = " ".join(part.text for word in words for part in word.parts)
+    if first == "let" or text.startswith("(("):
+        return {name for found in COMPUTED.findall(text) for name in found if name}
+    return set().union(*map(_names, words[1:])) if first in SETTING else \
+        _names(words[2]) if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()
 
 
 def _names(word: Word) -> set[str]:
