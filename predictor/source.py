@@ -69,6 +69,13 @@ class Source:
             replace(value, origin=OVERRIDDEN) if value.key in keys else value for value in self.values
             if value.key in keys or value.key.partition(".")[0] not in keys))
 
+    def place(self, *keys: str) -> str:
+        """File and keys, as the user gave them, that say these keys of a workload; empty if none was read."""
+        found = [value for value in self.values if value.key in keys and value.origin == READ and value.names]
+        where = dict.fromkeys(value.where for value in found)
+        return "; ".join(f"{file}: " + ", ".join(dict.fromkeys(
+            name for value in found if value.where == file for name in value.names)) for file in where)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the result's key ``source``; what is not modelled is listed there."""
         document = asdict(replace(self, values=()))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from predictor import models
 from predictor.errors import InputError
 from predictor.files import read_mapping
 from predictor.suggest import named
@@ -122,7 +123,14 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """
     found = given(arguments)
     made = Workload.from_mapping(found.values, source=found.label)
-    return made.read_from(found.source) if found.source else made
+    if found.source is None:
+        return made
+    if place := found.source.place("model"):
+        try:
+            models.find(made.model)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
+    return made.read_from(found.source)
 
 
 def given(arguments: argparse.Namespace) -> Given:

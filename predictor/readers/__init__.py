@@ -83,7 +83,8 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     if stray:
         raise InputError(f"{given.name}: {show(stray[0])} is not expected where it stands: give KEY=VALUE or flags")
     extra |= {key.replace("-", "_"): value for key, value in values.items()}
-    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra}), implied
+    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra},
+                   started_in=given.name), implied
 
 
 def _format(given: Given, wanted: str | None) -> Format:

@@ -7,23 +7,32 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping
+from predictor.readers.fields import beside
 from predictor.suggest import show
 
 SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"
+OPTIONS = ("config_file", "mixed_precision", STAGE, FILE, "offload_optimizer_device", "offload_param_device",
+           "gradient_accumulation_steps", "gradient_clipping")
+"""Of the launcher: what says more than how many processes start."""
 
 
-def arguments(options: dict[str, str], given: Mapping[str, Any], name: str) -> dict[str, tuple[Any, str]]:
+def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
+              script: str | None = None) -> dict[str, tuple[Any, str]]:
     """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
 
     A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
     precision counts where the training's own arguments say nothing.
 
     Raises:
-        InputError: FSDP, whose keys are read of the training's own arguments alone.
+        InputError: no such file, beside the ``script`` or above it either; FSDP, whose keys are read of the training's
+            own arguments alone.
     """
     path = options.get("config_file")
-    document = read_mapping(path, "accelerate's configuration") if path else {}
+    found_at = beside(path, script) if path else None
+    if path and not found_at:
+        raise InputError(f"{name}: --config_file names {show(path, 200)}, and there is no such file")
+    document = read_mapping(found_at, "accelerate's configuration") if found_at else {}
     where = f"--config_file {path}" if path else "accelerate launch"
     kind = str(document.get("distributed_type", "")).upper()
     if kind in ("FSDP", "MEGATRON_LM") or "use_fsdp" in options:

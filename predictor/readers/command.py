@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
-from predictor.readers import accelerate
+from predictor.readers import accelerate, shell
 from predictor.readers.fields import Given
 from predictor.suggest import show
 
@@ -26,8 +25,8 @@ LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.lau
                      "deepspeed.launcher.runner": "deepspeed"}
 TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",)}
 """Commands of frameworks -> what they train by."""
+SHELLS = ("bash", "sh")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 @dataclass
@@ -39,10 +38,11 @@ class Command:
     options: dict[str, str] = field(default_factory=dict)
     program: str = ""
     words: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
 
 
 def from_words(words: Sequence[str], name: str = "the command", path: str | None = None,
-               environment: Mapping[str, str] | None = None) -> Given:
+               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None) -> Given:
     """A command's flags, and what its launcher starts.
 
     Raises:
@@ -53,11 +53,18 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
     command.environment = {**(environment or {}), **command.environment}
-    values = _flags(command.words, name)
-    decided = accelerate.arguments(command.options, values, name) if command.launcher == "accelerate" else {}
-    world_size, launched_by = _world_size(command, name)
+    unknown = {**(unknown or {}), **command.unknown}
+    if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):
+        raise _stray(name, command.program, unknown)
+    for option in accelerate.OPTIONS if command.launcher == "accelerate" else ():
+        if shell.LEFT.search(given := command.options.get(option, "")):
+            raise InputError(f"{name}: --{option} is {show(given)}: {shell.why(given, unknown)}")
+    values = _flags(command.words, name, unknown)
+    decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
+    world_size, launched_by = _world_size(command, name, unknown)
     return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
-                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()})
+                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()},
+                 unknown=unknown)
 
 
 def from_script(text: str, name: str, path: str) -> Given:
@@ -66,37 +73,12 @@ def from_script(text: str, name: str, path: str) -> Given:
     Raises:
         InputError: it has none, or several.
     """
-    variables: dict[str, str] = {}
-    found: list[Sequence[str]] = []
-    text = re.sub(r"(?m)^[ \t]*#.*\n?", "", text.replace("\r\n", "\n"))
-    for line in re.sub(r"[ \t]*\\[ \t]*\n", " ", text).splitlines():
-        words = _split(line)
-        words = [_expanded(word, variables) for word in words]
-        words = words[1:] if words[:1] == ["export"] else words
-        if words and all(ASSIGNMENT.fullmatch(word) for word in words):
-            variables |= dict(ASSIGNMENT.fullmatch(word).groups() for word in words)
-        elif words and (command := parse(words)) and _trains(command):
-            found.append(words)
+    found = [line for line in shell.commands(text, name) if (made := parse(line.words)) and _trains(made)]
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     if len(found) > 1:
         raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
-    return from_words(found[0], name, path, variables)
-
-
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    return VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
-
-
-def _split(line: str) -> list[str]:
-    """The words of a line, as a shell has them; none of one whose quotation goes on: nothing that trains begins so."""
-    for comments in (False, True):  # shlex takes any # for a comment, a shell only one that begins a word
-        try:
-            words = shlex.split(line, comments=comments)
-        except ValueError:
-            continue
-        return words[: next((at for at, word in enumerate(words) if word.startswith("#")), None)]
-    return []
+    return from_words(found[0].words, name, path, found[0].exported, found[0].unknown)
 
 
 def parse(words: Sequence[str]) -> Command | None:
@@ -113,6 +95,11 @@ def parse(words: Sequence[str]) -> Command | None:
     if not rest:
         return None
     first, rest = os.path.basename(rest[0]), rest[1:]
+    if first == "srun" or first in SHELLS and "-c" in rest[:2]:
+        inner = _step(rest) if first == "srun" else _inner(rest[rest.index("-c") + 1 :])
+        if inner:
+            inner.environment = command.environment | inner.environment
+        return inner
     if first in TOOLS and rest[:1] and rest[0] in TOOLS[first]:
         command.program, command.words = f"{first} {rest[0]}", rest[1:]
         return command
@@ -135,6 +122,28 @@ def parse(words: Sequence[str]) -> Command | None:
         command.program, command.words = first, rest
         return command
     return None
+
+
+def _inner(words: list[str]) -> Command | None:
+    """The first training of ``bash -c TEXT``."""
+    for line in shell.commands(words[0], "bash -c") if words else ():
+        found = parse(line.words)
+        if found and _trains(found):
+            found.environment = {**line.exported, **found.environment}
+            found.unknown = {**line.unknown, **found.unknown}
+            return found
+    return None
+
+
+def _step(words: list[str]) -> Command | None:
+    """What Slurm's ``srun`` starts, behind options of its own."""
+    starts = (*LAUNCHERS, *TOOLS, *SHELLS)
+    at = next((at for at, word in enumerate(words) if os.path.basename(word) in starts or
+               re.fullmatch(r"python[\d.]*", os.path.basename(word))), len(words))
+    found = parse(words[at:])
+    if found and not found.launcher:
+        found.launcher = "srun"
+    return found
 
 
 def _launched(command: Command, launcher: str, rest: list[str]) -> Command | None:
@@ -160,43 +169,49 @@ def _trains(command: Command) -> bool:
                 any(word.partition("=")[0] in trains for word in command.words))
 
 
-def _world_size(command: Command, name: str) -> tuple[int | None, str]:
+def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tuple[int | None, str]:
     """GPUs that the launcher starts, and what says so; None where it takes as many as there are."""
     options, environment = command.options, command.environment
     if command.launcher == "torchrun":
         each, nodes = options.get("nproc_per_node", "1"), options.get("nnodes", "1")
-        return _product(name, ("--nproc_per_node", each), ("--nnodes", nodes))
+        return _product(name, unknown, ("--nproc_per_node", each), ("--nnodes", nodes))
     if command.launcher == "accelerate" and "num_processes" in options:
-        return _product(name, ("--num_processes", options["num_processes"]))
+        return _product(name, unknown, ("--num_processes", options["num_processes"]))
     if command.launcher == "deepspeed":
         if "num_gpus" in options:
-            return _product(name, ("--num_gpus", options["num_gpus"]), ("--num_nodes", options.get("num_nodes", "1")))
+            return _product(name, unknown, ("--num_gpus", options["num_gpus"]),
+                            ("--num_nodes", options.get("num_nodes", "1")))
         chosen = options.get("include", options.get("i"))
         if chosen is not None:
+            if shell.LEFT.search(chosen):
+                raise InputError(f"{name}: --include is {show(chosen)}: {shell.why(chosen, unknown)}")
             return sum(len(node.partition(":")[2].split(",")) for node in chosen.split("@")), f"--include {chosen}"
     if "NPROC_PER_NODE" in environment:
-        return _product(name, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
+        return _product(name, unknown, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
                         ("NNODES", environment.get("NNODES", "1")))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible and (command.launcher == "deepspeed" or command.program.startswith(("llamafactory", "axolotl", "lmf"))):
+        if shell.LEFT.search(visible):
+            raise InputError(f"{name}: CUDA_VISIBLE_DEVICES is {show(visible)}: {shell.why(visible, unknown)}")
         return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
     if command.program.startswith("swift "):
         return 1, "no NPROC_PER_NODE"
     return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
 
 
-def _product(name: str, *parts: tuple[str, str]) -> tuple[int, str]:
+def _product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:
     total, shown = 1, []
     for option, text in parts:
         if not re.fullmatch(r"[1-9]\d{0,4}", text):
-            raise InputError(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
+            raise InputError(f"{name}: {option} is {show(text)}: " + (
+                shell.why(text, unknown) if shell.LEFT.search(text) else "a number of GPUs or nodes is needed"))
         total *= int(text)
         if text != "1" or not shown:
             shown.append(f"{option} {text}")
     return total, ", ".join(shown)
 
 
-def _flags(words: Sequence[str], name: str) -> dict[str, str | list[str]]:
+def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | list[str]]:
     """Flags and their values; a flag without one is true; words before the first flag are under ``""``."""
     flags: dict[str, list[str] | None] = {}
     current: list[str] = flags.setdefault("", [])
@@ -206,9 +221,13 @@ def _flags(words: Sequence[str], name: str) -> dict[str, str | list[str]]:
             if flag in flags:
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
             current = flags[flag] = [item] if equals else []
-        elif word in ("&", "|", ";", "&&") or re.match(r"\d?>", word):
-            break
+        elif shell.LEFT.match(word) and word not in ("$@", "$*") and (current or "" in flags and len(flags) == 1):
+            raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
     return {flag: "true" if not found else found[0] if len(found) == 1 else found
             for flag, found in flags.items() if found or flag}
+
+
+def _stray(name: str, word: str, unknown: Mapping[str, str]) -> InputError:
+    return InputError(f"{name}: {show(word)} stands where flags may stand: {shell.why(word, unknown)}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictor.readers.values import Any_
@@ -104,6 +105,8 @@ class Given:
         launched_by: what says so, or the launcher that does not.
         launched_with: keys that the launcher decides -> what says so.
         gpus: how many share the work all the same, if an option of ours says so.
+        unknown: what a shell script leaves of variables -> why their values are not known.
+        started_in: the command or script that names the file, if one does.
     """
 
     name: str
@@ -116,3 +119,18 @@ class Given:
     launched_by: str = ""
     launched_with: Mapping[str, str] = field(default_factory=dict)
     gpus: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    started_in: str = ""
+
+    @property
+    def starts(self) -> str:
+        """Where the launcher and the environment are said."""
+        return self.started_in or self.name
+
+
+def beside(wanted: str, path: str | None) -> str | None:
+    """A file that another one names: as it is, or beside the one at ``path``, or above it; None where it is nowhere."""
+    near = [Path(path), Path(path).resolve()] if path else []
+    found = Path(wanted).expanduser()
+    folders = (Path(), *(parent for file in near for parent in file.parents))
+    return next((str(folder / found) for folder in folders if (folder / found).is_file()), None)

@@ -6,14 +6,16 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.readers.fields import Field, Format, Given
+from predictor.readers import shell
+from predictor.readers.fields import Field, Format, Given, beside
 from predictor.source import DEFAULT, READ, Source, Value, value
 from predictor.suggest import nearest, show
 from predictor.values import Flag, Invalid
+
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Reading:
@@ -89,12 +91,10 @@ class Reading:
 
     def file(self, name: str) -> str:
         """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
-        wanted = Path(str(self[name])).expanduser()
-        beside = [Path(self.given.path), Path(self.given.path).resolve()] if self.given.path else []
-        for folder in (Path(), *(parent for path in beside for parent in path.parents)):
-            if (folder / wanted).is_file():
-                return str(folder / wanted)
-        raise self.wrong(name, f"names {show(str(wanted), 200)}, and there is no such file")
+        found = beside(wanted := str(self[name]), self.given.path)
+        if found:
+            return found
+        raise self.wrong(name, f"names {show(wanted, 200)}, and there is no such file")
 
     def source(self) -> Source:
         """What was read, once the rules have run."""
@@ -128,8 +128,9 @@ class Reading:
         self.foreign.append(f"--{name}")
 
     def _checked(self, name: str, known: Field, item: Any) -> Any:
-        if isinstance(item, str) and "$" in item:
-            raise self.wrong(name, f"is {show(item)}: the variable is not set there; write its value")
+        for text in item if isinstance(item, list) and self.given.flags else [item]:
+            if isinstance(text, str) and shell.LEFT.search(text):
+                raise self.wrong(name, f"is {show(text)}: {shell.why(text, self.given.unknown)}")
         try:
             found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
         except Invalid as error:
@@ -183,11 +184,12 @@ def _ruled(form: Format, given: Given) -> Reading:
     reading = Reading(form, given)
     if given.world_size is not None:
         reading.workload["data_parallel_size"] = given.world_size
-        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ, given.name,
+        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ, given.starts,
                                                    given.launched_by)
     elif given.launched_by and given.gpus is None:
         reading.note(f"{given.launched_by} starts a process for each GPU that it finds: one is assumed (give "
                      "data_parallel_size)")
+    _allocator(reading)
     for name, known in form.fields.items():
         if known.ours and (name in reading or known.default is not None):
             reading.put(known.ours, reading[name], name)
@@ -197,3 +199,16 @@ def _ruled(form: Format, given: Given) -> Reading:
     if reading.workload["gradient_accumulation_steps"] > 1:
         reading.note("the further micro-batches of a step, which the Trainer fetches ahead")
     return reading
+
+
+def _allocator(reading: Reading) -> None:
+    """PyTorch's settings of its allocator, which the environment has."""
+    given = reading.given
+    found = {name: given.environment[name] for name in ALLOCATOR if given.environment.get(name)}
+    if len(set(found.values())) > 1:
+        raise InputError(f"{given.starts}: {' and '.join(found)} differ: keep one")
+    for name, text in found.items():
+        if shell.LEFT.search(text):
+            raise InputError(f"{given.starts}: {name} is {show(text)}: {shell.why(text, given.unknown)}")
+        reading.workload["allocator_conf"] = text
+        reading.rows["allocator_conf"] = value("allocator_conf", text, READ, given.starts, name)

@@ -1,0 +1,317 @@
+"""What a shell script runs: its simple commands with its own variables put in, as far as the text alone decides them.
+
+A variable that is set under a condition, or by something that only a shell can do, is unknown behind that: it stays
+``$NAME`` in the words, and :func:`why` says what is missing where such a word matters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from predictor.errors import InputError
+from predictor.readers import arithmetic
+from predictor.readers.words import RESERVED, Lexer, Part, Statement, Word
+from predictor.suggest import show
+
+PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
+LEFT = re.compile(r"\$[\w{(@*]")
+"""What is left where a value is not known."""
+LOOPS, DECLARING = ("for", "while", "until", "select"), ("export", "declare", "typeset", "local", "readonly")
+SETTING = ("read", "mapfile", "readarray", "getopts")
+COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+"""What ``((…))`` and ``let`` set."""
+SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
+LONGEST = 1 << 19
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command.
+
+    Attributes:
+        exported: variables that it finds in its environment.
+        unknown: what is left of an expansion in words -> why its value is not known.
+    """
+
+    words: list[str]
+    exported: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
+@dataclass
+class _Block:
+    """A construct that is open: its variables before, and those that a branch or a loop changes."""
+
+    kind: str
+    before: dict[str, str | list[str]]
+    changed: set[str] = field(default_factory=set)
+
+
+def why(text: str, unknown: Mapping[str, str]) -> str:
+    """What is missing where the shell's ``$`` is left in a word."""
+    names = {f"${name}" for name in re.findall(r"\$\{?(\w+)", text)}
+    for left, reason in unknown.items():
+        if left in names or left.startswith(("$(", "${")) and left in text:
+            return reason
+    return "the variable is not set there; write its value"
+
+
+def commands(text: str, name: str) -> list[Command]:
+    """Every simple command of a script, in its order.
+
+    Raises:
+        InputError: a quotation that does not end.
+    """
+    shell = _Shell(name)
+    try:
+        shell.run(text.replace("\r\n", "\n"))
+    except RecursionError:
+        raise InputError(f"{name}: is nested too deeply to be read: give the command itself after --") from None
+    return shell.found
+
+
+class _Shell:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.variables: dict[str, str | list[str]] = {}
+        self.unknown: dict[str, str] = {}
+        self.exported: set[str] = set()
+        self.blocks: list[_Block] = []
+        self.found: list[Command] = []
+        self.line = 1
+        self.lines: dict[str, int] = {}
+
+    def run(self, text: str, line: int | None = None) -> None:
+        statements = list(Lexer(text, self.name).statements())
+        before, certain, function = "\n", True, False
+        for at, statement in enumerate(statements):
+            self.line = line or statement.line
+            certain = certain if before in ("&&", "||") else True
+            words = list(statement.words)
+            if not words and statement.after == "\n" or statement.after == "(" and _names_function(words):
+                function = function or bool(words)
+                continue
+            while words and (found := self._keyword(words, statements, at, function, certain)):
+                function = function and found != "{" or found == "function"
+            if self.blocks and self.blocks[-1].kind == "case" and statement.after == ")":
+                words = []  # a pattern
+            first = words[0].keyword if words else ""
+            assigns = bool(words) and all(word.assigned for word in words)
+            if words:
+                self._command(words, certain)
+            certain = certain and statement.after == "&&" and (assigns or first in SUCCEEDS)
+            self._operator(statement, function)
+            before = statement.after
+
+    def _operator(self, statement: Statement, function: bool) -> None:
+        inside = self.blocks[-1].kind if self.blocks else ""
+        if statement.after == "(":
+            self.blocks.append(_Block("(", dict(self.variables)))
+        elif statement.after == ")" and inside == "(" and not function:
+            self.variables = self.blocks.pop().before
+        elif statement.after == ";;" and inside == "case":
+            self._next_branch()
+
+    def _keyword(self, words: list[Word], statements: list[Statement], at: int, function: bool, certain: bool) -> str:
+        """Takes a reserved word from the front, and does what it says; empty if there is none."""
+        word = words[0].keyword
+        if word in ("then", "do", "!", "time"):
+            del words[0]
+        elif word in ("else", "elif"):
+            del words[0]
+            self._next_branch()
+        elif word in ("if", "case", "{", *LOOPS):
+            kind = "group" if word == "{" and certain and not function else word
+            self.blocks.append(_Block(kind, dict(self.variables)))
+            del words[0]
+            if word in LOOPS:
+                self.blocks[-1].changed = _assigned_within(statements, at)
+                if word in ("for", "select") and words:
+                    self.blocks[-1].changed |= _names(words[0])
+                for name in self.blocks[-1].changed:
+                    self._forget(name)
+            if word in ("case", "for", "select"):
+                words.clear()
+        elif word in ("fi", "esac", "done", "}"):
+            del words[0]
+            self._close()
+        elif word == "function":
+            del words[:2]
+        else:
+            return ""
+        return word
+
+    def _next_branch(self) -> None:
+        if self.blocks:
+            block = self.blocks[-1]
+            block.changed |= {name for name in self.variables | block.before
+                              if self.variables.get(name) != block.before.get(name)}
+            self.variables = dict(block.before)
+
+    def _close(self) -> None:
+        if self.blocks and self.blocks[-1].kind != "group":
+            self._next_branch()
+        for name in self.blocks.pop().changed if self.blocks else ():
+            self._forget(name)
+
+    def _forget(self, name: str, because: str = "is set under a condition") -> None:
+        self.unknown[f"${name}"] = (f"{name} {because} in line {self.lines.get(name, self.line)}: say its value "
+                                    f"(write it in place of ${name})")
+        self.variables[name] = f"${name}"
+
+    def _unread(self, text: str) -> str:
+        """What stays of an expansion that is not understood, in one word."""
+        left = text if not re.search(r"\s", text) else f"{text.split()[0]}…{')' if text[1] == '(' else '}'}"
+        self.unknown[left] = f"{show(text, 60)} in line {self.line} is not understood: write its value"
+        return left
+
+    def _command(self, words: list[Word], certain: bool) -> None:
+        first = words[0].keyword
+        if first in DECLARING or all(word.assigned for word in words):
+            for word in words[first in DECLARING:]:
+                if word.assigned:
+                    self._assign(word, certain)
+                name = word.assigned[1] if word.assigned else word.keyword
+                if first == "export" or (first == "declare" and any(other.keyword == "-x" for other in words)):
+                    self.exported.add(name)
+            return
+        for name in _set_otherwise(first, words) & self.variables.keys():
+            self.lines[name] = self.line
+            self._forget(name)
+        if first == "unset":
+            for word in words[1:]:
+                self.variables.pop(word.keyword, None)
+            return
+        leading = next((at for at, word in enumerate(words) if not word.assigned), len(words))
+        found = ["".join(self.expanded(word, False)) for word in words[:leading]]
+        found += [text for word in words[leading:] for text in self.expanded(word)]
+        if found[:1] == ["eval"]:
+            self.run(" ".join(found[1:]), self.line)
+        elif found:
+            exported = {name: self._text(self.variables[name]) for name in self.exported & self.variables.keys()}
+            self.found.append(Command(found, exported, dict(self.unknown)))
+
+    def _assign(self, word: Word, certain: bool) -> None:
+        name, more = word.assigned[1], word.assigned[2]
+        self.lines[name] = self.line
+        if word.items is not None:
+            item: str | list[str] = [text for inner in word.items for text in self.expanded(inner)]
+            item = [*self._list(name), *item] if more else item
+        else:
+            item = "".join(self.expanded(word, False))[word.assigned.end():]
+            item = self._text(self.variables.get(name, "")) + item if more else item
+        if "[" in word.assigned[0]:
+            self._forget(name, "is set in part")
+        elif not certain or any(name in block.changed for block in self.blocks if block.kind in LOOPS):
+            self._forget(name)
+        else:
+            self.variables[name] = item
+
+    def expanded(self, word: Word, splits: bool = True) -> list[str]:
+        """The words that a word becomes."""
+        done: list[str] = []
+        current: str | None = None
+        size = 0
+        for part in word.parts:
+            found = self._value(part) if part.expands else part.text
+            size += len(found) + sum(map(len, found))
+            if size > LONGEST:
+                raise InputError(f"{self.name}: line {self.line}: a word grows too long to be read")
+            if not splits or (part.quoted or not part.expands) and isinstance(found, str):
+                current = (current or "") + self._text(found, " ".join)
+                continue
+            inner = found if part.quoted else " ".join([found] if isinstance(found, str) else found).split()
+            if isinstance(found, str) and found[:1].isspace() and current is not None:
+                done, current = [*done, current], None
+            for at, text in enumerate(inner):
+                if at:
+                    done.append(current or "")
+                current = text if at else (current or "") + text
+            if isinstance(found, str) and found[-1:].isspace() and current is not None:
+                done, current = [*done, current], None
+        return done + ([current] if current is not None else [])
+
+    @staticmethod
+    def _text(item: str | list[str], of_list=lambda items: items[0] if items else "") -> str:
+        return of_list(item) if isinstance(item, list) else item
+
+    def _list(self, name: str) -> list[str]:
+        item = self.variables.get(name, [])
+        return item if isinstance(item, list) else [item]
+
+    def _value(self, part: Part) -> str | list[str]:
+        """What an expansion stands for; itself if that is not known."""
+        text = part.text
+        if text.startswith("$(("):
+            return self._arithmetic(text)
+        inner = text[2:-1] if text.startswith("${") else text[1:]
+        if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
+            return self._unread(text) if text.startswith("$(") else "$@"
+        match = PARAMETER.fullmatch(inner)
+        if not match:
+            return self._unread(text)
+        name, index, colon, sign, word = match.groups()
+        item = self.variables.get(name)
+        if item == f"${name}":  # unknown
+            return item
+        if index in ("@", "*") and item is not None:
+            return " ".join(self._list(name)) if index == "*" and part.quoted else self._list(name)
+        if index and index.isdigit() and item is not None:
+            item = dict(enumerate(self._list(name))).get(int(index[:6]), "")
+        missing = item is None or bool(colon) and self._text(item) == ""
+        if sign == "+":
+            return "" if missing else self._default(word)
+        if sign and missing:
+            item = self._default(word)
+            if sign == "=":
+                self.variables[name] = item
+        return f"${name}" if item is None else self._text(item)
+
+    def _default(self, word: str) -> str:
+        return "".join(self.expanded(Word([part for part in Lexer(word, self.name).double("")
+                                           if part.text not in ('"', "'")]), False))
+
+    def _arithmetic(self, text: str) -> str:
+        """Plain integers, with ``+ - * /``."""
+        found = arithmetic.computed(re.sub(
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2]))
+        return self._unread(text) if found is None else str(found)
+
+
+def _assigned_within(statements: list[Statement], start: int) -> set[str]:
+    """Variables that a loop assigns, from its first statement on."""
+    depth, names = 0, set()
+    for at in range(start, len(statements)):
+        statement = statements[at]
+        names |= {word.assigned[1] for word in statement.words if word.assigned}
+        first = _first(statement)
+        depth += (first in LOOPS) - (first == "done")
+        if depth <= 0:
+            break
+    return names
+
+
+def _first(statement: Statement) -> str:
+    """Its first word behind ``do`` and ``then``."""
+    return next((word.keyword for word in statement.words if word.keyword not in ("do", "then", "else", "{", "!")), "")
+
+
+def _names_function(words: list[Word]) -> bool:
+    """Whether a parenthesis behind them is that of ``name ()``."""
+    return len(words) == 1 and words[0].keyword not in ("", *RESERVED) or (
+        len(words) == 2 and words[0].keyword == "function")
+
+
+def _set_otherwise(first: str, words: list[Word]) -> set[str]:
+    """Variables that a command sets which is no assignment."""
+    text = " ".join(part.text for word in words for part in word.parts)
+    if first == "let" or text.startswith("(("):
+        return {name for found in COMPUTED.findall(text) for name in found if name}
+    return set().union(*map(_names, words[1:])) if first in SETTING else \
+        _names(words[2]) if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()
+
+
+def _names(word: Word) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", " ".join(part.text for part in word.parts)))

@@ -1,0 +1,213 @@
+"""The words of a shell script, as POSIX has them (XCU 2.2, 2.3): quotation, comments, operators; not yet expanded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from predictor.errors import InputError
+
+CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)*")
+"""A line that goes on; comments between its parts are taken as they are meant."""
+OPERATOR = re.compile(r";;|&&|\|\||\|&|[;|()\n]|&(?!>)")
+REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||<<<|<<-?|<>|<&|>|<)|&>>?)[ \t]*")
+NAME = re.compile(r"\$(?:\w+|[@*#?$!-])")
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])?(\+?)=")
+RESERVED = ("if", "then", "elif", "else", "while", "until", "for", "select", "do", "!", "time", "{")
+CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a word: text as it stands, or what ``$`` begins."""
+
+    text: str
+    quoted: bool
+    expands: bool = False
+
+
+@dataclass
+class Word:
+    """A word, or the assignment of an array, which has ``items``."""
+
+    parts: list[Part] = field(default_factory=list)
+    items: list[Word] | None = None
+
+    @property
+    def plain(self) -> str:
+        """Its text up to the first quotation or expansion."""
+        at = next((at for at, part in enumerate(self.parts) if part.quoted or part.expands), len(self.parts))
+        return "".join(part.text for part in self.parts[:at])
+
+    @property
+    def keyword(self) -> str:
+        return self.plain if not any(part.quoted or part.expands for part in self.parts) else ""
+
+    @property
+    def assigned(self) -> re.Match[str] | None:
+        """What an assignment begins with."""
+        return ASSIGNED.match(self.plain)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A simple command: its words, the line where it begins, the operator behind it."""
+
+    words: list[Word]
+    line: int
+    after: str
+
+
+class Lexer:
+    """Reads one text.
+
+    Raises:
+        InputError: a quotation or bracket that does not end; the line is named.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name, self.at, self.documents = text, name, 0, []
+
+    def statements(self) -> Iterator[Statement]:
+        """Every simple command, and empty ones between operators."""
+        words, line, counted, lines = [], 1, 0, 1
+        while True:
+            self._blank()
+            lines, counted = lines + self.text.count("\n", counted, self.at), self.at
+            line = line if words else lines
+            if self.at >= len(self.text):
+                yield Statement(words, line, "\n")
+                return
+            if all(word.keyword in RESERVED for word in words) and self.text.startswith("((", self.at):
+                words.append(Word([Part(self._closed("(("), False, True)]))
+            elif found := REDIRECTION.match(self.text, self.at):
+                self.at = found.end()
+                target = self.word()
+                if found[0].rstrip() in ("<<", "<<-"):
+                    self.documents.append("".join(part.text for part in target.parts))
+            elif found := OPERATOR.match(self.text, self.at):
+                self.at = found.end()
+                if found[0] == "\n":
+                    self._here_documents()
+                yield Statement(words, line, found[0])
+                words = []
+            else:
+                words.append(self.word())
+
+    def word(self) -> Word:
+        """The word that begins here."""
+        word, text = Word(), self.text
+        while self.at < len(text) and text[self.at] not in " \t\n|&;<>)":
+            letter = text[self.at]
+            if letter == "(":
+                if not (word.assigned and word.assigned.end() == len(word.keyword)):
+                    break
+                self.at += 1
+                word.items = self._array()
+            elif found := CONTINUED.match(text, self.at):
+                if found[0] != "\\\n":
+                    break
+                self.at = found.end()
+            elif letter == "\\":
+                word.parts.append(Part(text[self.at + 1 : self.at + 2], True))
+                self.at += 2
+            elif letter == "'" or text.startswith("$'", self.at):
+                start = self.at + 1 + (letter == "$")
+                self.at = self._find("'", start) + 1
+                word.parts.append(Part(text[start : self.at - 1], True))
+            elif letter == '"':
+                self.at += 1
+                word.parts += self.double('"')
+            elif letter in "$`":
+                word.parts.append(self._expansion(False))
+            else:
+                end = re.compile(r"[^\s|&;<>()\\'\"$`]+").match(text, self.at).end()
+                word.parts.append(Part(text[self.at : end], False))
+                self.at = end
+        return word
+
+    def double(self, end: str) -> list[Part]:
+        """What stands in double quotes, up to ``end``, or of the whole text if that is empty."""
+        parts, start, text = [Part("", True)], self.at, self.text
+        while self.at < len(text) and text[self.at] != (end or None):
+            if text[self.at] == "\\":
+                following = text[self.at + 1 : self.at + 2]
+                escaped = "" if following == "\n" else following if following in '$`"\\' else f"\\{following}"
+                parts.append(Part(escaped, True))
+                self.at += 2
+            elif text[self.at] in "$`":
+                parts.append(self._expansion(True))
+            else:
+                found = re.compile(r'[^"\\$`]+|"').match(text, self.at)
+                parts.append(Part(found[0], True))
+                self.at = found.end()
+        if end and self.at >= len(text):
+            raise self._endless('"', start)
+        self.at += len(end)
+        return parts
+
+    def _expansion(self, quoted: bool) -> Part:
+        text, start = self.text, self.at
+        if text[start] == "`":
+            self.at = self._find("`", start + 1) + 1
+            return Part(f"$({text[start + 1 : self.at - 1]})", quoted, True)
+        opening = next((opening for opening in CLOSED if text.startswith(opening, start)), None)
+        if opening:
+            return Part(self._closed(opening), quoted, True)
+        found = NAME.match(text, start)
+        self.at = found.end() if found else start + 1
+        return Part(found[0] if found else "$", quoted, bool(found))
+
+    def _closed(self, opening: str) -> str:
+        """From a bracket to the one that closes it."""
+        start, inner, closing = self.at, opening[-1], CLOSED[opening][-1]
+        depth = 0
+        for found in re.compile(rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\{inner}|\{closing}", re.DOTALL).finditer(
+                self.text, start):
+            depth += (found[0] == inner) - (found[0] == closing)
+            if found[0] == closing and depth == 0:
+                self.at = found.end()
+                return self.text[start : self.at]
+        raise self._endless(opening, start)
+
+    def _array(self) -> list[Word]:
+        items, start = [], self.at
+        while True:
+            self._blank(newlines=True)
+            if self.at >= len(self.text):
+                raise self._endless("(", start)
+            if self.text[self.at] == ")":
+                self.at += 1
+                return items
+            before = self.at
+            items.append(self.word())
+            self.at += self.at == before  # an operator, which no array has
+
+    def _blank(self, newlines: bool = False) -> None:
+        blank = r"(?:[ \t\n]|" if newlines else r"(?:[ \t]|"
+        self.at = re.compile(blank + CONTINUED.pattern + ")*").match(self.text, self.at).end()
+        if self.text.startswith("#", self.at):
+            end = self.text.find("\n", self.at)
+            self.at = len(self.text) if end < 0 else end
+            if newlines:
+                self._blank(newlines)
+
+    def _here_documents(self) -> None:
+        for delimiter in self.documents:
+            while self.at < len(self.text):
+                end = self.text.find("\n", self.at)
+                line = self.text[self.at : end if end >= 0 else len(self.text)]
+                self.at += len(line) + 1
+                if line.strip() == delimiter:
+                    break
+        self.documents.clear()
+
+    def _find(self, mark: str, start: int) -> int:
+        end = self.text.find(mark, start)
+        if end < 0:
+            raise self._endless(mark, start)
+        return end
+
+    def _endless(self, opening: str, start: int) -> InputError:
+        return InputError(f"{self.name}: line {self.text.count(chr(10), 0, start) + 1}: {opening} has no end")
