@@ -192,7 +192,7 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
      "nothing was measured: neither where the job survived nor where it died"),
     ({"job": JOB, "survived_bytes": -1, "died_bytes": None},
      "survived_bytes must be bytes, not -1: another schema, or damaged"),
-    (compact_row(moment="night"), 'moment must be one of init, forward, backward, optimizer_step, evaluation, not "night": '
+    (compact_row(moment="night"), 'moment must be one of init, forward, backward, optimizer_step, evaluation, prefill, decode, not "night": '
                                   "another schema, or damaged"),
     (compact_row(job={"model": "llava-1.5-7b", "sequence_lenght": 1}),
      'unknown key "sequence_lenght" (did you mean "sequence_length"?)'),
