@@ -15,9 +15,7 @@ QUANTIZED = {"recipe": "lora", "quantization": {"load_in_4bit": True}}
 @pytest.mark.parametrize(("keys", "message"), [
     ({"zero_stage": 2, "offload": "optimizer", "dtype": "fp16"}, 'dtype "fp16": not predicted with offload yet'),
     ({"zero_stage": 0, "dtype": "fp32"}, 'dtype "fp32": not predicted with zero_stage 0 yet'),
-    (EVALUATION | {"padding": "packed"}, 'padding "packed": not predicted with per_device_eval_batch_size yet'),
     (EVALUATION | {"use_liger_kernel": True}, "use_liger_kernel True: not predicted with per_device_eval_batch_size yet"),
-    (EVALUATION | {"mixed_precision": "bf16"}, 'dtype "fp32": not predicted with per_device_eval_batch_size yet'),
     ({"use_liger_kernel": True, "dtype": "fp16"}, 'dtype "fp16": not predicted with use_liger_kernel yet'),
     ({"attn_implementation": "flash_attention_2", "mixed_precision": "bf16", "dtype": "bf16"},
      'mixed_precision "bf16": not predicted with flash_attention_2 yet'),
