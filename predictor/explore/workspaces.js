@@ -19,9 +19,9 @@ function lastPowerOfTwo(n) {
 
 const groupsProducts = gpu => (gpu.major === 9 || gpu.major === 10 ? 1 : 0);
 
-function flashSplits(gpu, batch, heads, sequence, width) {
+function flashSplits(gpu, batch, heads, sequence, width, keyed) {
   const block = width <= 64 ? 256 : width <= 128 ? 128 : 64;
-  const count = batch * heads * ceilDiv(sequence, 64), keys = ceilDiv(sequence, block);
+  const count = batch * heads * ceilDiv(sequence, 64), keys = ceilDiv(keyed, block);
   const slots = 2 * gpu.multiprocessors;
   if (count >= 0.8 * slots) return 1;
   const candidates = [];
@@ -92,12 +92,12 @@ const WORKSPACES = {
   flash_softmax_sum: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 128),
   flash_dq_accumulator: (gpu, batch, heads, sequence, width) =>
     FP32 * batch * heads * roundUp(sequence, 128) * roundUp(width, 32),
-  flash_split_sums(gpu, batch, heads, sequence, width) {
-    const splits = flashSplits(gpu, batch, heads, sequence, width);
+  flash_split_sums(gpu, batch, heads, sequence, width, keys = sequence) {
+    const splits = flashSplits(gpu, batch, heads, sequence, width, keys);
     return splits > 1 ? FP32 * splits * batch * heads * sequence : 0;
   },
-  flash_split_outputs: (gpu, batch, heads, sequence, width) =>
-    WORKSPACES.flash_split_sums(gpu, batch, heads, sequence, width) * roundUp(width, 32),
+  flash_split_outputs: (gpu, batch, heads, sequence, width, keys = sequence) =>
+    WORKSPACES.flash_split_sums(gpu, batch, heads, sequence, width, keys) * roundUp(width, 32),
   efficient_rows: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 32),
   padded_mask: (gpu, rows, length, itemsize) => rows * roundUp(length, 8) * itemsize,
   bias_gradient: (gpu, rows, length, itemsize) => rows * roundUp(length, 16) * itemsize,
