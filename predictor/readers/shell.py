@@ -87,9 +87,8 @@ class _Shell:
         statements = list(Lexer(text, self.name).statements())
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
-            self.line = line or statement.line
-            certain = certain if before in ("&&", "||") else True
-            words = list(statement.words)
+            self.line, words = line or statement.line, list(statement.words)
+            certain = certain or before not in ("&&", "||")
             if not words and statement.after == "\n" or statement.names_function:
                 function = function or bool(words)
                 continue
@@ -97,11 +96,10 @@ class _Shell:
                 function = function and found != "{" or found == "function"
             if self.blocks and self.blocks[-1].kind == "case" and statement.after == ")":
                 words = []  # a pattern
-            first = words[0].keyword if words else ""
-            assigns = bool(words) and all(word.assigned for word in words)
             if words:
                 self._command(words, certain)
-            certain = certain and statement.after == "&&" and (assigns or first in SUCCEEDS)
+            certain = certain and statement.after == "&&" and bool(words) and (
+                words[0].keyword in SUCCEEDS or all(word.assigned for word in words))
             self._operator(statement, function)
             before = statement.after
 
@@ -131,6 +129,7 @@ class _Shell:
                 if word in ("for", "select") and words:
                     self.blocks[-1].changed |= words[0].names
                 for name in self.blocks[-1].changed:
+                    self.lines[name] = self.line
                     self._forget(name)
             if word in ("case", "for", "select"):
                 words.clear()
@@ -211,9 +210,7 @@ class _Shell:
 
     def expanded(self, word: Word, splits: bool = True) -> list[str]:
         """The words that a word becomes."""
-        done: list[str] = []
-        current: str | None = None
-        size = 0
+        done, current, size = [], None, 0
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
             size += len(found) + sum(map(len, found))
