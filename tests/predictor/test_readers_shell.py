@@ -98,6 +98,8 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
     ([f"BS=2; torchrun $A {TRAIN}"], '"$A" stands where flags may stand: the variable is not set there; write its value'),
     ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value'),
     ([f"BS=2; accelerate launch --mixed_precision $P {TRAIN}"], '--mixed_precision is "$P": the variable is not set there; write its value'),
+    (["A=x; if a; then A=deepspeed; fi", f"BS=2; $A {TRAIN}"],
+     '"$A" starts a training: A is set under a condition in line 1: say its value (write it in place of $A)'),
     (["echo", 'echo "'], 'line 2: " has no end'),
 ])
 def test_what_is_not_understood_is_named_with_its_line(read, tmp_path, lines, message):
