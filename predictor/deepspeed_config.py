@@ -284,6 +284,8 @@ def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str)
         key = f"stage3_{key}"
     dotted = f"{section}.{key}" if section else key
     if dotted in READ:
+        if dotted == "zero_optimization.stage" and value == "auto":
+            raise InputError(f'{name}: {dotted} is "auto", and nothing fills it in: give 0, 1, 2 or 3')
         if value is None or (value == "auto" and dotted not in FILLED_BY_HUGGING_FACE):
             return
         try:

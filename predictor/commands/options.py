@@ -123,14 +123,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """
     found = given(arguments)
     made = Workload.from_mapping(found.values, source=found.label)
-    if found.source is None:
-        return made
-    if place := found.source.place("model"):
-        try:
-            models.find(made.model)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-    return made.read_from(found.source)
+    return made.read_from(found.source) if found.source else made
 
 
 def given(arguments: argparse.Namespace) -> Given:
@@ -157,6 +150,11 @@ def given(arguments: argparse.Namespace) -> Given:
         from predictor import learned
 
         values = learned.fill(values)
+    elif source and "model" not in from_options and (place := source.place("model")):
+        try:
+            models.find(values["model"])
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
 
     places = {row.key: row.place for row in source.values} if source else {}
 

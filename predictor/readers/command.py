@@ -73,7 +73,12 @@ def from_script(text: str, name: str, path: str) -> Given:
     Raises:
         InputError: it has none, or several.
     """
-    found = [line for line in shell.commands(text, name) if (made := parse(line.words)) and _trains(made)]
+    lines = shell.commands(text, name)
+    found = [line for line in lines if (made := parse(line.words)) and _trains(made)]
+    for line in lines if not found else ():
+        first = line.words[0]
+        if shell.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
+            raise InputError(f"{name}: {show(first)} starts a training: {shell.why(first, line.unknown)}")
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     if len(found) > 1:
@@ -95,8 +100,8 @@ def parse(words: Sequence[str]) -> Command | None:
     if not rest:
         return None
     first, rest = os.path.basename(rest[0]), rest[1:]
-    if first == "srun" or first in SHELLS and "-c" in rest[:2]:
-        inner = _step(rest) if first == "srun" else _inner(rest[rest.index("-c") + 1 :])
+    if first == "srun" or first in SHELLS and rest and re.fullmatch(r"-\w*c", rest[0]):
+        inner = _step(rest) if first == "srun" else _inner(rest[1:])
         if inner:
             inner.environment = command.environment | inner.environment
         return inner
@@ -125,13 +130,15 @@ def parse(words: Sequence[str]) -> Command | None:
 
 
 def _inner(words: list[str]) -> Command | None:
-    """The first training of ``bash -c TEXT``."""
-    for line in shell.commands(words[0], "bash -c") if words else ():
-        found = parse(line.words)
-        if found and _trains(found):
-            found.environment = {**line.exported, **found.environment}
-            found.unknown = {**line.unknown, **found.unknown}
-            return found
+    """The one training of ``bash -c TEXT``."""
+    lines = shell.commands(words[0], "bash -c") if words else []
+    found = [(line, made) for line in lines if (made := parse(line.words)) and _trains(made)]
+    if len(found) > 1:
+        raise InputError(f"bash -c: {len(found)} commands start a training: give the one that is meant after --")
+    for line, made in found:
+        made.environment = {**line.exported, **made.environment}
+        made.unknown = {**line.unknown, **made.unknown}
+        return made
     return None
 
 

@@ -130,7 +130,10 @@ class Given:
 
 def beside(wanted: str, path: str | None) -> str | None:
     """A file that another one names: as it is, or beside the one at ``path``, or above it; None where it is nowhere."""
-    near = [Path(path), Path(path).resolve()] if path else []
-    found = Path(wanted).expanduser()
-    folders = (Path(), *(parent for file in near for parent in file.parents))
-    return next((str(folder / found) for folder in folders if (folder / found).is_file()), None)
+    try:
+        near = [Path(path), Path(path).resolve()] if path else []
+        found = Path(wanted).expanduser()
+        folders = (Path(), *(parent for file in near for parent in file.parents))
+        return next((str(folder / found) for folder in folders if (folder / found).is_file()), None)
+    except (OSError, RuntimeError, ValueError):  # a name too long, no such home, a zero byte
+        return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from predictor.errors import InputError
 from predictor.readers import arithmetic
-from predictor.readers.words import RESERVED, Lexer, Part, Statement, Word
+from predictor.readers.words import Lexer, Part, Statement, Word
 from predictor.suggest import show
 
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
@@ -87,21 +87,19 @@ class _Shell:
         statements = list(Lexer(text, self.name).statements())
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
-            self.line = line or statement.line
-            certain = certain if before in ("&&", "||") else True
-            words = list(statement.words)
-            if not words and statement.after == "\n" or statement.after == "(" and _names_function(words):
+            self.line, words = line or statement.line, list(statement.words)
+            certain = certain or before not in ("&&", "||")
+            if not words and statement.after == "\n" or statement.names_function:
                 function = function or bool(words)
                 continue
             while words and (found := self._keyword(words, statements, at, function, certain)):
                 function = function and found != "{" or found == "function"
             if self.blocks and self.blocks[-1].kind == "case" and statement.after == ")":
                 words = []  # a pattern
-            first = words[0].keyword if words else ""
-            assigns = bool(words) and all(word.assigned for word in words)
             if words:
                 self._command(words, certain)
-            certain = certain and statement.after == "&&" and (assigns or first in SUCCEEDS)
+            certain = certain and statement.after == "&&" and bool(words) and (
+                words[0].keyword in SUCCEEDS or all(word.assigned for word in words))
             self._operator(statement, function)
             before = statement.after
 
@@ -129,8 +127,9 @@ class _Shell:
             if word in LOOPS:
                 self.blocks[-1].changed = _assigned_within(statements, at)
                 if word in ("for", "select") and words:
-                    self.blocks[-1].changed |= _names(words[0])
+                    self.blocks[-1].changed |= words[0].names
                 for name in self.blocks[-1].changed:
+                    self.lines[name] = self.line
                     self._forget(name)
             if word in ("case", "for", "select"):
                 words.clear()
@@ -211,9 +210,7 @@ class _Shell:
 
     def expanded(self, word: Word, splits: bool = True) -> list[str]:
         """The words that a word becomes."""
-        done: list[str] = []
-        current: str | None = None
-        size = 0
+        done, current, size = [], None, 0
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
             size += len(found) + sum(map(len, found))
@@ -286,22 +283,11 @@ def _assigned_within(statements: list[Statement], start: int) -> set[str]:
     for at in range(start, len(statements)):
         statement = statements[at]
         names |= {word.assigned[1] for word in statement.words if word.assigned}
-        first = _first(statement)
+        first = statement.first
         depth += (first in LOOPS) - (first == "done")
         if depth <= 0:
             break
     return names
-
-
-def _first(statement: Statement) -> str:
-    """Its first word behind ``do`` and ``then``."""
-    return next((word.keyword for word in statement.words if word.keyword not in ("do", "then", "else", "{", "!")), "")
-
-
-def _names_function(words: list[Word]) -> bool:
-    """Whether a parenthesis behind them is that of ``name ()``."""
-    return len(words) == 1 and words[0].keyword not in ("", *RESERVED) or (
-        len(words) == 2 and words[0].keyword == "function")
 
 
 def _set_otherwise(first: str, words: list[Word]) -> set[str]:
@@ -309,9 +295,5 @@ def _set_otherwise(first: str, words: list[Word]) -> set[str]:
     text = " ".join(part.text for word in words for part in word.parts)
     if first == "let" or text.startswith("(("):
         return {name for found in COMPUTED.findall(text) for name in found if name}
-    return set().union(*map(_names, words[1:])) if first in SETTING else \
-        _names(words[2]) if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()
-
-
-def _names(word: Word) -> set[str]:
-    return set(re.findall(r"[A-Za-z_]\w*", " ".join(part.text for part in word.parts)))
+    return set().union(*(word.names for word in words[1:])) if first in SETTING else \
+        words[2].names if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()

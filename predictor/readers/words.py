@@ -42,12 +42,18 @@ class Word:
 
     @property
     def keyword(self) -> str:
+        """Its text if nothing in it is quoted or expands."""
         return self.plain if not any(part.quoted or part.expands for part in self.parts) else ""
 
     @property
     def assigned(self) -> re.Match[str] | None:
         """What an assignment begins with."""
         return ASSIGNED.match(self.plain)
+
+    @property
+    def names(self) -> set[str]:
+        """All that could be names of variables."""
+        return set(re.findall(r"[A-Za-z_]\w*", " ".join(part.text for part in self.parts)))
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,19 @@ class Statement:
     words: list[Word]
     line: int
     after: str
+
+    @property
+    def first(self) -> str:
+        """Its first word behind ``do`` and ``then``."""
+        skipped = ("do", "then", "else", "{", "!")
+        return next((word.keyword for word in self.words if word.keyword not in skipped), "")
+
+    @property
+    def names_function(self) -> bool:
+        """Whether the parenthesis behind it is that of ``name ()``."""
+        words = [word.keyword for word in self.words]
+        return self.after == "(" and (len(words) == 1 and words[0] not in ("", *RESERVED) or
+                                      len(words) == 2 and words[0] == "function")
 
 
 class Lexer:

@@ -1,0 +1,185 @@
+"""Shell scripts are read as a shell runs them; what only a run decides is one line with file, variable and line."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor import readers
+from predictor.errors import InputError
+from predictor.readers import shell
+
+TRAIN = "train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --per_device_train_batch_size $BS"
+CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS)'
+
+
+@pytest.fixture
+def read(tmp_path):
+    def result(*lines: str):
+        path = tmp_path / "job.sh"
+        path.write_text("\n".join(lines) + "\n")
+        return readers.read(path=str(path))
+    return result
+
+
+def error_of(read, *lines: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(*lines)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lines, at", [
+    (["BS=8", 'if [ "$1" = small ]; then', "  BS=4", "fi"], 3),
+    (["BS=8", "case $1 in", "  small|tiny) BS=4 ;;", "  *) ;;", "esac"], 3),
+    (["BS=8", "if (( NGPU > 1 )); then BS=4; else BS=2; fi"], 2),
+    (["for BS in 2 4 8; do echo; done"], 1),
+    (["BS=8", "while read line; do BS=$line; done < list"], 2),
+    (["BS=8", '[ "$1" = small ] && BS=4'], 2),
+    (["BS=8", '[ "$1" = small ] &&', "BS=4"], 3),
+    (["BS=8", "test -n x || { BS=4; }"], 2),
+    (["BS=8", "small() {", "  BS=4", "}", "small"], 3),
+    (["BS=8", "((BS/=2))"], 2),
+    (["BS=8", "read BS"], 2),
+])
+def test_a_variable_that_is_set_under_a_condition_is_unknown(read, tmp_path, lines, at):
+    assert error_of(read, *lines, f"python {TRAIN}") == CONDITION.format(tmp_path / "job.sh", at)
+
+
+def test_a_loop_that_changes_a_variable_makes_it_unknown_inside(read, tmp_path):
+    said = error_of(read, "BS=2", "while true; do", f"python {TRAIN}", "BS=$((BS*2))", "done")
+    assert said.startswith(f'{tmp_path / "job.sh"}: --per_device_train_batch_size is "$BS": BS is set under a condition')
+
+
+@pytest.mark.parametrize("lines", [
+    ["BS=8; if true; then OUT=x; fi"],
+    ["if true; then BS=4; fi; BS=8"],
+    ["BS=8", "(BS=4; echo $BS)"],
+    ["BS=8", "if (( BS > 4 )); then echo $BS; fi"],
+    ["cd somewhere && BS=8"],
+    ["cat <<EOF", "BS=4", "EOF", "BS=8"],
+    ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"], ['BS="${N:-8}"'],
+    ["A=(2 8)", "BS=${A[1]}"], ['eval "BS=8"'], ["BS=8 # not 4"], ["export BS=8; echo"],
+])
+def test_what_the_text_decides_is_read(read, lines):
+    assert read(*lines, f"python {TRAIN}; echo done")[0]["per_device_train_batch_size"] == 8
+
+
+def test_inside_a_branch_its_own_variables_are_known(read):
+    assert read("BS=8", "if true; then BS=4", f"python {TRAIN}", "fi")[0]["per_device_train_batch_size"] == 4
+
+
+@pytest.mark.parametrize("lines", [
+    [f'cd X && deepspeed --num_gpus 4 {TRAIN.replace("$BS", "2")} --bf16 True'],
+    ['ARGS="', "  --num_gpus 4", '  --no_local_rank"', f'LORA=; deepspeed $ARGS {TRAIN.replace("$BS", "2")} $LORA --bf16 True'],
+    ["args=(", "  --bf16 True  # autocast", ")", "args+=(--per_device_train_batch_size 2)",
+     f'deepspeed --num_gpus 4 {TRAIN.replace("--per_device_train_batch_size $BS", "")} "${{args[@]}}" "$@"'],
+    [f'srun --jobid 3 bash -c "torchrun --nproc_per_node 4 {TRAIN.replace("$BS", "2")} --bf16 True"'],
+    [f"torchrun --nproc_per_node 4 {TRAIN.replace('$BS', '2')} --bf16 True 2>&1 | tee log.txt &"],
+])
+def test_words_are_those_of_a_shell(read, lines):
+    values, _ = read(*lines)
+    assert (values["data_parallel_size"], values["per_device_train_batch_size"], values["mixed_precision"]) == (4, 2, "bf16")
+
+
+def test_a_quoted_variable_is_one_word(read, tmp_path):
+    said = error_of(read, 'BS="2 4"', f"python {TRAIN.replace('$BS', chr(34) + '$BS' + chr(34))}")
+    assert said == f'{tmp_path / "job.sh"}: --per_device_train_batch_size must be a whole number, not "2 4"'
+
+
+@pytest.mark.parametrize("lines, message", [
+    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…)": "$(nproc --all)" in line 1 is not understood: write its value'),
+    (["if x; then", "A='--bf16 True'; fi", f"BS=2; python {TRAIN} $A"],
+     '"$A" stands where flags may stand: A is set under a condition in line 2: say its value (write it in place of $A)'),
+    ([f"BS=2; torchrun $A {TRAIN}"], '"$A" stands where flags may stand: the variable is not set there; write its value'),
+    ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value'),
+    ([f"BS=2; accelerate launch --mixed_precision $P {TRAIN}"], '--mixed_precision is "$P": the variable is not set there; write its value'),
+    (["A=x; if a; then A=deepspeed; fi", f"BS=2; $A {TRAIN}"],
+     '"$A" starts a training: A is set under a condition in line 1: say its value (write it in place of $A)'),
+    (["echo", 'echo "'], 'line 2: " has no end'),
+])
+def test_what_is_not_understood_is_named_with_its_line(read, tmp_path, lines, message):
+    assert error_of(read, *lines) == f"{tmp_path / 'job.sh'}: {message}"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("line", ["export {}=expandable_segments:True; BS=2; python {}", "BS=2; {}=expandable_segments:True python {}"])
+def test_settings_of_the_allocator_are_read(read, tmp_path, name, line):
+    values, source = read(line.format(name, TRAIN))
+    row = next(row for row in source.values if row.key == "allocator_conf")
+    assert values["allocator_conf"] == row.value == "expandable_segments:True"
+    assert row.place == f"{tmp_path / 'job.sh'}: {name}"
+
+
+def test_a_variable_that_is_not_exported_is_in_no_environment(read):
+    assert "allocator_conf" not in read("PYTORCH_ALLOC_CONF=expandable_segments:True", "BS=2", f"python {TRAIN}")[0]
+
+
+def test_settings_of_the_allocator_under_a_condition_are_unknown(read, tmp_path):
+    said = error_of(read, "if x; then export PYTORCH_ALLOC_CONF=expandable_segments:True; fi", f"BS=2; python {TRAIN}")
+    assert said.startswith(f'{tmp_path / "job.sh"}: PYTORCH_ALLOC_CONF is "$PYTORCH_ALLOC_CONF": PYTORCH_ALLOC_CONF is set under')
+
+
+def test_accelerates_file_is_sought_beside_the_script(read, tmp_path):
+    (tmp_path / "a.yaml").write_text("num_processes: 8\n")
+    assert read("BS=2", f"accelerate launch --config_file a.yaml {TRAIN}")[0]["data_parallel_size"] == 8
+    said = error_of(read, "BS=2", f"accelerate launch --config_file b.yaml {TRAIN}")
+    assert said == f'{tmp_path / "job.sh"}: --config_file names "b.yaml", and there is no such file'
+
+
+def test_a_stage_that_nothing_fills_in_is_named(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text('output_dir: x\ndeepspeed: {"zero_optimization": {"stage": "auto"}}\n')
+    with pytest.raises(InputError, match='job.yaml: deepspeed: zero_optimization.stage is "auto", and nothing fills it in'):
+        readers.read(path=str(path))
+
+
+WORDS = st.text(alphabet="ab$ {}()\"'\\;&|<>#\n=*@[]:-+`1if", max_size=60)
+
+
+@settings(max_examples=300, deadline=None)
+@given(WORDS)
+def test_any_text_has_commands_or_is_one_line(text):
+    try:
+        shell.commands(text, "job.sh")
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "D=(x \"y z\");", "D+=($A);",
+                          "A=$((2*3+4));", "(A=9);", "p $A;", "p \"$A\";", "p a$B\"$A\"c;", "p \"${D[@]}\" ${D[*]};", "p '$A' \\$A;", "p \"$A\\\"\";"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@settings(max_examples=25, deadline=None)
+@given(st.lists(PIECES, min_size=2, max_size=8))
+def test_words_are_those_that_bash_makes(pieces):
+    text = "A=0; B=b; C=c; D=(d)\n" + "\n".join(pieces)
+    ran = subprocess.run(["bash", "-c", f"p() {{ printf '<%s>' \"$@\"; echo; }}\n{text}"], capture_output=True, text=True, check=True)
+    ours = ["".join(f"<{word}>" for word in command.words[1:]) or "<>" for command in shell.commands(text, "x")]
+    assert ours == ran.stdout.splitlines()
+
+
+def test_messages_of_what_was_not_compared_have_file_and_keys(tmp_path, capsys):
+    from predictor import cli
+
+    (tmp_path / "z.json").write_text('{"zero_optimization": {"stage": 3}}')
+    path = tmp_path / "job.sh"
+    path.write_text("deepspeed --num_gpus 1 llava/train/train.py --model_name_or_path lmsys/vicuna-7b-v1.5 --vision_tower openai/clip-vit-large-patch14-336 "
+                    "--mm_projector_type mlp2x_gelu --bf16 True --lora_enable True --bits 4 --deepspeed z.json --output_dir x\n")
+    assert cli.main(["predict", "--from", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"peakcast: error: {path}: --bits, --deepspeed: zero_stage 3: not predicted with quantization yet")
+
+
+def test_a_model_that_is_not_known_is_named_with_file_and_key(tmp_path, capsys):
+    from predictor import cli
+
+    path = tmp_path / "job.yaml"
+    path.write_text("output_dir: x\nmodel_name_or_path: gpt22\nmax_length: 64\n")
+    assert cli.main(["predict", "--from", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"peakcast: error: {path}: model_name_or_path: model 'gpt22': not a known name")
