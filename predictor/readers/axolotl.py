@@ -200,4 +200,4 @@ FORMAT = Format(
     "axolotl", "axolotl 0.19", ARGUMENTS,
     frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "lora_target_linear",
                "pad_to_sequence_len", "val_set_size", "base_model_config")),
-    rules, shares=())
+    rules, renamed={"model_type": "type_of_model"}, shares=())

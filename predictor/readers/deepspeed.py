@@ -85,6 +85,10 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     reading.put("dtype", half or "fp32", *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
     if _at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
         reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
+    optim = deepspeed_config.parse(document, name).get("optimizer")
+    if optim:  # DeepSpeed's goes before the arguments' (transformers 5.17, integrations/deepspeed.py)
+        reading.workload.pop("optim", None)
+        reading.rows["optim"] = value("optim", optim, READ, name, "optimizer")
     put_in = filled(document, arguments, hub.hidden_size(model) if model else None)
     reading.rows |= {row.key: row for row in rows(document, name, put_in)}
 

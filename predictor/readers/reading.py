@@ -109,7 +109,9 @@ class Reading:
                 self.form.fields.get(name[3:]), "kind", None), Flag):
             name, item = name[3:], "false"
         known = self.form.fields.get(name)
-        if known is None:
+        if known is None and item is None:  # a key that is left empty in YAML
+            self.unread.append(name)
+        elif known is None:
             self._without_field(name)
         elif item is not None:
             before = self.values.get(name)
@@ -189,6 +191,9 @@ def _ruled(form: Format, given: Given) -> Reading:
     elif given.launched_by and given.gpus is None:
         reading.note(f"{given.launched_by} starts a process for each GPU that it finds: one is assumed (give "
                      "data_parallel_size)")
+    elif not given.launched_by and given.gpus is None and "," in given.environment.get("CUDA_VISIBLE_DEVICES", ""):
+        reading.note("nn.DataParallel, which the Trainer uses where several GPUs are visible and no launcher starts a "
+                     "process for each: one GPU is predicted, with one micro batch")
     _allocator(reading)
     for name, known in form.fields.items():
         if known.ours and (name in reading or known.default is not None):

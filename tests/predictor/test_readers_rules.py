@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -157,3 +158,24 @@ def test_keys_of_llava_that_change_nothing_are_listed_so():
     assert {"image_aspect_ratio", "evaluation_strategy", "per_device_eval_batch_size", "mm_use_im_start_end"} <= \
         set(source.without_effect)
     assert "--mm_projector_type" in next(row.names for row in source.values if row.key == "model")
+
+
+def test_keys_that_axolotl_s_files_often_have_are_read(tmp_path):
+    """The class under its other name, and a key that is left empty."""
+    _, source = of_file(tmp_path, AXOLOTL | {"model_type": "AutoModelForCausalLM", "debug": ""})
+    assert {"type_of_model", "debug"} <= set(source.without_effect)
+
+
+def test_the_optimizer_of_a_deepspeed_config_goes_before_the_default(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps({
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}))
+    keys, source = of_llava(f"--deepspeed {tmp_path / 'ds.json'}")
+    assert "optim" not in keys and Workload.from_mapping(keys).optim == "adamw_torch_fused"
+    assert [row.names for row in source.values if row.key == "optim"] == [("optimizer",)]
+
+
+def test_several_visible_gpus_without_a_launcher_are_named():
+    _, source = readers.read(words=shlex.split("env CUDA_VISIBLE_DEVICES=0,1 python run_clm.py --model_name_or_path gpt2 "
+                                               "--output_dir x"))
+    assert any("nn.DataParallel" in note for note in source.not_modelled)
