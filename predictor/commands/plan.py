@@ -17,7 +17,8 @@ EXAMPLES = """examples:
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
 
 Every key that is given stays; all others may vary. What is learned stays the same in the first of the ranking:
-8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without.
+8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without, and FSDP2, which
+Hugging Face's Trainer wraps otherwise, after what it runs as planned.
 
 exit codes: 0 something fits, 1 nothing does, 2 bad input
 """

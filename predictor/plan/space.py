@@ -26,7 +26,8 @@ class Choice:
     Attributes:
         name: for people; empty where it is nothing to speak of.
         keys: of the workload, None for one that is not given.
-        differs: how what is learned is another than without it; such configurations come after all others.
+        differs: how what is learned, or the loop that it takes, is another than without it; such configurations come
+            after all others.
         gpus: least and most that it is for.
     """
 
@@ -54,6 +55,7 @@ class Axis:
 ONE, SEVERAL = (1, 1), (2, 1 << 16)
 NOT_DEEPSPEED = {"zero_stage": None, "deepspeed": None}
 IN_BF16 = "weights and optimizer states in bf16, without fp32 master weights"
+OWN_LOOP = "fully_shard in a loop of your own: accelerate wraps and casts otherwise"
 _AUTOCAST = {"dtype": "fp32", "mixed_precision": "bf16"}
 
 
@@ -73,7 +75,7 @@ AXES = (
         *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None}),
         _zero(0, SEVERAL), _zero(1), _zero(2), _zero(3),
         Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "mixed_precision": "none",
-                         "fsdp": {"param_dtype": "bf16"}}, gpus=SEVERAL))),
+                         "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL))),
     Axis("offload", (
         Choice("", {"offload": None}),
         Choice("optimizer on the host", {"offload": "optimizer"}),

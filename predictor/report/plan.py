@@ -45,7 +45,7 @@ def _head(console: Console, plan: Plan) -> None:
         if plan.largest != best.candidate:
             _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
         for differs in best.setting.differs:
-            _print(console, f"It learns something else than you asked: {differs}.")
+            _print(console, f"It is not the same training: {differs}.")
     else:
         console.print(f"Nothing fits {where} ({size_text(plan.capacity_bytes)}).", style="bold red")
         _print(console, f"The closest: {closest.setting.name}, {_shape(closest.candidate)}; it needs GPUs of "
