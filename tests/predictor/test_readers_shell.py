@@ -183,3 +183,18 @@ def test_a_model_that_is_not_known_is_named_with_file_and_key(tmp_path, capsys):
     path.write_text("output_dir: x\nmodel_name_or_path: gpt22\nmax_length: 64\n")
     assert cli.main(["predict", "--from", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"peakcast: error: {path}: model_name_or_path: model 'gpt22': not a known name")
+
+
+@pytest.mark.parametrize("lines, at, what", [
+    (["  # --bf16 True \\", "  --seed 4"], 2, "a comment ends the command here: bash runs it without what follows; move it out"),
+    (["# a", "  # b", '  "$@"'], 2, "a comment ends the command here: bash runs it without what follows; move it out"),
+    (["  --bf16 True \\ ", "  --seed 4"], 2, "a blank behind the backslash ends the command here: bash runs it without what follows; take it out"),
+])
+def test_a_command_that_ends_before_it_is_meant_to_is_refused(read, tmp_path, lines, at, what):
+    assert error_of(read, f"BS=2; python {TRAIN} \\", *lines) == f"{tmp_path / 'job.sh'}: line {at}: {what}"
+
+
+@pytest.mark.parametrize("lines", [[f"BS=8; python {TRAIN} \\", "  # --bf16 True"], ["BS=8 && \\", "# the run", f"python {TRAIN}"],
+                                   ["BS=8; A=(--seed 4 \\", "  # --bf16 True", ")", f"python {TRAIN} ${{A[@]}}"]])
+def test_a_comment_that_cuts_nothing_off_is_passed(read, lines):
+    assert read(*lines)[0]["per_device_train_batch_size"] == 8
