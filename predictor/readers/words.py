@@ -17,6 +17,10 @@ REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||<<<|<<-?|<>|<&|>|<)|&>>?)[ \t]*")
 NAME = re.compile(r"\$(?:\w+|[@*#?$!-])")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])?(\+?)=")
 RESERVED = ("if", "then", "elif", "else", "while", "until", "for", "select", "do", "!", "time", "{")
+LOOPS = ("for", "while", "until", "select")
+SETTING = ("read", "mapfile", "readarray", "getopts")
+COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+"""What ``((…))`` and ``let`` set."""
 CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
 
 
@@ -240,3 +244,25 @@ class Lexer:
 
     def _endless(self, opening: str, start: int) -> InputError:
         return InputError(f"{self.name}: line {self.text.count(chr(10), 0, start) + 1}: {opening} has no end")
+
+
+def assigned_within(statements: list[Statement], start: int) -> set[str]:
+    """Variables that a loop assigns, from its first statement on."""
+    depth, names = 0, set()
+    for at in range(start, len(statements)):
+        statement = statements[at]
+        names |= {word.assigned[1] for word in statement.words if word.assigned}
+        first = statement.first
+        depth += (first in LOOPS) - (first == "done")
+        if depth <= 0:
+            break
+    return names
+
+
+def set_otherwise(first: str, words: list[Word]) -> set[str]:
+    """Variables that a command sets which is no assignment."""
+    text = " ".join(part.text for word in words for part in word.parts)
+    if first == "let" or text.startswith("(("):
+        return {name for found in COMPUTED.findall(text) for name in found if name}
+    return set().union(*(word.names for word in words[1:])) if first in SETTING else \
+        words[2].names if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()
