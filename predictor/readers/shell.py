@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from predictor.errors import InputError
 from predictor.readers import arithmetic
-from predictor.readers.words import Lexer, Part, Statement, Word
+from predictor.readers.words import LOOPS, Lexer, Part, Statement, Word, assigned_within, set_otherwise
 from predictor.suggest import show
 
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
-LOOPS, DECLARING = ("for", "while", "until", "select"), ("export", "declare", "typeset", "local", "readonly")
-SETTING = ("read", "mapfile", "readarray", "getopts")
-COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
-"""What ``((…))`` and ``let`` set."""
+DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
 LONGEST = 1 << 19
+ALLOCATOR = re.compile(r"PYTORCH_(?:CUDA_)?ALLOC_CONF")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class _Shell:
         self.blocks: list[_Block] = []
         self.found: list[Command] = []
         self.line = 1
+        self.sourced = ""  # why a variable is not known since a file was sourced
         self.lines: dict[str, int] = {}
 
     def run(self, text: str, line: int | None = None) -> None:
@@ -125,7 +126,7 @@ class _Shell:
             self.blocks.append(_Block(kind, dict(self.variables)))
             del words[0]
             if word in LOOPS:
-                self.blocks[-1].changed = _assigned_within(statements, at)
+                self.blocks[-1].changed = assigned_within(statements, at)
                 if word in ("for", "select") and words:
                     self.blocks[-1].changed |= words[0].names
                 for name in self.blocks[-1].changed:
@@ -160,6 +161,21 @@ class _Shell:
                                     f"(write it in place of ${name})")
         self.variables[name] = f"${name}"
 
+    def _source(self, file: str) -> None:
+        """Another file is run here, which may set anything; the allocator's settings if it names them."""
+        self.sourced = f"may be set by {show(file)[1:-1]}, which is not read (line {self.line}): say its value"
+        named: set[str] = set()
+        for path in {Path(self.name).parent / name for name in (file, Path(file).name)}:
+            with suppress(OSError, ValueError):
+                named.update(ALLOCATOR.findall(path.read_text("utf-8", "replace")) if path.is_file() else ())
+        self.exported |= named
+        for name in named.union(name for name in self.variables if not ALLOCATOR.fullmatch(name)):
+            self._may_be_set(name)
+
+    def _may_be_set(self, name: str) -> None:
+        self.unknown[f"${name}"] = f"{name} {self.sourced}"
+        self.variables[name] = f"${name}"
+
     def _unread(self, text: str) -> str:
         """What stays of an expansion that is not understood, in one word."""
         left = text if not re.search(r"\s", text) else f"{text.split()[0]}…{')' if text[1] == '(' else '}'}"
@@ -176,7 +192,7 @@ class _Shell:
                 if first == "export" or (first == "declare" and any(other.keyword == "-x" for other in words)):
                     self.exported.add(name)
             return
-        for name in _set_otherwise(first, words) & self.variables.keys():
+        for name in set_otherwise(first, words) & self.variables.keys():
             self.lines[name] = self.line
             self._forget(name)
         if first == "unset":
@@ -186,7 +202,9 @@ class _Shell:
         leading = next((at for at, word in enumerate(words) if not word.assigned), len(words))
         found = ["".join(self.expanded(word, False)) for word in words[:leading]]
         found += [text for word in words[leading:] for text in self.expanded(word)]
-        if found[:1] == ["eval"]:
+        if found[leading:leading + 1] in (["source"], ["."]):
+            self._source("".join(found[leading + 1:leading + 2]) or "a command's output")
+        elif found[:1] == ["eval"]:
             self.run(" ".join(found[1:]), self.line)
         elif found:
             exported = {name: self._text(self.variables[name]) for name in self.exported & self.variables.keys()}
@@ -195,6 +213,8 @@ class _Shell:
     def _assign(self, word: Word, certain: bool) -> None:
         name, more = word.assigned[1], word.assigned[2]
         self.lines[name] = self.line
+        if more and self.sourced and name not in self.variables:
+            self._may_be_set(name)
         if word.items is not None:
             item: str | list[str] = [text for inner in word.items for text in self.expanded(inner)]
             item = [*self._list(name), *item] if more else item
@@ -250,6 +270,8 @@ class _Shell:
         if not match:
             return self._unread(text)
         name, index, colon, sign, word = match.groups()
+        if self.sourced and name not in self.variables and not name.isdigit():
+            self._may_be_set(name)
         item = self.variables.get(name)
         if item == f"${name}":  # unknown
             return item
@@ -275,25 +297,3 @@ class _Shell:
         found = arithmetic.computed(re.sub(
             r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2]))
         return self._unread(text) if found is None else str(found)
-
-
-def _assigned_within(statements: list[Statement], start: int) -> set[str]:
-    """Variables that a loop assigns, from its first statement on."""
-    depth, names = 0, set()
-    for at in range(start, len(statements)):
-        statement = statements[at]
-        names |= {word.assigned[1] for word in statement.words if word.assigned}
-        first = statement.first
-        depth += (first in LOOPS) - (first == "done")
-        if depth <= 0:
-            break
-    return names
-
-
-def _set_otherwise(first: str, words: list[Word]) -> set[str]:
-    """Variables that a command sets which is no assignment."""
-    text = " ".join(part.text for word in words for part in word.parts)
-    if first == "let" or text.startswith("(("):
-        return {name for found in COMPUTED.findall(text) for name in found if name}
-    return set().union(*(word.names for word in words[1:])) if first in SETTING else \
-        words[2].names if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()

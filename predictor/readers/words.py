@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 
 from predictor.errors import InputError
 
-CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)*")
-"""A line that goes on; comments between its parts are taken as they are meant."""
+CONTINUED = re.compile(r"\\\n")
+"""A line that goes on."""
+BROKEN = re.compile(r"\\[ \t]+(?:\n|$)")
+"""A line that is meant to go on, and does not."""
 OPERATOR = re.compile(r";;|&&|\|\||\|&|[;|()\n]|&(?!>)")
 REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||<<<|<<-?|<>|<&|>|<)|&>>?)[ \t]*")
 NAME = re.compile(r"\$(?:\w+|[@*#?$!-])")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])?(\+?)=")
 RESERVED = ("if", "then", "elif", "else", "while", "until", "for", "select", "do", "!", "time", "{")
+LOOPS = ("for", "while", "until", "select")
+SETTING = ("read", "mapfile", "readarray", "getopts")
+COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+"""What ``((…))`` and ``let`` set."""
 CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
 
 
@@ -92,7 +98,7 @@ class Lexer:
         """Every simple command, and empty ones between operators."""
         words, line, counted, lines = [], 1, 0, 1
         while True:
-            self._blank()
+            self._blank(inside=bool(words))
             lines, counted = lines + self.text.count("\n", counted, self.at), self.at
             line = line if words else lines
             if self.at >= len(self.text):
@@ -125,9 +131,9 @@ class Lexer:
                 self.at += 1
                 word.items = self._array()
             elif found := CONTINUED.match(text, self.at):
-                if found[0] != "\\\n":
-                    break
                 self.at = found.end()
+            elif BROKEN.match(text, self.at):
+                raise self._ends("a blank behind the backslash", self.at, "take it out")
             elif letter == "\\":
                 word.parts.append(Part(text[self.at + 1 : self.at + 2], True))
                 self.at += 2
@@ -203,12 +209,16 @@ class Lexer:
             items.append(self.word())
             self.at += self.at == before  # an operator, which no array has
 
-    def _blank(self, newlines: bool = False) -> None:
+    def _blank(self, newlines: bool = False, inside: bool = False) -> None:
         blank = r"(?:[ \t\n]|" if newlines else r"(?:[ \t]|"
         self.at = re.compile(blank + CONTINUED.pattern + ")*").match(self.text, self.at).end()
         if self.text.startswith("#", self.at):
-            end = self.text.find("\n", self.at)
+            start, end = self.at, self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
+            first = not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip()
+            following = re.compile(r"(?:\n[ \t]*#[^\n]*)*\n[ \t]*[^\s#]").match(self.text, self.at)
+            if inside and first and following:
+                raise self._ends("a comment", start, "move it out")
             if newlines:
                 self._blank(newlines)
 
@@ -228,5 +238,31 @@ class Lexer:
             raise self._endless(mark, start)
         return end
 
+    def _ends(self, what: str, at: int, instead: str) -> InputError:
+        return InputError(f"{self.name}: line {self.text.count(chr(10), 0, at) + 1}: {what} ends the command here: "
+                          f"bash runs it without what follows; {instead}")
+
     def _endless(self, opening: str, start: int) -> InputError:
         return InputError(f"{self.name}: line {self.text.count(chr(10), 0, start) + 1}: {opening} has no end")
+
+
+def assigned_within(statements: list[Statement], start: int) -> set[str]:
+    """Variables that a loop assigns, from its first statement on."""
+    depth, names = 0, set()
+    for at in range(start, len(statements)):
+        statement = statements[at]
+        names |= {word.assigned[1] for word in statement.words if word.assigned}
+        first = statement.first
+        depth += (first in LOOPS) - (first == "done")
+        if depth <= 0:
+            break
+    return names
+
+
+def set_otherwise(first: str, words: list[Word]) -> set[str]:
+    """Variables that a command sets which is no assignment."""
+    text = " ".join(part.text for word in words for part in word.parts)
+    if first == "let" or text.startswith("(("):
+        return {name for found in COMPUTED.findall(text) for name in found if name}
+    return set().union(*(word.names for word in words[1:])) if first in SETTING else \
+        words[2].names if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()

@@ -183,3 +183,35 @@ def test_a_model_that_is_not_known_is_named_with_file_and_key(tmp_path, capsys):
     path.write_text("output_dir: x\nmodel_name_or_path: gpt22\nmax_length: 64\n")
     assert cli.main(["predict", "--from", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"peakcast: error: {path}: model_name_or_path: model 'gpt22': not a known name")
+
+
+@pytest.mark.parametrize("lines, at, what", [
+    (["  # --bf16 True \\", "  --seed 4"], 2, "a comment ends the command here: bash runs it without what follows; move it out"),
+    (["# a", "  # b", '  "$@"'], 2, "a comment ends the command here: bash runs it without what follows; move it out"),
+    (["  --bf16 True \\ ", "  --seed 4"], 2, "a blank behind the backslash ends the command here: bash runs it without what follows; take it out"),
+])
+def test_a_command_that_ends_before_it_is_meant_to_is_refused(read, tmp_path, lines, at, what):
+    assert error_of(read, f"BS=2; python {TRAIN} \\", *lines) == f"{tmp_path / 'job.sh'}: line {at}: {what}"
+
+
+@pytest.mark.parametrize("lines", [[f"BS=8; python {TRAIN} \\", "  # --bf16 True"], ["BS=8 && \\", "# the run", f"python {TRAIN}"],
+                                   ["BS=8; A=(--seed 4 \\", "  # --bf16 True", ")", f"python {TRAIN} ${{A[@]}}"]])
+def test_a_comment_that_cuts_nothing_off_is_passed(read, lines):
+    assert read(*lines)[0]["per_device_train_batch_size"] == 8
+
+
+@pytest.mark.parametrize("lines", [["BS=4", "source env.sh"], ["", ". env.sh"], ["", 'source env.sh; BS="${BS:-4}"'],
+                                   ["BS=4", "[ -f env.sh ] && . env.sh"], ["", "source env.sh; BS+=.4"]])
+def test_a_variable_that_a_sourced_file_may_set_is_unknown(read, tmp_path, lines):
+    assert "BS may be set by env.sh, which is not read (line 2): say its value" in error_of(read, *lines, f"python {TRAIN}")
+
+
+def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp_path):
+    before, after = ["export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", 'source "$(dirname "$0")/env.sh"'], ["BS=8", f"python {TRAIN}"]
+    assert read(*before, *after)[0]["allocator_conf"] == "max_split_size_mb:64"
+    (tmp_path / "env.sh").write_text("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n")
+    for lines in (before, ["", "set -a; . env.sh"]):
+        said = error_of(read, *lines, *after)
+        assert "PYTORCH_CUDA_ALLOC_CONF may be set by" in said and "env.sh, which is not read (line 2): say its value" in said
+    again = [*before, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *after]
+    assert read(*again)[0]["allocator_conf"] == "expandable_segments:True"
