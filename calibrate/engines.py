@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import transformers
 from torch.distributed.device_mesh import DeviceMesh
-from transformers.trainer_optimizer import has_mixed_dtensor
 
 from calibrate import alone
 from predictor import deepspeed_config, deepspeed_keys, fsdp
@@ -114,6 +113,8 @@ def optimizer(job: Job) -> torch.optim.Optimizer:
     else:
         groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
                   for wanted, weight in ((True, job.workload.weight_decay), (False, 0.0))]
+    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/warm.py
+
     entry = OPTIMIZERS[LOOP if has_mixed_dtensor(p for _, p in named) else job.workload.optim]
     made = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
                         **entry.arguments, **job.workload.optim_args)
@@ -167,6 +168,8 @@ def _around(job: Job, model: Any) -> Loop:
     made = optimizer(job)
     workload = job.workload
     parameters = [p for group in made.param_groups for p in group["params"]]
+    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/warm.py
+
     mixed = has_mixed_dtensor(parameters)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
