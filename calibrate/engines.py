@@ -113,9 +113,7 @@ def optimizer(job: Job) -> torch.optim.Optimizer:
     else:
         groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
                   for wanted, weight in ((True, job.workload.weight_decay), (False, 0.0))]
-    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/warm.py
-
-    entry = OPTIMIZERS[LOOP if has_mixed_dtensor(p for _, p in named) else job.workload.optim]
+    entry = OPTIMIZERS[LOOP if _mixed(job, [p for _, p in named]) else job.workload.optim]
     made = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
                         **entry.arguments, **job.workload.optim_args)
     if entry.arguments.get("optim_bits") == 8:
@@ -163,14 +161,21 @@ def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
             "stage3_param_persistence_threshold": zero.param_persistence_threshold}
 
 
+def _mixed(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
+    """Whether DTensors train beside plain tensors."""
+    if job.workload.tensor_parallel_size == 1:
+        return False
+    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/warm.py
+
+    return has_mixed_dtensor(parameters)
+
+
 def _around(job: Job, model: Any) -> Loop:
     """The plain loop around a model, wrapped or not; fp16 by autocast has its loss scaled."""
     made = optimizer(job)
     workload = job.workload
     parameters = [p for group in made.param_groups for p in group["params"]]
-    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/warm.py
-
-    mixed = has_mixed_dtensor(parameters)
+    mixed = _mixed(job, parameters)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
 
