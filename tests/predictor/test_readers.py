@@ -126,7 +126,7 @@ def test_a_command_may_override_the_file_that_it_names():
 def test_a_script_has_variables_and_comments(tmp_path):
     path = written(tmp_path, "\n".join((
         "#!/bin/bash", "set -e", "MODEL=Qwen/Qwen2.5-VL-7B-Instruct", "export LENGTH=1024  # tokens", "cd somewhere && ls",
-        "torchrun --nproc_per_node 2 train.py \\", "  --model_name_or_path ${MODEL} \\", "  # --bf16 True \\",
+        "# --bf16 True", "torchrun --nproc_per_node 2 train.py \\", "  --model_name_or_path ${MODEL} \\",
         "  --max_seq_length $LENGTH --output_dir x 2>&1 | tee log.txt")), "job.sh")
     values, _ = read(path)
     assert (values["model"], values["sequence_length"], values["data_parallel_size"]) == ("qwen2.5-vl-7b", 1024, 2)
