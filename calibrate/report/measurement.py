@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calibrate.peaks import MomentPeaks
 from calibrate.record import MeasuredOn, Record
 from predictor.report import verdict
 from predictor.report.table import table, wrapped
@@ -17,6 +18,7 @@ COUNTERS = {
     "allocated": "in whole blocks (torch.cuda.max_memory_allocated)",
     "reserved": "segments taken from the device (torch.cuda.max_memory_reserved)",
 }
+PENDING = "pending frees"
 
 
 def report(console: Console, record: Record) -> None:
@@ -85,9 +87,16 @@ def moments(record: Record):
             guess = said.get((row.step, row.moment))
             cut = failure is not None and (failure.step, failure.moment) == (row.step, row.moment)
             cells.append("" if guess is None else gib(guess))
-            cells.append("" if guess is None else "cut off" if cut else difference(guess, row.requested_bytes))
+            cells.append("" if guess is None else "cut off" if cut else PENDING if is_pending(row) else
+                         difference(guess, row.requested_bytes))
         rows.add_row(*cells, style="bold" if (row.step, row.moment) == (top.step, top.moment) else None)
     return rows
+
+
+def is_pending(row: MomentPeaks) -> bool:
+    """Whether ``requested`` counts freed blocks that another stream may still use, as ``allocated`` does not (torch
+    2.11, c10/cuda/CUDACachingAllocator.cpp: ``free`` subtracts from the one, ``free_block`` later from the other)."""
+    return row.requested_bytes > row.allocated_bytes
 
 
 def difference(predicted: int, measured: int) -> str:
@@ -105,6 +114,9 @@ def notes(record: Record) -> list[str]:
             f"{said.moment.value} of step {said.step}"
         lines.append(f"Predicted peak: {size_text(said.bytes)} requested in {same}, "
                      f"{difference(said.bytes, found.bytes)} % off.")
+    if any(map(is_pending, record.job.moments)):
+        lines.append(f"{PENDING.capitalize()}: requested, unlike allocated, still counts what was freed while another "
+                     "stream might use it.")
     if record.not_predicted:
         lines.append(f"Not predicted: {record.not_predicted}")
     if record.job.measured_on is MeasuredOn.EMULATED:

@@ -16,6 +16,7 @@ import pytest
 from calibrate.measure import _read as measured_answer
 from calibrate.measure import measure
 from calibrate.record import MeasuredOn, RankChoice, Record, read
+from calibrate.report import measurement
 from predictor import pipeline
 from predictor.cli import main
 from predictor.errors import InputError
@@ -189,6 +190,14 @@ def test_the_table_shows_measured_beside_predicted(directory, capsys):
     assert main(words(directory)) == 0
     text = capsys.readouterr().out
     assert "predicted" in text and "optimizer_step" in text and "Emulated GPU" in text
+
+
+def test_requested_that_still_counts_freed_blocks_is_compared_with_nothing(plain):
+    row = plain.job.moments[-1]
+    pending = replace(row, requested_bytes=row.allocated_bytes + 1)
+    record = replace(plain, job=replace(plain.job, moments=(*plain.job.moments[:-1], pending)))
+    assert list(measurement.moments(record).columns[-1].cells)[-1] == "pending frees"
+    assert any(line.startswith("Pending frees: ") for line in measurement.notes(record))
 
 
 def test_running_out_of_memory_is_a_complete_record_and_exit_code_1(directory):
