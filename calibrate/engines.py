@@ -62,7 +62,7 @@ def deepspeed(job: Job) -> Loop:
     """DeepSpeed with the workload's config; the optimizer is ours, as ``optim`` says."""
     import deepspeed
 
-    alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
+    alone.join(job.rank, job.workload.world_size, backend="fake")
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
@@ -148,6 +148,7 @@ def deepspeed_document(job: Job) -> dict:
         "gradient_clipping": zero.gradient_clipping,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "tensor_parallel": {"autotp_size": workload.tensor_parallel_size},
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
         | (_of_stage_3(zero) if zero.stage == 3 else {})
         | {name: (section.get(name) or {}) | {"device": "cpu"} for name, on in

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from calibrate import alone, quantized
@@ -49,7 +50,8 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 else None
+    autotp = workload.engine == "deepspeed" and workload.tensor_parallel_size > 1
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not autotp else None
     if mesh:
         tensor_parallel.shard(model, mesh["tp"])
     shape = pipeline.shape_of(workload)
@@ -66,6 +68,8 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         model = checkpointed(quantized.load(workload), workload)
         if built:
             built(model)
+    elif autotp:  # which brings each part there from the host
+        to_device(model, device="cpu")
     elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)
     forward, backward, step = ENGINES[workload.engine](
@@ -134,12 +138,12 @@ def choose_attention(backend: str) -> None:
 
 
 @torch.no_grad()
-def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
+def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda") -> None:
     """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``,
     or only what some of its modules have themselves.
 
-    Weights become small random numbers, written in place. Buffers get their true values: they index
-    tables (position ids) and would send a real kernel out of bounds.
+    Weights become small random numbers, written in place; on the CPU zeros, which take room only when they are written.
+    Buffers get their true values: they index tables (position ids) and would send a real kernel out of bounds.
     """
     if not hasattr(model, "_init_weights"):
         code_to_device(model)
@@ -156,7 +160,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = tensor_parallel.like(tensor, "cuda") if tensor.is_meta else tensor.to("cuda")
+            made[id(tensor)] = _empty(tensor, device) if tensor.is_meta else tensor.to(device)
         return made[id(tensor)]
 
     if modules is None:
@@ -168,7 +172,14 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
-        tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+        if device != "cpu":
+            tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+
+
+def _empty(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if device == "cpu":  # calloc, which torch.zeros is not
+        return torch.from_numpy(np.zeros(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
+    return tensor_parallel.like(tensor, device)
 
 
 @torch.no_grad()
