@@ -66,7 +66,7 @@ def deepspeed(job: Job) -> Loop:
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
-    if job.workload.tensor_parallel_size > 1:  # asks rank 0 of the group whether it has the same first batch
+    if job.workload.autotp:  # asks rank 0 of the group whether it has the same first batch
         engine.first_dataloader_check.remove()
     return engine, engine.backward, engine.step
 
@@ -150,12 +150,11 @@ def deepspeed_document(job: Job) -> dict:
         "gradient_clipping": zero.gradient_clipping,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "tensor_parallel": {"autotp_size": workload.tensor_parallel_size},
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
         | (_of_stage_3(zero) if zero.stage == 3 else {})
         | {name: (section.get(name) or {}) | {"device": "cpu"} for name, on in
            (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param)) if on},
-    }
+    } | ({"tensor_parallel": {"autotp_size": workload.tensor_parallel_size}} if workload.autotp else {})
 
 
 def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:

@@ -50,8 +50,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    autotp = workload.engine == "deepspeed" and workload.tensor_parallel_size > 1
-    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not autotp else None
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not workload.autotp else None
     if mesh:
         tensor_parallel.shard(model, mesh["tp"])
     shape = pipeline.shape_of(workload)
@@ -68,7 +67,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         model = checkpointed(quantized.load(workload), workload)
         if built:
             built(model)
-    elif autotp:  # which brings each part there from the host
+    elif workload.autotp:  # which brings each part there from the host
         to_device(model, device="cpu")
     elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)

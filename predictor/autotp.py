@@ -3,7 +3,7 @@
 DeepSpeed 0.19.8: runtime/engine.py (``_apply_autotp_partitioning``) takes transformers' own plan, if the model has one
 (module_inject/tp_plan_converter.py), and puts its layers (module_inject/layers.py) where the plan has a linear layer;
 embeddings stay whole. A trace needs no DeepSpeed: :class:`Column` and :class:`Row` allocate as its ``LinearLayer`` and
-``LinearAllreduce`` do; that they do is measured (tests/calibrate/test_autotp_truth.py, scripts/check_tensor_parallel.py).
+``LinearAllreduce`` do, which is measured (tests/calibrate/test_autotp_truth.py, scripts/check_tensor_parallel.py).
 """
 
 from __future__ import annotations
@@ -103,17 +103,17 @@ def shard(model, size: int) -> None:
     """Puts the parts of one of so many ranks into a model on meta.
 
     Raises:
-        InputError: a model without a plan that is predicted, with a tied head, or whose heads or weights the degree does
-            not divide.
+        InputError: a model without a plan that is predicted, with a tied head, or whose heads or weights the degree
+            does not divide.
     """
     from predictor import tensor_parallel
 
-    tensor_parallel.check_plan(model, size, "DeepSpeed would go by the names of layers, which is not predicted: leave it "
-                                            "out, or use peakcast learn")
+    tensor_parallel.check_plan(model, size, "DeepSpeed would go by the names of layers, which is not predicted: leave "
+                                            "it out, or use peakcast learn")
     tensor_parallel.check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
     if tensor_parallel.tied(model):
         raise InputError(f"tensor_parallel_size {size}: AutoTP shards embeddings and a head that is tied to them by "
-                         f"vocabulary, which is not predicted yet: use engine torch or ddp, or peakcast learn")
+                         "vocabulary, which is not predicted yet: use engine torch or ddp, or peakcast learn")
     plan = {re.compile(".*" + re.escape(pattern).replace(r"\*", ".*") + "$"): style
             for pattern, style in model.tp_plan.items()}
     for name, module in list(model.named_modules()):
