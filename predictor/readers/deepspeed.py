@@ -97,6 +97,8 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
 
 def _world_size(reading: Reading, parts: int, name: str) -> int:
     """All GPUs; ``parts`` of those that a launcher starts share each layer, while ``gpus`` counts data parallelism."""
+    if reading.given.gpus:
+        return reading.given.gpus * parts
     started = reading.given.world_size
     if started is not None and started % parts:
         raise InputError(f"{name}: tensor_parallel.autotp_size {parts} does not divide the {started} GPUs of "
@@ -105,7 +107,7 @@ def _world_size(reading: Reading, parts: int, name: str) -> int:
         row = reading.rows["data_parallel_size"]
         reading.workload["data_parallel_size"] = degree = started // parts
         reading.rows["data_parallel_size"] = replace(row, value=degree, because=f"{parts} GPUs share each layer")
-    return reading.given.gpus * parts if reading.given.gpus else reading.world_size
+    return reading.world_size
 
 
 def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]):
