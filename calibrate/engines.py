@@ -66,8 +66,6 @@ def deepspeed(job: Job) -> Loop:
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
-    if job.workload.autotp:  # asks rank 0 of the group whether it has the same first batch
-        engine.first_dataloader_check.remove()
     return engine, engine.backward, engine.step
 
 
