@@ -221,8 +221,7 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
                        for what in ("optimizer", "param"))
     if weights and values["zero_optimization.stage"] != 3:
         raise InputError(f"{name}: zero_optimization.offload_param needs stage 3: remove it")
-    if values.get("tensor_parallel.autotp_size") == 0:  # off, as 1 is
-        values["tensor_parallel.autotp_size"] = 1
+    _check_autotp(values, name)
     if states or weights:
         values["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
     if values["zero_optimization.stage"] == 0 and values.get("optimizer") == "adamw_torch_fused":
@@ -317,6 +316,17 @@ def _refuse_in_stage_3(section: Mapping[str, Any], name: str) -> None:
             if section.get(written, harmless) not in (harmless, None, "auto"):
                 raise InputError(f"{name}: zero_optimization.{written} {show(section[written])} is not supported in "
                                  "stage 3: what it does to memory is not modelled yet")
+
+
+def _check_autotp(values: dict[str, Any], name: str) -> None:
+    """The degree, also as transformers has ``tp_model_init`` put it in; 0 switches it off, as 1 does."""
+    size = values.get("tensor_parallel.autotp_size")
+    again = values.get("tensor_parallel.tp", {"tp_size": 1})["tp_size"]
+    if again not in (1, size):
+        raise InputError(f"{name}: tensor_parallel.tp.tp_size is {again}, but tensor_parallel.autotp_size "
+                         f"{'is not given' if size is None else f'is {size}'}: leave tp out")
+    if size == 0:
+        values["tensor_parallel.autotp_size"] = 1
 
 
 def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:

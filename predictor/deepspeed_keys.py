@@ -45,6 +45,7 @@ OFFLOAD_OPTIMIZER = Table(
     _OFFLOAD | dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init"), FLAG)
     | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
 OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
+AUTOTP = Table({"tp_size": Count(1, 1_024), "tp_grain_size": Choice((1,))}, {"tp_size": 1})
 STAGE = Choice((0, 1, 2, 3))
 DTYPE = Choice(("bf16", "fp16", "fp32"), {}, {
     "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
@@ -81,6 +82,7 @@ READ = {
     "data_types.grad_accum_dtype": DTYPE,
     "data_types.param_dtype": DTYPE,
     "tensor_parallel.autotp_size": Count(0, 1_024),
+    "tensor_parallel.tp": AUTOTP,
     "memory_breakdown": FLAG,
 }
 
@@ -140,9 +142,8 @@ REFUSED = {
     "bf16": dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _LATER),
     "data_types": dict.fromkeys(("buffer_dtype", "keep_in_fp32_modules"), _LATER),
     "fp16": {"fp16_master_weights_and_grads": _LATER},
-    "tensor_parallel": dict.fromkeys(("tp", "tensor_parallel"), "autotp_size alone says it; remove it")
-    | dict.fromkeys(("tp_overlap_comm", "vocab_parallel_lm_head", "partition_config", "preset_model",
-                     "injection_policy_tuple", "keep_module_on_host"), _LATER),
+    "tensor_parallel": dict.fromkeys(("tp_overlap_comm", "vocab_parallel_lm_head", "partition_config", "preset_model",
+                                      "injection_policy_tuple", "keep_module_on_host"), _LATER),
     "optimizer": {},
 }
 

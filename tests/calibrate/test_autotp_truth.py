@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from predictor import pipeline
+from tests.calibrate import trainer
 from tests.calibrate.small_jobs import SCALARS_BYTES, measured_and_predicted, needs_emulator, workload
 from tests.predictor.small import small_llama
 
@@ -34,3 +36,11 @@ def test_every_moment_needs_what_is_predicted(tmp_path: Path, document, changes)
     assert all(0 <= row.requested_bytes - predicted[row.step, row.moment] <= SCALARS_BYTES for row in record.job.moments)
     assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * SCALARS_BYTES // 8
     assert simulation.peak_reserved_bytes == record.peak("reserved_bytes").bytes
+
+
+def test_the_trainer_needs_what_is_predicted_of_its_config(tmp_path: Path):
+    config = trainer.ZERO2_CONFIG | {"tensor_parallel": {"autotp_size": 2}}
+    asked = workload(tmp_path, gpu="h100-80gb", profile="none", deepspeed=config, dtype="bf16", data_parallel_size=2,
+                     rank=3)
+    found = trainer.train(tmp_path, deepspeed=config, bf16=True, world_size=4, rank=3)
+    assert 0 < found.peak_requested_bytes - pipeline.prepare(asked).run(asked.capacity, 3).peak < trainer.SCALARS_BYTES

@@ -144,6 +144,8 @@ def command(directory, started: int) -> list[str]:
      "data_parallel_size x tensor_parallel_size 8 is 16"),
     (None, config(tensor_parallel={"autotp_size": 2, "preset_model": "llama"}), "deepspeed: "
      "tensor_parallel.preset_model is not supported: what it does to memory is not modelled yet"),
+    (None, config(tensor_parallel={"autotp_size": 2, "tp": {"tp_size": 4}}), "deepspeed: tensor_parallel.tp.tp_size is "
+     "4, but tensor_parallel.autotp_size is 2: leave tp out"),
     (None, config(tensor_parallel={"autotp_siz": 2}), 'deepspeed: DeepSpeed has no key "tensor_parallel.autotp_siz" '
      '(did you mean "autotp_size"?)'),
 ])
