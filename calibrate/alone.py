@@ -118,12 +118,10 @@ def agree() -> None:
     if module is not None:
         module.get_lst_from_rank0 = list
         module.assert_lst_len_same_as_other_ranks = lambda _: None
-    module = sys.modules.get("deepspeed.runtime.engine")
-    if module is not None:
-        configure = module.DeepSpeedEngine._configure_tensor_parallel_states
-
+    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    if configure := getattr(kind, "_configure_tensor_parallel_states", None):  # older releases have none
         def unchecked(engine, model) -> None:
             configure(engine, model)
             engine.first_dataloader_check.remove()
 
-        module.DeepSpeedEngine._configure_tensor_parallel_states = unchecked
+        kind._configure_tensor_parallel_states = unchecked

@@ -159,7 +159,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = _empty(tensor, device) if tensor.is_meta else tensor.to(device)
+            made[id(tensor)] = _made(tensor, device) if tensor.is_meta else tensor.to(device)
         return made[id(tensor)]
 
     if modules is None:
@@ -170,13 +170,15 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
     tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # and one parameter, as those that come from the CPU remain
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
+    if device == "cpu":
+        return
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
-        if device != "cpu":
-            tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+        tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
 
 
-def _empty(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    if device == "cpu":  # calloc, which torch.zeros is not
+def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """What a tensor on meta is to be there."""
+    if device == "cpu":  # by calloc: torch.zeros writes
         return torch.from_numpy(np.zeros(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
     return tensor_parallel.like(tensor, device)
 

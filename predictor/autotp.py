@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 from predictor.errors import InputError
-
-SHARDED = "tensor_model_parallel"
-"""DeepSpeed's mark on a parameter of which every rank has its own part (``DS_TENSOR_MODEL_PARALLEL``)."""
+from predictor.tensor_parallel import SHARDED, check_heads, check_plan, tied
 
 
 class _BeforeColumns(torch.autograd.Function):
@@ -61,11 +59,13 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sharded(nn.Module):
-    """A part of a linear layer."""
+    """A part of a linear layer, one of so many along a dimension of its weight."""
 
-    def __init__(self, whole: nn.Linear, size: int, dimension: int, name: str) -> None:
+    dimension: int
+
+    def __init__(self, whole: nn.Linear, size: int, name: str) -> None:
         super().__init__()
-        self.weight = _part(whole.weight, size, dimension, f"{name}.weight")
+        self.weight = _part(whole.weight, size, self.dimension, f"{name}.weight")
         self.bias = whole.bias
 
     def product(self, activations: torch.Tensor) -> torch.Tensor:
@@ -78,8 +78,10 @@ class _Sharded(nn.Module):
 class Column(_Sharded):
     """Rows of the weight and the bias: a part of the output's features; ``gathers`` makes all of them of it."""
 
+    dimension = 0
+
     def __init__(self, whole: nn.Linear, size: int, name: str, *, gathers: bool) -> None:
-        super().__init__(whole, size, 0, name)
+        super().__init__(whole, size, name)
         if self.bias is not None:
             self.bias = _part(self.bias, size, 0, f"{name}.bias")
         self.size = size if gathers else 1
@@ -92,8 +94,7 @@ class Column(_Sharded):
 class Row(_Sharded):
     """Columns of the weight: a summand of the output; the bias is whole, and added after the sum."""
 
-    def __init__(self, whole: nn.Linear, size: int, name: str) -> None:
-        super().__init__(whole, size, 1, name)
+    dimension = 1
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:
         return self.biased(_AfterRows.apply(self.product(activations)))
@@ -106,12 +107,10 @@ def shard(model, size: int) -> None:
         InputError: a model without a plan that is predicted, with a tied head, or whose heads or weights the degree
             does not divide.
     """
-    from predictor import tensor_parallel
-
-    tensor_parallel.check_plan(model, size, "DeepSpeed would go by the names of layers, which is not predicted: leave "
-                                            "it out, or use peakcast learn")
-    tensor_parallel.check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
-    if tensor_parallel.tied(model):
+    check_plan(model, size, "DeepSpeed would go by the names of layers, which is not predicted: leave it out, or use "
+                            "peakcast learn")
+    check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
+    if tied(model):
         raise InputError(f"tensor_parallel_size {size}: AutoTP shards embeddings and a head that is tied to them by "
                          "vocabulary, which is not predicted yet: use engine torch or ddp, or peakcast learn")
     plan = {re.compile(".*" + re.escape(pattern).replace(r"\*", ".*") + "$"): style

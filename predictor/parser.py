@@ -203,13 +203,12 @@ def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -
     """Facts of a built model."""
     import torch
 
-    from predictor import autotp
     from predictor.tensor_parallel import is_sharded, local
 
     decay = decayed(model)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     tensors = [Parameter(name, tuple(local(p).shape), p.element_size(), p.requires_grad, name in decay,
-                         embedding=id(p) in embeddings, sharded=is_sharded(p) or hasattr(p, autotp.SHARDED))
+                         embedding=id(p) in embeddings, sharded=is_sharded(p))
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
                 for name, b in model.named_buffers()]

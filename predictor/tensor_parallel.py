@@ -22,6 +22,8 @@ from predictor.errors import InputError
 GROUP = "peakcast_tensor_parallel"
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
 """What plans that were compared with a GPU, real or emulated, say of a module."""
+SHARDED = "tensor_model_parallel"
+"""DeepSpeed's mark on a parameter of which every rank has its own part (``DS_TENSOR_MODEL_PARALLEL``)."""
 
 
 def shard(model, mesh: DeviceMesh) -> None:
@@ -88,7 +90,9 @@ def check_heads(model, size: int, otherwise: str) -> None:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether a rank holds a part of it."""
-    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+    if isinstance(tensor, DTensor):
+        return any(placement.is_shard() for placement in tensor.placements)
+    return hasattr(tensor, SHARDED)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 from predictor import autotp, pipeline, readers, tensor_parallel
 from predictor.errors import InputError
 from predictor.events import FACTORS, Factor
+from predictor.explore import settings
 from predictor.sizes import Shape
 from tests.predictor.small import facts_of, small_llama, small_llava, traced_at
 from tests.predictor.test_tensor_parallel import (
@@ -118,6 +119,11 @@ def command(directory, started: int) -> list[str]:
     path.write_text(json.dumps(CONFIG))
     return ["torchrun", "--nproc_per_node", str(started), "train.py", "--model_name_or_path", "llava-1.5-7b", "--bf16",
             "--deepspeed", str(path), "--output_dir", "out"]
+
+
+def test_a_page_has_none_of_it(tmp_path):
+    with pytest.raises(InputError, match=r"explore: tensor_parallel_size with zero_stage is not in a page: DeepSpeed's"):
+        settings.find(asked(tmp_path, zero_stage=1), (1,))
 
 
 @pytest.mark.parametrize(("document", "changes", "message"), [
