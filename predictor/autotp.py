@@ -35,7 +35,6 @@ class _AfterRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, output):
-        output.contiguous()
         return output
 
     @staticmethod
@@ -112,7 +111,7 @@ def shard(model, size: int) -> None:
     check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
     if tied(model):
         raise InputError(f"tensor_parallel_size {size}: AutoTP shards embeddings and a head that is tied to them by "
-                         "vocabulary, which is not predicted yet: use engine torch or ddp, or peakcast learn")
+                         "vocabulary, which is not predicted yet: use engine torch or ddp")
     plan = {re.compile(".*" + re.escape(pattern).replace(r"\*", ".*") + "$"): style
             for pattern, style in model.tp_plan.items()}
     for name, module in list(model.named_modules()):

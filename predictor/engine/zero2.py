@@ -100,7 +100,7 @@ class Zero2:
 
     def _step(self, rank: int) -> tuple[list[Part], Tape]:
         """Micro-steps with reductions, and ``step()``, of the first step."""
-        rank, part = self.setup.place(rank)
+        rank, peer = self.setup.place(rank)
         owned = [group.owned(rank) for group in self.groups]
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
         parts: list[Part] = []
@@ -109,7 +109,7 @@ class Zero2:
             parts.append(template.play(index, next_buffer, rank, group_of, self.numel_of))
             next_buffer = parts[-1].end
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
-        self._optimizer_step(tape, owned, parts[self.holder].held, first=part == 0)
+        self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
     def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> tuple[int, int]:

@@ -136,7 +136,7 @@ def test_a_page_has_none_of_it(tmp_path):
      "transformers has no tp_plan for GPT2LMHeadModel: DeepSpeed would go by the names of layers, which is not "
      "predicted: leave it out, or use peakcast learn"),
     (TIED, {}, "tensor_parallel_size 2: AutoTP shards embeddings and a head that is tied to them by vocabulary, which "
-     "is not predicted yet: use engine torch or ddp, or peakcast learn"),
+     "is not predicted yet: use engine torch or ddp"),
     (None, {"zero_stage": 3}, "zero_stage 3: not predicted with tensor_parallel_size and engine deepspeed yet: leave "
      "one of them out, or use peakcast learn"),
     (None, {"offload": "optimizer"}, 'offload "optimizer": not predicted with tensor_parallel_size and engine '
