@@ -111,9 +111,17 @@ def settle() -> None:
 
 
 def agree() -> None:
-    """Satisfy DeepSpeed's checks that all ranks hold the same integers: they take rank 0's from a broadcast
-    that nobody answers. Does nothing in a process without DeepSpeed (0.19.8: runtime/zero/utils.py)."""
+    """Satisfy DeepSpeed's checks that all ranks hold the same integers, and those that share layers the same first
+    batch: they take rank 0's from a broadcast that nobody answers. Does nothing in a process without DeepSpeed
+    (0.19.8: runtime/zero/utils.py; runtime/engine.py, ``_configure_tensor_parallel_states``)."""
     module = sys.modules.get("deepspeed.runtime.zero.utils")
     if module is not None:
         module.get_lst_from_rank0 = list
         module.assert_lst_len_same_as_other_ranks = lambda _: None
+    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    if configure := getattr(kind, "_configure_tensor_parallel_states", None):  # older releases have none
+        def unchecked(engine, model) -> None:
+            configure(engine, model)
+            engine.first_dataloader_check.remove()
+
+        kind._configure_tensor_parallel_states = unchecked

@@ -62,7 +62,7 @@ def deepspeed(job: Job) -> Loop:
     """DeepSpeed with the workload's config; the optimizer is ours, as ``optim`` says."""
     import deepspeed
 
-    alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
+    alone.join(job.rank, job.workload.world_size, backend="fake")
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
@@ -152,7 +152,7 @@ def deepspeed_document(job: Job) -> dict:
         | (_of_stage_3(zero) if zero.stage == 3 else {})
         | {name: (section.get(name) or {}) | {"device": "cpu"} for name, on in
            (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param)) if on},
-    }
+    } | ({"tensor_parallel": {"autotp_size": workload.tensor_parallel_size}} if workload.autotp else {})
 
 
 def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from calibrate import alone, quantized
@@ -49,7 +50,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 else None
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not workload.autotp else None
     if mesh:
         tensor_parallel.shard(model, mesh["tp"])
     shape = pipeline.shape_of(workload)
@@ -66,6 +67,8 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         model = checkpointed(quantized.load(workload), workload)
         if built:
             built(model)
+    elif workload.autotp:  # which brings each part there from the host
+        to_device(model, device="cpu")
     elif workload.engine != "fsdp2":  # which brings each unit there and shards it
         to_device(model)
     forward, backward, step = ENGINES[workload.engine](
@@ -134,12 +137,12 @@ def choose_attention(backend: str) -> None:
 
 
 @torch.no_grad()
-def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
+def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda") -> None:
     """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``,
     or only what some of its modules have themselves.
 
-    Weights become small random numbers, written in place. Buffers get their true values: they index
-    tables (position ids) and would send a real kernel out of bounds.
+    Weights become small random numbers, written in place; on the CPU zeros, which take room only when they are written.
+    Buffers get their true values: they index tables (position ids) and would send a real kernel out of bounds.
     """
     if not hasattr(model, "_init_weights"):
         code_to_device(model)
@@ -156,7 +159,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = tensor_parallel.like(tensor, "cuda") if tensor.is_meta else tensor.to("cuda")
+            made[id(tensor)] = _made(tensor, device) if tensor.is_meta else tensor.to(device)
         return made[id(tensor)]
 
     if modules is None:
@@ -167,8 +170,17 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None) -> None:
     tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # and one parameter, as those that come from the CPU remain
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
+    if device == "cpu":
+        return
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
         tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+
+
+def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """What a tensor on meta is to be there."""
+    if device == "cpu":  # by calloc: torch.zeros writes
+        return torch.from_numpy(np.zeros(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
+    return tensor_parallel.like(tensor, device)
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (No
             "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
             "tensor_parallel_size": (1,)}
 SHARDED_LAYERS = {
-    "engine": ("torch", "ddp"), "recipe": ("finetune", "pretrain", "full"), "mixed_precision": ("none", "bf16"),
+    "engine": ("torch", "ddp", "deepspeed"), "recipe": ("finetune", "pretrain", "full"),
+    "mixed_precision": ("none", "bf16"),
     "optim": ("adamw_torch_fused", "adamw_torch", "adamw_torch_forloop"), "attn_implementation": ("sdpa", "eager"),
     "use_liger_kernel": (False,)}
 FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
@@ -34,6 +35,8 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "tensor_parallel_size": (lambda w: w.tensor_parallel_size > 1, SHARDED_LAYERS),
     "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
+    "tensor_parallel_size and engine deepspeed": (lambda w: w.autotp, {
+        "zero_stage": (0, 1, 2), "offload": (None,), "mixed_precision": ("none",)}),
     "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
     "per_device_eval_batch_size": (lambda w: w.evaluates, {
         "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),

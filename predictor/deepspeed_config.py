@@ -61,9 +61,11 @@ SAME_AS = {
     "zero_optimization.stage": "zero_stage",
     "optimizer": "optim",
     "offload": "offload",
+    "tensor_parallel.autotp_size": "tensor_parallel_size",
     "dtype": "dtype",
 }
 OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
+AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
 
@@ -146,6 +148,9 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
     if offloads_states and not setting("compute_grad_norm"):
         raise InputError(f"{workload.deepspeed_name}: zero_optimization.compute_grad_norm false does not go with "
                          "offload_optimizer: leave it out")
+    if workload.autotp and version < AUTOTP_SINCE:
+        raise InputError("versions: tensor_parallel_size with DeepSpeed (AutoTP) is predicted for DeepSpeed "
+                         f"{'.'.join(map(str, AUTOTP_SINCE))} and later")
     dtype, notes = workload.dtype, ()
     accumulation = settings.get("data_types.grad_accum_dtype") or dtype
     if accumulation == "fp32" != dtype and version < FP32_ACCUMULATION_SINCE:
@@ -203,7 +208,7 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     for key, value in document.items():
         if key == "optimizer":
             values["optimizer"] = _optimizer(value, name)
-        elif key in ("zero_optimization", "bf16", "bfloat16", "fp16", "data_types"):
+        elif key in ("zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "tensor_parallel"):
             section = "bf16" if key == "bfloat16" else key
             if section == "zero_optimization" and isinstance(value, bool):
                 value = {"stage": int(value)}  # the form of the first releases
@@ -216,6 +221,7 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
                        for what in ("optimizer", "param"))
     if weights and values["zero_optimization.stage"] != 3:
         raise InputError(f"{name}: zero_optimization.offload_param needs stage 3: remove it")
+    _check_autotp(values, name)
     if states or weights:
         values["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
     if values["zero_optimization.stage"] == 0 and values.get("optimizer") == "adamw_torch_fused":
@@ -229,8 +235,13 @@ def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     return values
 
 
-def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: int) -> tuple[int, int]:
+def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: int,
+                called: str = "data_parallel_size") -> tuple[int, int]:
     """Micro batch and accumulation steps, the missing ones worked out as DeepSpeed does.
+
+    Args:
+        ranks: all GPUs, those of tensor parallelism too (0.19.8, runtime/config.py, ``DeepSpeedConfig.__init__``).
+        called: what they are in a message.
 
     Raises:
         Invalid: the three do not multiply to ``train``.
@@ -242,7 +253,7 @@ def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: 
         accumulation = max(1, train // micro // ranks)
     if micro * accumulation * ranks != train:
         raise Invalid(f"train_batch_size is {train}, but {micro} samples a GPU x {accumulation} accumulation steps x "
-                      f"data_parallel_size {ranks} is {micro * accumulation * ranks}")
+                      f"{called} {ranks} is {micro * accumulation * ranks}")
     return micro, accumulation
 
 
@@ -305,6 +316,17 @@ def _refuse_in_stage_3(section: Mapping[str, Any], name: str) -> None:
             if section.get(written, harmless) not in (harmless, None, "auto"):
                 raise InputError(f"{name}: zero_optimization.{written} {show(section[written])} is not supported in "
                                  "stage 3: what it does to memory is not modelled yet")
+
+
+def _check_autotp(values: dict[str, Any], name: str) -> None:
+    """The degree, also as transformers has ``tp_model_init`` put it in; 0 switches it off, as 1 does."""
+    size = values.get("tensor_parallel.autotp_size")
+    again = values.get("tensor_parallel.tp", {"tp_size": 1})["tp_size"]
+    if again not in (1, size):
+        raise InputError(f"{name}: tensor_parallel.tp.tp_size is {again}, but tensor_parallel.autotp_size "
+                         f"{'is not given' if size is None else f'is {size}'}: leave tp out")
+    if size == 0:
+        values["tensor_parallel.autotp_size"] = 1
 
 
 def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:

@@ -45,6 +45,7 @@ OFFLOAD_OPTIMIZER = Table(
     _OFFLOAD | dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init"), FLAG)
     | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
 OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
+AUTOTP = Table({"tp_size": Count(1, 1_024), "tp_grain_size": Choice((1,))}, {"tp_size": 1})
 STAGE = Choice((0, 1, 2, 3))
 DTYPE = Choice(("bf16", "fp16", "fp32"), {}, {
     "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
@@ -80,6 +81,8 @@ READ = {
     "fp16.enabled": FLAG,
     "data_types.grad_accum_dtype": DTYPE,
     "data_types.param_dtype": DTYPE,
+    "tensor_parallel.autotp_size": Count(0, 1_024),
+    "tensor_parallel.tp": AUTOTP,
     "memory_breakdown": FLAG,
 }
 
@@ -116,6 +119,7 @@ WITHOUT_EFFECT = {
     "fp16": """auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis
         min_loss_scale fp16_opt_level opt_level""",
     "data_types": "",
+    "tensor_parallel": "dtype vocab_parallel_ce_backend replace_with_kernel_inject kernel_inject",
     "optimizer": "legacy_fusion",
 }
 WITHOUT_EFFECT = {section: frozenset(keys.split()) for section, keys in WITHOUT_EFFECT.items()}
@@ -127,8 +131,8 @@ REFUSED = {
                        "eigenvalue", "elasticity", "graph_harvesting", "curriculum_learning", "nebula",
                        "progressive_layer_drop"), _DROPPED)
     | dict.fromkeys(("torch_autocast", "compile", "activation_checkpointing", "data_efficiency", "hybrid_engine",
-                     "weight_quantization", "expert_parallel", "tensor_parallel", "sequence_parallel_size",
-                     "autotuning", "zenflow", "moe"), _LATER),
+                     "weight_quantization", "expert_parallel", "sequence_parallel_size", "autotuning",
+                     "zenflow", "moe"), _LATER),
     "zero_optimization": dict.fromkeys(("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param",
                                         "legacy_stage1"), _DROPPED)
     | {"cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
@@ -138,10 +142,12 @@ REFUSED = {
     "bf16": dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), _LATER),
     "data_types": dict.fromkeys(("buffer_dtype", "keep_in_fp32_modules"), _LATER),
     "fp16": {"fp16_master_weights_and_grads": _LATER},
+    "tensor_parallel": dict.fromkeys(("tp_overlap_comm", "vocab_parallel_lm_head", "partition_config", "preset_model",
+                                      "injection_policy_tuple", "keep_module_on_host"), _LATER),
     "optimizer": {},
 }
 
-SECTIONS = {"zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "optimizer"}
+SECTIONS = {"zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "tensor_parallel", "optimizer"}
 
 
 def known(section: str) -> list[str]:

@@ -59,7 +59,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
         quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
         video_frames=workload.video_frames, no_grad=workload.no_grad,
-        tensor_parallel=workload.tensor_parallel_size)
+        tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp)
 
 
 def check_pictures(workload: Workload, config: models.ModelConfig) -> None:

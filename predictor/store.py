@@ -48,6 +48,7 @@ class Key:
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
         no_grad: patterns of modules that run under ``torch.no_grad``, likewise.
         tensor_parallel: ranks that share each layer; left out of the document where one has all of it.
+        autotp: DeepSpeed shards them, not transformers; left out of the document where not.
         generation: the call of ``generate`` that is traced; left out of the document of a training step.
     """
 
@@ -76,6 +77,7 @@ class Key:
     video_frames: int | None = None
     no_grad: tuple[str, ...] = ()
     tensor_parallel: int = 1
+    autotp: bool = False
     generation: Generation | None = None
 
     def document(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from predictor.errors import InputError
 GROUP = "peakcast_tensor_parallel"
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
 """What plans that were compared with a GPU, real or emulated, say of a module."""
+SHARDED = "tensor_model_parallel"
+"""DeepSpeed's mark on a parameter of which every rank has its own part (``DS_TENSOR_MODEL_PARALLEL``)."""
 
 
 def shard(model, mesh: DeviceMesh) -> None:
@@ -33,7 +35,9 @@ def shard(model, mesh: DeviceMesh) -> None:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     size = mesh.size()
-    _check(model, size)
+    check_plan(model, size)
+    _check_head(model, size)
+    check_heads(model, size, "transformers splits none")
     apply_tensor_parallelism(model, mesh)
     model.tie_weights()  # as from_pretrained does after loading
     for name, parameter in model.named_parameters():
@@ -43,37 +47,52 @@ def shard(model, mesh: DeviceMesh) -> None:
                              "parts are not predicted")
 
 
-def _check(model, size: int) -> None:
-    """Whether every rank gets whole heads by a plan that is predicted.
-
-    transformers divides the rows of the projections, then takes them apart by ``head_dim``: with another degree its
-    forward stops at a shape that is invalid. Where a head is tied to embeddings that the plan shards, and is not in the
-    plan itself, forward stops at a product of a plain tensor and a DTensor.
-    """
+def check_plan(model, size: int, without: str = "leave it out") -> None:
+    """Whether the model has a plan, and one that is predicted; ``without`` says what to do where it has none."""
     name = type(model).__name__
     plan = getattr(model, "tp_plan", None)
     if not plan:
-        raise InputError(f"tensor_parallel_size {size}: transformers has no tp_plan for {name}: leave it out")
+        raise InputError(f"tensor_parallel_size {size}: transformers has no tp_plan for {name}: {without}")
     other = sorted(set(plan.values()) - set(STYLES))
     if other:
         raise InputError(f"tensor_parallel_size {size}: the tp_plan of {name} says {', '.join(other)}, which is not "
                          "predicted yet: leave it out, or use peakcast learn")
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and head.weight is embeddings.weight and "embedding_rowwise" in plan.values() \
-            and "colwise_gather_output" not in plan.values():
-        raise InputError(f"tensor_parallel_size {size}: the tp_plan of {name} shards embeddings, but not the head that "
-                         "is tied to them, and transformers stops at that: leave it out")
+
+
+def tied(model) -> bool:
+    """Whether the head's weight is the embeddings'."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _check_head(model, size: int) -> None:
+    """Where a head is tied to embeddings that the plan shards, and is not in the plan itself, transformers' forward
+    stops at a product of a plain tensor and a DTensor."""
+    styles = model.tp_plan.values()
+    if tied(model) and "embedding_rowwise" in styles and "colwise_gather_output" not in styles:
+        raise InputError(f"tensor_parallel_size {size}: the tp_plan of {type(model).__name__} shards embeddings, but "
+                         "not the head that is tied to them, and transformers stops at that: leave it out")
+
+
+def check_heads(model, size: int, otherwise: str) -> None:
+    """Whether every rank gets whole heads, and as many as the others; ``otherwise`` says what would happen.
+
+    transformers divides the rows of the projections, then takes them apart by ``head_dim``: with another degree its
+    forward stops at a shape that is invalid.
+    """
     config = model.config.get_text_config()
     for key, called in (("num_attention_heads", "attention heads"), ("num_key_value_heads", "key/value heads")):
         heads = getattr(config, key, None)
         if heads and heads % size:
-            raise InputError(f"tensor_parallel_size {size} does not divide the {heads} {called} of {name}, and "
-                             f"transformers splits none: give a divisor of {heads}")
+            raise InputError(f"tensor_parallel_size {size} does not divide the {heads} {called} of "
+                             f"{type(model).__name__}, and {otherwise}: give a divisor of {heads}")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether a rank holds a part of it."""
-    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+    if isinstance(tensor, DTensor):
+        return any(placement.is_shard() for placement in tensor.placements)
+    return hasattr(tensor, SHARDED)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

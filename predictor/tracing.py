@@ -61,7 +61,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor import autocast, parser, tensor_parallel
+    from predictor import autocast, autotp, parser, tensor_parallel
 
     own = isinstance(config, code_models.CodeModel)
     config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
@@ -77,7 +77,10 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     inputs = code_models.inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
-    with tensor_parallel.on_meta(model, key.tensor_parallel) if key.tensor_parallel > 1 else nullcontext():
+    if key.autotp:
+        autotp.shard(model, key.tensor_parallel)
+    by_plan = key.tensor_parallel > 1 and not key.autotp
+    with tensor_parallel.on_meta(model, key.tensor_parallel) if by_plan else nullcontext():
         return _traced(config, key, model, inputs, first, progress)
 
 

@@ -279,7 +279,8 @@ class Workload:
                               "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     tensor_parallel_size: int = key(Whole(1, 1_024), 1, "engine", "GPUs that share each layer, as the model's tp_plan "
-                                    "(transformers) says; in all: so many times data_parallel_size")
+                                    "(transformers) says, with DeepSpeed by AutoTP; in all: so many times "
+                                    "data_parallel_size")
     rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
 
     gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")
@@ -373,6 +374,11 @@ class Workload:
     def world_size(self) -> int:
         """GPUs in all."""
         return self.data_parallel_size * self.tensor_parallel_size
+
+    @property
+    def autotp(self) -> bool:
+        """Whether DeepSpeed's AutoTP shards the layers; transformers does otherwise, if anybody."""
+        return self.tensor_parallel_size > 1 and self.engine == "deepspeed"
 
     @property
     def computes_in(self) -> str:

@@ -208,11 +208,12 @@ def _resolve_deepspeed(values: dict[str, Any], given: dict[str, Any], name: str)
         values[ours] = given[ours] = value
     _resolve_weights(settings, given, name)
     batch, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
-    total = settings.get("train_batch_size")
+    total, parts = settings.get("train_batch_size"), values["tensor_parallel_size"]
     if total not in (None, "auto"):
+        called = "data_parallel_size" if parts == 1 else "data_parallel_size x tensor_parallel_size"
         try:
             sizes = deepspeed_config.batch_sizes(
-                total, given.get(batch), given.get(steps), values["data_parallel_size"])
+                total, given.get(batch), given.get(steps), values["data_parallel_size"] * parts, called)
         except Invalid as error:
             raise InputError(f"{name}: {error}") from None
         for ours, size, most in zip((batch, steps), sizes, (MOST_SAMPLES, MOST_STEPS)):

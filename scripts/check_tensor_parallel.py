@@ -2,7 +2,7 @@
 """Measure tensor-parallel jobs on the emulated H100, first and last ranks, and put predictions beside them.
 
     pip install -e '.[test]'
-    python scripts/check_tensor_parallel.py                # what is not measured yet, then the table: half an hour
+    python scripts/check_tensor_parallel.py                # what is not measured yet, then the table: an hour
     python scripts/check_tensor_parallel.py --table-only   # the table from what is saved: formulas are traced
 
 No GPU is needed. The jobs are those of scripts/tensor_parallel.json; what was measured goes to
@@ -34,8 +34,9 @@ HEAD = """# Tensor parallelism, measured and predicted
 
 Peaks in bytes of one rank on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted
 less measured. transformers shards the model by its own `tp_plan`; with `engine ddp` PyTorch's DistributedDataParallel
-goes around it, over a mesh of data-parallel x tensor-parallel ranks. The group is PyTorch's `fake` one; under DDP it
-is NCCL's own with nobody behind it. Made by `python scripts/check_tensor_parallel.py` on {date} from
+goes around it, over a mesh of data-parallel x tensor-parallel ranks. The lines of AutoTP are DeepSpeed's: it shards by
+that plan too, and ZeRO (`zero_stage`) goes over the data-parallel ranks. The group is PyTorch's `fake` one; under DDP
+it is NCCL's own with nobody behind it. Made by `python scripts/check_tensor_parallel.py` on {date} from
 `checks/tensor_parallel.jsonl`, which has the date and software of each measurement. {jobs} jobs, off by at most:
 {worst}.
 

@@ -77,6 +77,12 @@ def deepspeed_keys(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     return {"deepspeed": document} | found
 
 
+def parts(keys: Mapping[str, Any]) -> int:
+    """Ranks that share each layer."""
+    section = keys.get("deepspeed", {}).get("tensor_parallel") or {}
+    return section.get("autotp_size") or 1
+
+
 def optimizer_keys(optimizer: Any) -> dict[str, Any]:
     """``optim`` and what belongs to it, from the optimizer itself, whatever wraps it.
 

@@ -57,9 +57,10 @@ def given(workload: Workload, device: int | None) -> Reading:
         InputError: it is of another number of GPUs.
     """
     rank, ranks = loop_keys.ranks()
-    if workload.data_parallel_size != ranks:
-        raise InputError(f"the Workload has data_parallel_size {workload.data_parallel_size}, and this training has "
-                         f"{ranks} rank(s): make them agree")
+    if workload.world_size != ranks:
+        parts = f" x tensor_parallel_size {workload.tensor_parallel_size}" if workload.tensor_parallel_size > 1 else ""
+        raise InputError(f"the Workload has data_parallel_size {workload.data_parallel_size}{parts}, and this training "
+                         f"has {ranks} rank(s): make them agree")
     machine = loop_keys.machine_keys(device) if workload.capacity is None else {}
     return Reading({**workload.resolved(), **machine, "rank": rank})
 
@@ -122,5 +123,5 @@ def of_loop(model: Any, optimizer: Any, device: int | None, directory: Path) -> 
 def _reading(keys: dict[str, Any], model: Any, processing_class: Any, device: int | None, directory: Path) -> Reading:
     rank, ranks = loop_keys.ranks()
     name = model_keys.known_name(model) or model_keys.save(model, processing_class, directory)
-    return Reading({**keys, **loop_keys.machine_keys(device), "model": name, "data_parallel_size": ranks,
-                    "rank": rank}, model_keys.document_of(model))
+    return Reading({**keys, **loop_keys.machine_keys(device), "model": name, "rank": rank,
+                    "data_parallel_size": ranks // loop_keys.parts(keys)}, model_keys.document_of(model))

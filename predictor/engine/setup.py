@@ -72,6 +72,10 @@ class Setup:
         split = [[i for i in trainable if self.facts.parameters[i].decay is decay] for decay in (True, False)]
         return [group for group in split if group]
 
+    def place(self, rank: int) -> tuple[int, int]:
+        """A rank's among those of data parallelism, and among those that share its layers with it."""
+        return divmod(rank, self.tensor_parallel_size)
+
     @property
     def world_size(self) -> int:
         """Ranks in all."""

@@ -27,12 +27,17 @@ class AlikeRanks:
 
 
 def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
-    """The model moves to the device, tensor by tensor (``Module._apply``); the buffer of each, by its index."""
+    """The model moves to the device, tensor by tensor (``Module._apply``); the buffer of each, by its index.
+
+    AutoTP takes its layers there first, as it cuts them (``TensorParallel_Layer.move``).
+    """
     if setup.quantization:
         return quantized.load(tape, setup)
     facts = setup.facts
+    cut = {tensor.module for tensor in facts.parameters if tensor.sharded} if setup.zero else ()
+    order = [index for index, tensor in enumerate(facts.parameters) if tensor.module in cut] + facts.moved
     return {index: tape.allocate(facts.parameters[index].bytes, Factor.PARAMETERS, "to",
-                                 module=facts.parameters[index].module) for index in facts.moved}
+                                 module=facts.parameters[index].module) for index in dict.fromkeys(order)}
 
 
 def grad_norm(tape: Tape, numels: Iterable[int]) -> None:

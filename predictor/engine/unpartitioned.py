@@ -18,7 +18,7 @@ from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.shared import AlikeRanks, to_device
 from predictor.engine.zero2_backward import backward_end
 from predictor.errors import InputError
-from predictor.events import Factor, Kind, Moment
+from predictor.events import EventList, Factor, Kind, Moment
 from predictor.formula import MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
@@ -27,17 +27,25 @@ BUCKET_ELEMENTS = 500_000_000
 
 
 class Unpartitioned(AlikeRanks):
-    """The run of any rank."""
+    """The run of any rank; of those that share layers only the first takes the norm (``get_weight_norm`` looks for
+    AutoTP's mark on gradients, which do not have it), and so needs most."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         _refuse(setup)
         self._micro, self._setup, self._tensors = micro, setup, setup.facts.parameters
         self._groups = setup.groups()
         self._optimizer = setup.optimizer()
-        vocabulary, start = Vocabulary(micro), Tape()
+        self.events = self._run(first=True)
+
+    def rank(self, rank: int) -> EventList:
+        """Start-up and three steps."""
+        return self._run(first=False) if self._setup.place(rank)[1] else self.events
+
+    def _run(self, *, first: bool) -> EventList:
+        vocabulary, start = Vocabulary(self._micro), Tape()
         self._start_up(start)
-        self.events = vocabulary.assemble(
-            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), self._step(vocabulary))
+        return vocabulary.assemble(
+            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), self._step(vocabulary, first))
 
     def _start_up(self, tape: Tape) -> None:
         to_device(tape, self._setup)
@@ -64,7 +72,7 @@ class Unpartitioned(AlikeRanks):
             masters = [replace(self._tensors[index], itemsize=FP32, embedding=False) for index in group]
             self._optimizer.step(tape, masters, decay=self._setup.decays(group))
 
-    def _step(self, vocabulary: Vocabulary) -> Stretch:
+    def _step(self, vocabulary: Vocabulary, norm: bool) -> Stretch:
         micro, count = self._micro, self._setup.micro_steps
         columns, once, attributes = [], [], []
         first = count * len(micro.events.buffers)
@@ -77,7 +85,7 @@ class Unpartitioned(AlikeRanks):
             once.append(seldom)
             attributes += tape.attributes
         tape = Tape(first=first + len(attributes), moment=Moment.OPTIMIZER_STEP)
-        self._optimizer_step(tape, gradients)
+        self._optimizer_step(tape, gradients, norm)
         return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
                        vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
 
@@ -96,10 +104,10 @@ class Unpartitioned(AlikeRanks):
                     tape.free(tape.allocate(BF16 * sum(bucket), Factor.COMMUNICATION, "zero::allreduce_bucket"))
                 bucket = []
 
-    def _optimizer_step(self, tape: Tape, gradients: dict[int, int]) -> None:
+    def _optimizer_step(self, tape: Tape, gradients: dict[int, int], norm: bool) -> None:
         copies = []
         for group in self._groups:
-            for index in group:  # get_weight_norm
+            for index in group if norm else ():  # get_weight_norm
                 tape.free(tape.allocate(FP32 * self._tensors[index].numel, Factor.TEMPORARIES, "zero::get_weight_norm"))
             tape.mark(Kind.SYNCHRONIZE)
             copies += [self._gradient(tape, index, FP32, "zero::fp32_gradient") for index in group]

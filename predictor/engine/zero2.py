@@ -100,6 +100,7 @@ class Zero2:
 
     def _step(self, rank: int) -> tuple[list[Part], Tape]:
         """Micro-steps with reductions, and ``step()``, of the first step."""
+        rank, peer = self.setup.place(rank)
         owned = [group.owned(rank) for group in self.groups]
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
         parts: list[Part] = []
@@ -108,7 +109,7 @@ class Zero2:
             parts.append(template.play(index, next_buffer, rank, group_of, self.numel_of))
             next_buffer = parts[-1].end
         tape = Tape(first=next_buffer, moment=Moment.BACKWARD)
-        self._optimizer_step(tape, owned, parts[self.holder].held)
+        self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
     def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> tuple[int, int]:
@@ -121,11 +122,11 @@ class Zero2:
                 peak, live = max(peak, live + highest), live + growth
         return max(start, peak), peak
 
-    def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int]) -> None:
+    def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group.
 
         ``held`` maps the buffers of the partition's gradients to the group whose update is the last
-        to need each.
+        to need each. ``first``: of the ranks that share layers, the one that takes the norm of what all have.
         """
         if self.zero.offload_optimizer:
             return zero2_offload.step(tape, held)
@@ -134,7 +135,8 @@ class Zero2:
         self._overflow_check(tape, owned)
         if self.zero.compute_grad_norm:
             for pieces in owned:
-                grad_norm(tape, [piece.numel for piece in pieces])
+                grad_norm(tape, [piece.numel for piece in pieces
+                                 if first or self.setup.facts.parameters[piece.parameter].sharded])
             if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
                 tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
         steps, itemsize = self.setup.optimizer(), self.setup.facts.itemsize

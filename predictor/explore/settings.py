@@ -20,6 +20,7 @@ from predictor.workload import Workload
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
+AUTOTP = "DeepSpeed's AutoTP shards layers otherwise than transformers, and is traced apart; use peakcast predict"
 DEGREES = (1, 2, 4, 8)
 TOKENS = 1024
 """Where no sequence length is given."""
@@ -91,6 +92,8 @@ def check(workload: Workload) -> None:
     if name_of(workload.engine, workload.zero_stage) not in LABELS:
         what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
         raise InputError(f"explore: {what} is not in a page: {SHARDED}")
+    if workload.autotp:
+        raise InputError(f"explore: tensor_parallel_size with zero_stage is not in a page: {AUTOTP}")
     for name, what in LEFT_OUT.items():
         if name not in workload.filled_in and getattr(workload, name) not in (None, "worst"):
             raise InputError(f"explore: {name}: {what} is not in a page yet: leave it out, or use peakcast predict")
@@ -162,6 +165,9 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
             entry = ENGINES[engine]
             keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
                     "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape}
+            if found.base.tensor_parallel_size > 1 and entry.chosen_by:
+                found.left_out[label] = AUTOTP
+                continue
             try:
                 for degree in degrees if entry.several else (1,):
                     job = pipeline.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)

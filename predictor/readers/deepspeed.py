@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from predictor import deepspeed_config, hub
@@ -66,9 +67,10 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     document = read_mapping(path, "the DeepSpeed config") if path else config
     name = path or reading.place(names[0])
     batch, steps = reading["per_device_train_batch_size"], reading["gradient_accumulation_steps"]
-    half = reading.half
+    half, settings = reading.half, deepspeed_config.parse(document, name)
+    world_size = _world_size(reading, settings.get("tensor_parallel.autotp_size", 1), name)
     arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps,
-                 "train_batch_size": batch * steps * reading.world_size, "max_grad_norm": reading["max_grad_norm"],
+                 "train_batch_size": batch * steps * world_size, "max_grad_norm": reading["max_grad_norm"],
                  "bf16": half == "bf16", "fp16": half == "fp16"}
     compared = {key: arguments[argument] for key, argument in FILLED.items()
                 if key != "train_batch_size" or reading.given.gpus or reading.given.world_size}
@@ -85,12 +87,27 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     reading.put("dtype", half or "fp32", *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
     if _at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
         reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
-    optim = deepspeed_config.parse(document, name).get("optimizer")
+    optim = settings.get("optimizer")
     if optim:  # DeepSpeed's goes before the arguments' (transformers 5.17, integrations/deepspeed.py)
         reading.workload.pop("optim", None)
         reading.rows["optim"] = value("optim", optim, READ, name, "optimizer")
     put_in = filled(document, arguments, hub.hidden_size(model) if model else None)
     reading.rows |= {row.key: row for row in rows(document, name, put_in)}
+
+
+def _world_size(reading: Reading, parts: int, name: str) -> int:
+    """All GPUs; ``parts`` of those that a launcher starts share each layer, while ``gpus`` counts data parallelism."""
+    if reading.given.gpus:
+        return reading.given.gpus * parts
+    started = reading.given.world_size
+    if started is not None and started % parts:
+        raise InputError(f"{name}: tensor_parallel.autotp_size {parts} does not divide the {started} GPUs of "
+                         f"{reading.given.launched_by}")
+    if started is not None and parts > 1:
+        row = reading.rows["data_parallel_size"]
+        reading.workload["data_parallel_size"] = degree = started // parts
+        reading.rows["data_parallel_size"] = replace(row, value=degree, because=f"{parts} GPUs share each layer")
+    return reading.world_size
 
 
 def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]):
