@@ -34,7 +34,9 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
     "tensor_parallel_size": (lambda w: w.tensor_parallel_size > 1, SHARDED_LAYERS),
     "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
-    "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
+    "mode inference": (lambda w: w.mode == "inference", {"video_frames": (None,)}),
+    "mode inference and quantization": (lambda w: w.mode == "inference" and w.quantization is not None,
+                                        {"dtype": ("bf16", "fp16")}),
     "per_device_eval_batch_size": (lambda w: w.evaluates, {
         "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),
 } | {

@@ -310,7 +310,7 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
 def check_shape(workload: Workload, formula: Formula) -> None:
     """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
     check_room(workload, formula.facts)
-    quantization.check_rows(workload, formula.facts)
+    quantization.check_rows(workload, formula.facts, shape_of(workload), gpus.find(workload.gpu or DEFAULT_GPU))
 
 
 def check_room(workload: Workload, facts: ModelFacts) -> None:
