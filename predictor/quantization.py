@@ -231,13 +231,14 @@ def narrow(model, wanted: Quantized) -> None:
 
 def settle(model, wanted: Quantized) -> None:
     """What engine and layers do to weights in the end: biases of 4-bit layers take their compute dtype when each first
-    runs (bitsandbytes/nn/modules.py, ``Linear4bit.forward``)."""
+    runs, those of 8 bits are as they were loaded (bitsandbytes/nn/modules.py, ``Linear4bit.forward`` and
+    ``Linear8bitLt.forward``)."""
     import torch
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for parameter in model.parameters() if wanted.narrowed else ():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.bfloat16)
     for layer in model.modules():
-        if isinstance(layer, Linear4bit) and layer.bias is not None:
-            layer.bias.data = layer.bias.data.to(layer.compute_dtype)
+        if isinstance(layer, (Linear4bit, Linear8bitLt)) and layer.bias is not None:
+            layer.bias.data = layer.bias.data.to(layer.compute_dtype if wanted.bits == 4 else model.config.dtype)
