@@ -1,4 +1,5 @@
-"""Layers of 4 or 8 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is stored."""
+"""Layers of 4 or 8 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is
+stored."""
 
 from __future__ import annotations
 

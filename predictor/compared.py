@@ -36,7 +36,7 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
     "mode inference": (lambda w: w.mode == "inference", {"video_frames": (None,)}),
     "mode inference and quantization": (lambda w: w.mode == "inference" and w.quantization is not None,
-                                        {"dtype": ("bf16", "fp16")}),
+                                        {"dtype": ("bf16", "fp16"), "gpu_memory_utilization": (None,)}),
     "per_device_eval_batch_size": (lambda w: w.evaluates, {
         "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),
 } | {

@@ -66,7 +66,9 @@ class InferenceJob(Job):
         """What is not modelled of this job."""
         paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
                  "with this prompt as what it profiles: assumed, never measured")
-        return (paged,) if self.workload.gpu_memory_utilization else ()
+        rows = max(piece.shape.batch * piece.shape.sequence for piece in self.pieces)
+        return ((paged,) if self.workload.gpu_memory_utilization else ()) + quantization.notes(
+            self.workload, self.formula.facts, rows)
 
     @property
     def loop(self) -> str | None:

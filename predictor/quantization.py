@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor import gemm_4bit
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, modality
+from predictor.facts import TOWERS, ModelFacts, modality
 from predictor.gpus import Gpu
 from predictor.lora import Names, quiet
 from predictor.sizes import Shape
@@ -28,6 +28,7 @@ CODE_ELEMENTS, NESTED_CODE_ELEMENTS = 16, 256
 BYTES_IN_A_WORD = 4
 """Rows of products of 8 bits are whole words (backends/cuda/ops.py, ``_int8_linear_matmul_impl``)."""
 ITEMSIZES = {"bf16": 2, "fp32": 4}
+OUTLIER_ROW_BYTES, OUTLIER_OUTPUT_BYTES = 4, 10
 SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merger",
            "model.visual.deepstack_merger_list", "lm_head")
 """The projectors of transformers' models, which train beside adapters, and the head."""
@@ -135,12 +136,32 @@ def check_rows(workload: Workload, facts: ModelFacts, shape: Shape, gpu: Gpu) ->
     biases = {tensor.module: tensor.numel for tensor in facts.parameters if tensor.name.endswith(".bias")}
     for tensor in facts.parameters:
         if tensor.packed and tensor.module in biases:
-            seen = rows[modality(tensor.name) not in ("vision_tower", "projector")]
+            seen = rows[modality(tensor.name) not in (*TOWERS, "projector")]
             outputs = biases[tensor.module]
             if gemm_4bit.is_fused(gpu, seen, outputs, 2 * tensor.numel // outputs, ITEMSIZES[wanted.compute_dtype]):
                 raise InputError(f"quantization: {tensor.module}, a layer of 4 bits, would see {seen} tokens: of so "
                                  "few bitsandbytes takes another kernel, which is not predicted of layers with a "
                                  "bias: use peakcast learn")
+
+
+def notes(workload: Workload, facts: ModelFacts, rows: int) -> tuple[str, ...]:
+    """What is not modelled of layers of 8 bits; ``rows`` of tokens that those of the language model see at most."""
+    wanted = quantized(workload)
+    if wanted is None or not wanted.outliers:
+        return ()
+    outputs = max((t.shape[0] for t in facts.parameters if t.quantized and modality(t.name) not in TOWERS), default=0)
+    return ("columns of activations beyond llm_int8_threshold "
+            f"{workload.quantization['llm_int8_threshold']:g}, as many as the data have: predicted as if there were "
+            f"none; while a layer runs each takes at most {OUTLIER_ROW_BYTES} bytes for every token and "
+            f"{OUTLIER_OUTPUT_BYTES} for every output ({outlier_bytes(rows, outputs):,} bytes in the widest of the "
+            "language model), then 8 bytes in each layer, and the first 1 MiB for cuBLASLt",)
+
+
+def outlier_bytes(rows: int, outputs: int) -> int:
+    """The most that a column of outliers adds to a layer's peak: it is gathered twice in 16 bits, and its weights, of 8
+    bits, are gathered twice and multiplied by their maxima twice in fp32 (bitsandbytes 0.50, backends/default/ops.py,
+    int8_mixed_scaled_mm and int8_vectorwise_dequant)."""
+    return OUTLIER_ROW_BYTES * rows + OUTLIER_OUTPUT_BYTES * outputs
 
 
 def replace(model, wanted: Quantized) -> None:

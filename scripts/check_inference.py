@@ -115,8 +115,9 @@ def write_table(rows: list[dict]) -> int:
 
 def name_of(job: dict) -> str:
     """The job's own keys in a line."""
-    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in job.items()
-                      if name not in ("mode", "conversation"))
+    said = {name: ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
+            for name, value in job.items() if name not in ("mode", "conversation")}
+    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in said.items())
 
 
 def bar(jobs: list, what: str):

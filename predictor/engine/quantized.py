@@ -2,8 +2,9 @@
 
 transformers 5.17: modeling_utils.py, ``caching_allocator_warmup`` and ``_move_missing_keys_from_meta_to_device``;
 core_model_loading.py, ``convert_and_load_state_dict_in_model``. bitsandbytes 0.50: functional.py, ``quantize_4bit``
-and ``quantize_blockwise``; nn/modules.py, ``Int8Params._quantize``; backends/cuda/ops.py. peft 0.21: utils/other.py, ``prepare_model_for_kbit_training``;
-tuners/tuners_utils.py, ``_move_adapter_to_device_of_base_layer`` and ``cast_adapter_dtype``.
+and ``quantize_blockwise``; nn/modules.py, ``Int8Params._quantize``; backends/cuda/ops.py. peft 0.21: utils/other.py,
+``prepare_model_for_kbit_training``; tuners/tuners_utils.py, ``_move_adapter_to_device_of_base_layer`` and
+``cast_adapter_dtype``.
 """
 
 from __future__ import annotations

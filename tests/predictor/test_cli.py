@@ -117,7 +117,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict", *ENOUGH, "--versions", "torch"],
      '--versions must be KEY=VALUE with a key of torch, transformers, deepspeed, peft, bitsandbytes, not "torch"'),
     (["predict", *ENOUGH, "--quantization", "load_in_8bit=true"],
-     "--quantization load_in_8bit is not supported yet: use load_in_4bit"),
+     "--quantization has load_in_8bit, which is not predicted in training yet: use load_in_4bit"),
     (["predict", *ENOUGH, "--lora", "r=0"], "--lora r must be at least 1, not 0"),
     (["predict", *ENOUGH, "--lora", "target_modules=("],
      "--lora target_modules is no regular expression: missing ), unterminated subpattern at position 0"),
