@@ -183,7 +183,7 @@ def replace(model, wanted: Quantized) -> None:
         if all(quantizers_utils.should_convert_module(name, [pattern]) for name in linear):
             raise InputError(f"quantization: llm_int8_skip_modules names {pattern!r}, with which no path of a linear "
                              f"layer begins or ends (for example {linear[0]})")
-    skipped = base.get_keys_to_not_convert(model) if wanted.skip_modules is None else list(wanted.skip_modules)
+    skipped = base.HfQuantizer.get_modules_to_not_convert(model, wanted.skip_modules, model._keep_in_fp32_modules)
     if wanted.bits == 8:
         settings = {"load_in_8bit": True, "llm_int8_threshold": float(wanted.outliers)}
     else:
