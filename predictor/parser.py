@@ -197,7 +197,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         raise InputError("nothing is left to train: recipe, trainable and frozen together freeze every parameter")
     for name, parameter in model.named_parameters():
         if name in chosen and not parameter.is_floating_point():
-            raise InputError(f"quantization: {name} has 4 bits and cannot train: add its module to "
+            raise InputError(f"quantization: {name} has 4 or 8 bits and cannot train: add its module to "
                              "llm_int8_skip_modules, or to frozen")
         parameter.requires_grad_(name in chosen)
 

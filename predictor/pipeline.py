@@ -119,6 +119,7 @@ class Job:
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
             notes += (engine_of(self.formula, self.setup).host().note(),)
+        notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)
         return notes + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property

@@ -40,7 +40,7 @@ COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2),
             "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right"),
             "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
             "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
-"""Values of keys that were compared with runs of 4-bit layers; others are not predicted."""
+"""Values of keys that were compared with runs of layers of few bits; others are not predicted."""
 FOUR_BITS = FrozenMap({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
                        "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": None})
 EIGHT_BITS = FrozenMap({"load_in_8bit": True, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None})
@@ -73,9 +73,9 @@ KIND = _Settings({
     "llm_int8_has_fp16_weight": Later("leave it out"), "llm_int8_enable_fp32_cpu_offload": Later("leave it out"),
     "llm_int8_skip_modules": Names(pattern=False), "prepare": Choice(("peft", "trl"))}, {})
 HELP = ("transformers' BitsAndBytesConfig: load_in_4bit=true, bnb_4bit_quant_type=nf4, bnb_4bit_use_double_quant=true, "
-        "bnb_4bit_compute_dtype=bf16 (fp32), llm_int8_skip_modules; in training prepare=peft: "
-        "prepare_model_for_kbit_training makes the other weights fp32; trl: they stay, what trains becomes bf16; in "
-        "inference also load_in_8bit=true, llm_int8_threshold=0 (6)")
+        "bnb_4bit_compute_dtype=bf16 (fp32); load_in_8bit=true, llm_int8_threshold=0 (6); llm_int8_skip_modules; in "
+        "training prepare=peft: prepare_model_for_kbit_training makes the other weights fp32; trl: they stay, what "
+        "trains becomes bf16")
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,12 @@ def notes(workload: Workload, facts: ModelFacts, rows: int) -> tuple[str, ...]:
     if wanted is None or not wanted.outliers:
         return ()
     outputs = max((t.shape[0] for t in facts.parameters if t.quantized and modality(t.name) not in TOWERS), default=0)
+    later = ", and 2 for every token until its backward pass" if workload.mode == "training" else ""
     return ("columns of activations beyond llm_int8_threshold "
             f"{workload.quantization['llm_int8_threshold']:g}, as many as the data have: predicted as if there were "
             f"none; while a layer runs each takes at most {OUTLIER_ROW_BYTES} bytes for every token and "
             f"{OUTLIER_OUTPUT_BYTES} for every output ({outlier_bytes(rows, outputs):,} bytes in the widest of the "
-            "language model), then 8 bytes in each layer, and the first 1 MiB for cuBLASLt",)
+            f"language model), then 8 bytes in each layer{later}; the first takes 1 MiB for cuBLASLt",)
 
 
 def outlier_bytes(rows: int, outputs: int) -> int:
@@ -199,7 +200,11 @@ def replace(model, wanted: Quantized) -> None:
             raise InputError(f"quantization: {name} takes {layer.in_features} numbers, for which bitsandbytes has no "
                              "product of 8 bits: add it to llm_int8_skip_modules")
         layer.weight = _packed(layer, wanted) if wanted.bits == 4 else _bytes(layer)
-    model.is_loaded_in_4bit = wanted.bits == 4  # as transformers marks it; peft asks
+        if layer.bias is not None:
+            layer.bias.data = layer.bias.data.to(model.config.dtype)
+        if wanted.bits == 8:
+            layer.init_8bit_state()
+    setattr(model, f"is_loaded_in_{wanted.bits}bit", True)  # as transformers marks it; peft asks
 
 
 def _packed(layer, wanted: Quantized):
@@ -233,6 +238,12 @@ def _bytes(layer):
     return Int8Params(weight, requires_grad=False, CB=weight, SCB=torch.empty(layer.out_features, device="meta"))
 
 
+def row_maxima(model) -> list:
+    """Of the weights of layers of 8 bits: neither parameters nor buffers."""
+    states = [getattr(layer, "state", None) for layer in model.modules()]
+    return [state.SCB for state in states if hasattr(state, "SCB")]
+
+
 def prepare(model, wanted: Quantized) -> None:
     """What comes before the adapters."""
     if wanted.prepare == "peft":
@@ -252,14 +263,13 @@ def narrow(model, wanted: Quantized) -> None:
 
 def settle(model, wanted: Quantized) -> None:
     """What engine and layers do to weights in the end: biases of 4-bit layers take their compute dtype when each first
-    runs, those of 8 bits are as they were loaded (bitsandbytes/nn/modules.py, ``Linear4bit.forward`` and
-    ``Linear8bitLt.forward``)."""
+    runs (bitsandbytes/nn/modules.py, ``Linear4bit.forward``)."""
     import torch
-    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+    from bitsandbytes.nn import Linear4bit
 
     for parameter in model.parameters() if wanted.narrowed else ():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.bfloat16)
     for layer in model.modules():
-        if isinstance(layer, (Linear4bit, Linear8bitLt)) and layer.bias is not None:
-            layer.bias.data = layer.bias.data.to(layer.compute_dtype if wanted.bits == 4 else model.config.dtype)
+        if isinstance(layer, Linear4bit) and layer.bias is not None:
+            layer.bias.data = layer.bias.data.to(layer.compute_dtype)

@@ -94,7 +94,7 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _resolve_quantization(values: dict[str, Any]) -> None:
-    """In training, layers of 4 bits belong under adapters."""
+    """In training, layers of 4 or 8 bits belong under adapters."""
     wanted = values["quantization"]
     if wanted is None:
         return
@@ -102,14 +102,12 @@ def _resolve_quantization(values: dict[str, Any]) -> None:
         if "prepare" in wanted:
             raise KeyProblem("quantization", "has prepare, which is of training, but mode is inference: leave it out")
         return
-    if "load_in_8bit" in wanted:
-        raise KeyProblem("quantization", "has load_in_8bit, which is not predicted in training yet: use load_in_4bit")
     wanted = values["quantization"] = FrozenMap({
         **wanted, "prepare": wanted.get("prepare", "peft"),
         "llm_int8_skip_modules": wanted["llm_int8_skip_modules"] or quantization.SKIPPED})
     if values["recipe"] != "lora":
-        raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "
-                                         "add recipe lora")
+        raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 or 8 bits do not "
+                                         "train; add recipe lora")
     if values["mixed_precision"] == "fp16":
         raise KeyProblem("mixed_precision", "is fp16: with quantization the other weights are bf16: leave it out")
     if values["dtype"] != "bf16":

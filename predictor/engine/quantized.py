@@ -43,7 +43,7 @@ class _Loading:
     def __init__(self, tape: Tape, setup: Setup) -> None:
         self.tape, self.setup, self.tensors = tape, setup, setup.facts.parameters
         self.widens = setup.quantization.get("prepare") == "peft"
-        self.itemsize = ITEMSIZES.get(setup.quantization.get("bnb_4bit_compute_dtype"))
+        self.itemsize = ITEMSIZES.get(setup.quantization.get("bnb_4bit_compute_dtype"), FP32)
         self.buffers: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.adapters = [i for i, tensor in enumerate(self.tensors) if ADAPTERS in tensor.name]
@@ -120,12 +120,13 @@ class _Loading:
         self.tape.mark(Kind.EMPTY_CACHE)
 
     def adapt(self) -> None:
-        """Adapters come in the layer's compute dtype, copies of modules as those are; then adapters become fp32."""
-        packed = {tensor.module for tensor in self.tensors if tensor.packed}
+        """Adapters come in the layer's compute dtype (of 8 bits: fp32), copies of modules as those are; then adapters
+        become fp32."""
+        quantized = {tensor.module for tensor in self.tensors if tensor.quantized}
         wide = FP32 if self.widens else BF16
         for index in self.adapters:
             layer = self.tensors[index].name.partition(ADAPTERS)[0] + ".base_layer"
-            self._make(index, self.itemsize if layer in packed else wide)
+            self._make(index, self.itemsize if layer in quantized else wide)
         for index in self.copies:
             self._make(index, wide)
         for index in self.adapters if self.setup.autocast_adapter_dtype else ():

@@ -19,6 +19,7 @@ SCALARS_BYTES = 64
 """What the optimizer's scalars take is not predicted one by one."""
 LANGUAGE_ONLY = {"load_in_4bit": True, "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector",
                                                                  "lm_head"]}
+EIGHT = {"load_in_8bit": True}
 NESTED = LANGUAGE_ONLY | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
                           "bnb_4bit_compute_dtype": "bf16"}
 
@@ -30,7 +31,13 @@ NESTED = LANGUAGE_ONLY | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_qua
     {"quantization": NESTED | {"prepare": "trl"}, "lora": {"modules_to_save": ["lm_head"], "bias": "all"}},
     {"quantization": NESTED, "engine": "ddp", "data_parallel_size": 4},
     {"quantization": NESTED, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
-], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2"])
+    {"quantization": EIGHT, "lora": {"lora_dropout": 0.1, "autocast_adapter_dtype": False},
+     "gradient_accumulation_steps": 2, "gradient_checkpointing": False},
+    {"quantization": EIGHT | {"prepare": "trl"}, "lora": {"modules_to_save": ["lm_head"], "bias": "all"},
+     "gradient_checkpointing_kwargs": {"use_reentrant": True}, "attn_implementation": "eager", "padding": "right"},
+    {"quantization": EIGHT | {"llm_int8_threshold": 0}, "engine": "ddp", "data_parallel_size": 4},
+    {"quantization": EIGHT, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
+], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2", "8 bits", "8 bits as TRL", "8 bits ddp", "8 bits zero2"])
 def test_a_measured_job_is_predicted(tmp_path, keys):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", sequence_length=160, per_device_train_batch_size=4,
                      **{"lora": {"r": 16}} | keys)

@@ -69,7 +69,7 @@ def test_it_can_be_written_out_and_read_again():
 
 @pytest.mark.parametrize("keys, message", [
     ({"wanted": {"load_in_4bit": False}}, "quantization load_in_4bit must be true"),
-    ({"wanted": {"load_in_8bit": True}}, "quantization has load_in_8bit, which is not predicted in training yet: use"),
+    ({"wanted": {"load_in_8bit": True, "load_in_4bit": True}}, "quantization has load_in_4bit and load_in_8bit: leave"),
     ({"wanted": {"bnb_4bit_quant_type": "int4"}}, "quantization bnb_4bit_quant_type must be one of fp4, nf4"),
     ({"wanted": {"bnb_4bit_compute_dtype": "float16"}}, "quantization bnb_4bit_compute_dtype \"float16\" is not supported"),
     ({"lora": None, "recipe": "finetune"}, "quantization is given, but recipe is finetune"),
@@ -160,7 +160,7 @@ def test_biases_of_quantised_layers_take_the_compute_dtype():
 @pytest.mark.parametrize(("skipped", "message"), [
     (["mm_projector"], "llm_int8_skip_modules names 'mm_projector', with which no path of a linear layer"),
     (["model", "lm_head"], "llm_int8_skip_modules leaves no layer to quantise"),
-    (["lm_head"], "multi_modal_projector.linear_1.weight has 4 bits and cannot train"),
+    (["lm_head"], "multi_modal_projector.linear_1.weight has 4 or 8 bits and cannot train"),
 ])
 def test_a_list_of_modules_to_skip_that_cannot_be(skipped, message):
     with pytest.raises(InputError, match=message):
