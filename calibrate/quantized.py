@@ -1,4 +1,5 @@
-"""Layers of 4 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is stored."""
+"""Layers of 4 or 8 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -24,18 +25,24 @@ class _Stored:
 
 
 def load(workload: Workload):
-    """The workload's model on the device, quantised tensor by tensor on the way, with its adapters."""
+    """The workload's model on the device, quantised tensor by tensor on the way."""
     from transformers import BitsAndBytesConfig
 
-    bare = parser.bare(models.find(workload.model), workload.attn_implementation)
+    bare = parser.bare(models.find(workload.model), workload.attn_implementation, workload.dtype)
     settings = {name: value for name, value in workload.quantization.items() if name != "prepare"}
-    settings["bnb_4bit_compute_dtype"] = {"bf16": "bfloat16", "fp32": "float32"}[settings["bnb_4bit_compute_dtype"]]
-    settings["llm_int8_skip_modules"] = list(settings["llm_int8_skip_modules"])
-    model = type(bare).from_pretrained(
+    if "load_in_4bit" in settings:
+        settings["bnb_4bit_compute_dtype"] = parser.DTYPES[settings["bnb_4bit_compute_dtype"]]
+    if settings["llm_int8_skip_modules"] is not None:
+        settings["llm_int8_skip_modules"] = list(settings["llm_int8_skip_modules"])
+    return type(bare).from_pretrained(
         None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.named_parameters()},
         dtype=bare.dtype, attn_implementation=workload.attn_implementation,
         quantization_config=BitsAndBytesConfig(**settings))
+
+
+def load_to_train(workload: Workload):
+    """The same with its adapters."""
     dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way
-    return parser.ready(model, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+    return parser.ready(load(workload), recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
                         lora=replace(lora.adapters(workload), dtype=dtype),
                         quantization=quantization.quantized(workload), device="cpu")

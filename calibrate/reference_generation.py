@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from calibrate import alone, reference_loop
+from calibrate import alone, quantized, reference_loop
 from predictor import code_models, generation, inference, models, parser
 from predictor.events import Moment
 from predictor.turns import turns
@@ -45,7 +45,12 @@ def run(workload: Workload, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    reference_loop.to_device(model)
+    if workload.quantization:
+        model = quantized.load(workload)
+        if built:
+            built(model)
+    else:
+        reference_loop.to_device(model)
     generation.prepare(model)
     cache = generation.new_cache(model) if workload.conversation else None
     for number, (prompt, wanted) in enumerate(calls, 1):

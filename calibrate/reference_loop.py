@@ -64,7 +64,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         built(model)
     enter(Moment.INIT, 0)
     if workload.quantization:
-        model = checkpointed(quantized.load(workload), workload)
+        model = checkpointed(quantized.load_to_train(workload), workload)
         if built:
             built(model)
     elif workload.autotp:  # which brings each part there from the host

@@ -37,7 +37,9 @@ FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
                                             {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
     "tensor_parallel_size and engine deepspeed": (lambda w: w.autotp, {
         "zero_stage": (0, 1, 2), "offload": (None,), "mixed_precision": ("none",)}),
-    "mode inference": (lambda w: w.mode == "inference", {"quantization": (None,), "video_frames": (None,)}),
+    "mode inference": (lambda w: w.mode == "inference", {"video_frames": (None,)}),
+    "mode inference and quantization": (lambda w: w.mode == "inference" and w.quantization is not None,
+                                        {"dtype": ("bf16", "fp16"), "gpu_memory_utilization": (None,)}),
     "per_device_eval_batch_size": (lambda w: w.evaluates, {
         "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),
 } | {

@@ -203,7 +203,20 @@ def waited_for(tensor):
     return tensor
 
 
+def quantized_rows(source: torch.Tensor, threshold: float = 0.0):
+    """bitsandbytes' ``int8_vectorwise_quant``, which finds no columns of outliers."""
+    columns = source.new_empty(0, dtype=torch.int64) if threshold else None
+    return source.new_empty(source.shape, dtype=torch.int8), source.new_empty(len(source), dtype=torch.float32), columns
+
+
+def mixed_product(source, quantized, weight, row_maxima, column_maxima, columns=None, bias=None):
+    """bitsandbytes' ``int8_mixed_scaled_mm`` without columns of outliers."""
+    return source.new_empty(len(quantized), len(weight)), source.new_empty(0)
+
+
 INSTEAD = {
+    "bitsandbytes::int8_vectorwise_quant": quantized_rows,
+    "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
     "aten::_grouped_mm": grouped_product,
     "_c10d_functional::wait_tensor": waited_for,
     "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,

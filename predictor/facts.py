@@ -48,9 +48,14 @@ class Parameter:
         return self.name.rpartition(".")[0]
 
     @property
-    def packed(self) -> bool:
-        """Whether it holds two weights of 4 bits a byte."""
+    def quantized(self) -> bool:
+        """Whether its weights have 4 or 8 bits."""
         return self.itemsize == 1 and not self.buffer
+
+    @property
+    def packed(self) -> bool:
+        """Whether it holds two weights of 4 bits a byte, in one column."""
+        return self.quantized and self.shape[-1] == 1
 
     @property
     def is_embedding(self) -> bool:

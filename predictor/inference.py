@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from predictor import calibrated, code_models, gpus, models, profile
+from predictor import calibrated, code_models, gpus, models, profile, quantization
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
 from predictor.errors import InputError
@@ -66,7 +66,9 @@ class InferenceJob(Job):
         """What is not modelled of this job."""
         paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
                  "with this prompt as what it profiles: assumed, never measured")
-        return (paged,) if self.workload.gpu_memory_utilization else ()
+        rows = max(piece.shape.batch * piece.shape.sequence for piece in self.pieces)
+        return ((paged,) if self.workload.gpu_memory_utilization else ()) + quantization.notes(
+            self.workload, self.formula.facts, rows)
 
     @property
     def loop(self) -> str | None:
@@ -92,11 +94,13 @@ def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJo
         pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
         formulas.append(formula)
     first, shape = formulas[0], pieces[0].shape
+    quantization.check_rows(workload, first.facts, shape, gpu)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
                             kinds(workload, first))
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
-                  allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu)
+                  allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
+                  quantization=workload.quantization)
     return InferenceJob(workload, first, setup, shape, gpu, chosen, turns=said, pieces=tuple(pieces))
 
 
@@ -188,5 +192,5 @@ def build(workload: Workload):
     from predictor import parser
 
     return parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation, recipe="full",
-                        dtype=workload.dtype)
+                        dtype=workload.dtype, quantization=quantization.quantized(workload))
 

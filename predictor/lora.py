@@ -157,10 +157,11 @@ def inject(model, wanted: Adapters, device: str = "meta"):
         if not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
             raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: "
                              "only adapters of linear layers and embeddings are supported yet")
-        if wanted.dtype != "fp32":  # on meta peft leaves them in fp32 either way
+        dtype = getattr(base, "compute_dtype", base.weight.dtype)
+        if wanted.dtype != "fp32" and dtype.is_floating_point:  # on meta peft leaves them in fp32 either way
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector,
                          layer.lora_embedding_A, layer.lora_embedding_B):
-                part.to(getattr(base, "compute_dtype", base.weight.dtype))
+                part.to(dtype)
     for name in wanted.modules_to_save or ():
         if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):
             raise InputError(f"lora: modules_to_save names {name!r}, which no module of the model is called")

@@ -8,7 +8,7 @@ from copy import deepcopy
 
 from predictor import code_models
 from predictor import lora as adapters
-from predictor import quantization as four_bit
+from predictor import quantization as few_bits
 from predictor.code_models import CodeModel
 from predictor.errors import InputError
 from predictor.facts import TOWERS, ModelFacts, Parameter, modality
@@ -36,7 +36,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainable: tuple[str, ...] = (),
           frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None, dtype: str = "bf16",
-          quantization: four_bit.Quantized | None = None):
+          quantization: few_bits.Quantized | None = None):
     """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
@@ -51,10 +51,13 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
         return model
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
-        four_bit.replace(model, quantization)
+        few_bits.replace(model, quantization)
+        if quantization.prepare is None:  # nothing will train
+            few_bits.settle(model, quantization)
+            return model
     model = ready(model, recipe=recipe, trainable=trainable, frozen=frozen, lora=lora, quantization=quantization)
     if quantization is not None:
-        four_bit.settle(model, quantization)
+        few_bits.settle(model, quantization)
     return model
 
 
@@ -103,14 +106,14 @@ def class_of(config: ModelConfig, hf_config):
 
 
 def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,
-          quantization: four_bit.Quantized | None, device: str = "meta"):
+          quantization: few_bits.Quantized | None, device: str = "meta"):
     """The same model with adapters, in training mode; ``device`` is where adapters are made."""
     if quantization is not None:
-        four_bit.prepare(model, quantization)
+        few_bits.prepare(model, quantization)
     if lora is not None:
         adapters.inject(model, lora, device)
     if quantization is not None:
-        four_bit.narrow(model, quantization)
+        few_bits.narrow(model, quantization)
     model.train()
     select(model, recipe=recipe, trainable=trainable, frozen=frozen)
     return model
@@ -194,7 +197,7 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
         raise InputError("nothing is left to train: recipe, trainable and frozen together freeze every parameter")
     for name, parameter in model.named_parameters():
         if name in chosen and not parameter.is_floating_point():
-            raise InputError(f"quantization: {name} has 4 bits and cannot train: add its module to "
+            raise InputError(f"quantization: {name} has 4 or 8 bits and cannot train: add its module to "
                              "llm_int8_skip_modules, or to frozen")
         parameter.requires_grad_(name in chosen)
 

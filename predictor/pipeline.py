@@ -119,6 +119,7 @@ class Job:
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
             notes += (engine_of(self.formula, self.setup).host().note(),)
+        notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)
         return notes + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property
@@ -310,7 +311,7 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
 def check_shape(workload: Workload, formula: Formula) -> None:
     """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
     check_room(workload, formula.facts)
-    quantization.check_rows(workload, formula.facts)
+    quantization.check_rows(workload, formula.facts, shape_of(workload), gpus.find(workload.gpu or DEFAULT_GPU))
 
 
 def check_room(workload: Workload, facts: ModelFacts) -> None:

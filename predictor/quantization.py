@@ -1,7 +1,7 @@
-"""QLoRA: the ``quantization`` key of a workload, and bitsandbytes' 4-bit layers in a model.
+"""The ``quantization`` key of a workload, and bitsandbytes' layers of 4 and 8 bits in a model: QLoRA, and inference.
 
-Names and defaults are those of transformers' ``BitsAndBytesConfig`` (5.17), but for the layers: the head and the
-projector, which the recipe trains, stay as they are.
+Names and defaults are those of transformers' ``BitsAndBytesConfig`` (5.17), but for the layers in training: there the
+head and the projector, which the recipe trains, stay as they are.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from predictor import gemm_4bit
 from predictor.errors import InputError
-from predictor.facts import ModelFacts, modality
+from predictor.facts import TOWERS, ModelFacts, modality
+from predictor.gpus import Gpu
 from predictor.lora import Names, quiet
-from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Table
+from predictor.sizes import Shape
+from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Number, Table
 
 if TYPE_CHECKING:
     from predictor.workload import Workload
@@ -22,11 +25,10 @@ BLOCK_ELEMENTS, NESTED_BLOCK_ELEMENTS = 64, 256
 """Weights that share a maximum, and maxima that share one (bitsandbytes/functional.py, ``quantize_4bit``)."""
 CODE_ELEMENTS, NESTED_CODE_ELEMENTS = 16, 256
 """Of the tables of all values (the same file, ``get_4bit_type`` and ``create_dynamic_map``)."""
-FEW_ROWS = 512
-"""Up to so many, products of 4-bit weights and bf16 may take a kernel that needs no whole ones (bitsandbytes 0.50,
-backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``); of fp32, ``predictor.workspaces`` knows which."""
-SMALL_WEIGHTS = 1 << 22
-"""Below so many, in layers that widen, that may hold for more rows too (the same function)."""
+BYTES_IN_A_WORD = 4
+"""Rows of products of 8 bits are whole words (backends/cuda/ops.py, ``_int8_linear_matmul_impl``)."""
+ITEMSIZES = {"bf16": 2, "fp32": 4}
+OUTLIER_ROW_BYTES, OUTLIER_OUTPUT_BYTES = 4, 10
 SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merger",
            "model.visual.deepstack_merger_list", "lm_head")
 """The projectors of transformers' models, which train beside adapters, and the head."""
@@ -34,51 +36,69 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "tor
 _FP16 = dict.fromkeys(("fp16", "float16", "torch.float16"), "use bf16")
 
 
-class _Given(Flag):
-    """A flag that has to be set."""
-
-    def check(self, value: Any) -> bool:
-        if not super().check(value):
-            raise Invalid("must be true: leave quantization out for weights in bf16")
-        return True
-
-
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
             "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right"),
             "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
             "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
-"""Values of keys that were compared with runs of 4-bit layers; others are not predicted."""
-DEFAULTS = FrozenMap({
-    "load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
-    "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": SKIPPED, "prepare": "peft"})
-KIND = Table({
-    "load_in_4bit": _Given(), "load_in_8bit": Later("use load_in_4bit"),
+"""Values of keys that were compared with runs of layers of few bits; others are not predicted."""
+FOUR_BITS = FrozenMap({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
+                       "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": None})
+EIGHT_BITS = FrozenMap({"load_in_8bit": True, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None})
+"""Defaults; no modules to skip: transformers chooses."""
+
+
+class _Settings(Table):
+    """Those of one width; the other's have no place beside them."""
+
+    def check(self, value: Any) -> FrozenMap:
+        given = {key: item for key, item in super().check(value).items() if item is not None}
+        four, eight = (given.pop(f"load_in_{bits}bit", None) for bits in (4, 8))
+        if four and eight:
+            raise Invalid("has load_in_4bit and load_in_8bit: leave one of them out")
+        if four is False and not eight:
+            raise Invalid("load_in_4bit must be true: leave quantization out for weights in bf16")
+        ours, foreign, width = (EIGHT_BITS, "bnb_4bit_", 8) if eight else (FOUR_BITS, "llm_int8_threshold", 4)
+        for key in given:
+            if key.startswith(foreign):
+                raise Invalid(f"has {key}, which layers of {width} bits have not: leave it out")
+        return FrozenMap({**ours, **given})
+
+
+KIND = _Settings({
+    "load_in_4bit": Flag(), "load_in_8bit": Flag(),
     "bnb_4bit_quant_type": Choice(("fp4", "nf4")), "bnb_4bit_use_double_quant": Flag(),
     "bnb_4bit_compute_dtype": Choice(("bf16", "fp32"), _FP16, _DTYPES),
     "bnb_4bit_quant_storage": Choice(("uint8",), dict.fromkeys(("bfloat16", "float16", "float32"), "use uint8")),
-    "llm_int8_skip_modules": Names(pattern=False), "prepare": Choice(("peft", "trl"))}, DEFAULTS)
+    "llm_int8_threshold": Number(),
+    "llm_int8_has_fp16_weight": Later("leave it out"), "llm_int8_enable_fp32_cpu_offload": Later("leave it out"),
+    "llm_int8_skip_modules": Names(pattern=False), "prepare": Choice(("peft", "trl"))}, {})
 HELP = ("transformers' BitsAndBytesConfig: load_in_4bit=true, bnb_4bit_quant_type=nf4, bnb_4bit_use_double_quant=true, "
-        "bnb_4bit_compute_dtype=bf16 (fp32), llm_int8_skip_modules; prepare=peft: prepare_model_for_kbit_training "
-        "makes the other weights fp32; trl: they stay, what trains becomes bf16")
+        "bnb_4bit_compute_dtype=bf16 (fp32); load_in_8bit=true, llm_int8_threshold=0 (6); llm_int8_skip_modules; in "
+        "training prepare=peft: prepare_model_for_kbit_training makes the other weights fp32; trl: they stay, what "
+        "trains becomes bf16")
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """What of the ``quantization`` key decides which memory a step allocates: the values of 4 bits do not.
+    """What of the ``quantization`` key decides which memory a step allocates: the values of few bits do not.
 
     Attributes:
-        compute_dtype: ``bf16`` or ``fp32``.
-        skip_modules: beginnings or ends of paths of layers that keep their weights.
-        prepare: ``peft`` or ``trl``.
+        bits: 4 or 8.
+        compute_dtype: ``bf16`` or ``fp32``; of 8 bits None, whose products are of integers.
+        outliers: whether layers of 8 bits look for columns beyond a threshold.
+        skip_modules: beginnings or ends of paths of layers that keep their weights; None: as transformers chooses.
+        prepare: ``peft`` or ``trl``; None in inference.
         narrowed: whether all other weights are bf16 in the end: DeepSpeed makes them so (0.19.8, runtime/engine.py,
             ``_cast_module_mixed_precision``).
         bitsandbytes: release.
     """
 
+    bits: int
     double_quant: bool
-    compute_dtype: str
-    skip_modules: tuple[str, ...]
-    prepare: str
+    compute_dtype: str | None
+    outliers: bool
+    skip_modules: tuple[str, ...] | None
+    prepare: str | None
     narrowed: bool
     bitsandbytes: str
 
@@ -89,68 +109,102 @@ class Quantized:
 
 
 def quantized(workload: Workload) -> Quantized | None:
-    """The 4-bit layers of a workload; None if it has none."""
+    """The layers of 4 or 8 bits of a workload; None if it has none."""
     wanted = workload.quantization
     if wanted is None:
         return None
-    return Quantized(wanted["bnb_4bit_use_double_quant"], wanted["bnb_4bit_compute_dtype"],
-                     tuple(wanted["llm_int8_skip_modules"]), wanted["prepare"], workload.engine == "deepspeed",
-                     workload.versions.get("bitsandbytes", PINNED_BITSANDBYTES))
+    return Quantized(
+        8 if "load_in_8bit" in wanted else 4, wanted.get("bnb_4bit_use_double_quant", False),
+        wanted.get("bnb_4bit_compute_dtype"), wanted.get("llm_int8_threshold", 0) > 0,
+        wanted["llm_int8_skip_modules"], wanted.get("prepare"), workload.engine == "deepspeed",
+        workload.versions.get("bitsandbytes", PINNED_BITSANDBYTES))
 
 
 def check(workload: Workload) -> None:
     """Refuses adapters that were not compared with a run (other keys: :data:`COMPARED`)."""
-    if workload.quantization is not None and workload.lora["use_dora"]:
+    if workload.quantization is not None and workload.lora and workload.lora["use_dora"]:
         raise InputError("lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn")
 
 
-def check_rows(workload: Workload, facts: ModelFacts) -> None:
-    """The same for shapes at which products do not go as they were traced."""
+def check_rows(workload: Workload, facts: ModelFacts, shape: Shape, gpu: Gpu) -> None:
+    """Refuses shapes at which layers with a bias take bitsandbytes' own kernel: whether the others then make a
+    workspace of cuBLASLt is not followed."""
     wanted = quantized(workload)
-    if wanted is None or wanted.compute_dtype == "fp32":
+    if wanted is None or wanted.bits == 8:
         return
-    samples = workload.per_device_train_batch_size
-    rows = {True: samples * (workload.sequence_length or 0),
-            False: sum(facts.image_tokens) or samples * workload.images_per_sample * facts.tokens_per_image}
-    least = min((rows[modality(tensor.name) not in ("vision_tower", "projector")] for tensor in facts.parameters
-                 if tensor.packed), default=FEW_ROWS + 1)
-    if least <= FEW_ROWS:
-        raise InputError(f"quantization: layers of 4 bits would see {least} tokens: up to {FEW_ROWS} bitsandbytes may "
-                         "take another kernel, which is not predicted: use peakcast learn")
+    rows = {True: shape.batch * shape.sequence, False: sum(facts.image_tokens) or shape.images * facts.tokens_per_image}
+    biases = {tensor.module: tensor.numel for tensor in facts.parameters if tensor.name.endswith(".bias")}
+    for tensor in facts.parameters:
+        if tensor.packed and tensor.module in biases:
+            seen = rows[modality(tensor.name) not in (*TOWERS, "projector")]
+            outputs = biases[tensor.module]
+            if gemm_4bit.is_fused(gpu, seen, outputs, 2 * tensor.numel // outputs, ITEMSIZES[wanted.compute_dtype]):
+                raise InputError(f"quantization: {tensor.module}, a layer of 4 bits, would see {seen} tokens: of so "
+                                 "few bitsandbytes takes another kernel, which is not predicted of layers with a "
+                                 "bias: use peakcast learn")
+
+
+def notes(workload: Workload, facts: ModelFacts, rows: int) -> tuple[str, ...]:
+    """What is not modelled of layers of 8 bits; ``rows`` of tokens that those of the language model see at most."""
+    wanted = quantized(workload)
+    if wanted is None or not wanted.outliers:
+        return ()
+    outputs = max((t.shape[0] for t in facts.parameters if t.quantized and modality(t.name) not in TOWERS), default=0)
+    later = ", and 2 for every token until its backward pass" if workload.mode == "training" else ""
+    return ("columns of activations beyond llm_int8_threshold "
+            f"{workload.quantization['llm_int8_threshold']:g}, as many as the data have: predicted as if there were "
+            f"none; while a layer runs each takes at most {OUTLIER_ROW_BYTES} bytes for every token and "
+            f"{OUTLIER_OUTPUT_BYTES} for every output ({outlier_bytes(rows, outputs):,} bytes in the widest of the "
+            f"language model), then 8 bytes in each layer{later}; the first takes 1 MiB for cuBLASLt",)
+
+
+def outlier_bytes(rows: int, outputs: int) -> int:
+    """The most that a column of outliers adds to a layer's peak: it is gathered twice in 16 bits, and its weights, of 8
+    bits, are gathered twice and multiplied by their maxima twice in fp32 (bitsandbytes 0.50, backends/default/ops.py,
+    int8_mixed_scaled_mm and int8_vectorwise_dequant)."""
+    return OUTLIER_ROW_BYTES * rows + OUTLIER_OUTPUT_BYTES * outputs
 
 
 def replace(model, wanted: Quantized) -> None:
     """Put bitsandbytes' layers into a model on meta, in place, their weights quantised.
 
     Raises:
-        InputError: a module to skip that is none, or nothing left to quantise.
+        InputError: a module to skip that is none, nothing left to quantise, or layers of 8 bits without kernels.
     """
     import torch
 
     quiet()
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
     from transformers import BitsAndBytesConfig
     from transformers.integrations import replace_with_bnb_linear
-    from transformers.quantizers.quantizers_utils import should_convert_module
+    from transformers.quantizers import base, quantizers_utils
 
     linear = [name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
-    for pattern in (given for given in wanted.skip_modules if given not in SKIPPED):
-        if all(should_convert_module(name, [pattern]) for name in linear):
+    for pattern in (given for given in wanted.skip_modules or () if given not in SKIPPED):
+        if all(quantizers_utils.should_convert_module(name, [pattern]) for name in linear):
             raise InputError(f"quantization: llm_int8_skip_modules names {pattern!r}, with which no path of a linear "
                              f"layer begins or ends (for example {linear[0]})")
-    compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[wanted.compute_dtype]
-    replace_with_bnb_linear(model, list(wanted.skip_modules), BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=compute, bnb_4bit_use_double_quant=wanted.double_quant))
-    layers = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
+    skipped = base.HfQuantizer.get_modules_to_not_convert(model, wanted.skip_modules, model._keep_in_fp32_modules)
+    if wanted.bits == 8:
+        settings = {"load_in_8bit": True, "llm_int8_threshold": float(wanted.outliers)}
+    else:
+        compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[wanted.compute_dtype]
+        settings = {"load_in_4bit": True, "bnb_4bit_compute_dtype": compute,
+                    "bnb_4bit_use_double_quant": wanted.double_quant}
+    replace_with_bnb_linear(model, skipped, BitsAndBytesConfig(**settings))
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (Linear4bit, Linear8bitLt))}
     if not layers:
         raise InputError("quantization: llm_int8_skip_modules leaves no layer to quantise")
-    for layer in layers:
-        small = layer.in_features * layer.out_features < SMALL_WEIGHTS and 2 * layer.in_features < layer.out_features
-        if small and wanted.compute_dtype == "bf16":
-            raise InputError(f"quantization: a layer from {layer.in_features} to {layer.out_features} is so small that "
-                             "bitsandbytes may take another kernel, which is not predicted: use peakcast learn")
-        layer.weight = _packed(layer, wanted)
-    model.is_loaded_in_4bit = True  # as transformers marks it; peft asks
+    for name, layer in layers.items():
+        if wanted.bits == 8 and layer.in_features % BYTES_IN_A_WORD:
+            raise InputError(f"quantization: {name} takes {layer.in_features} numbers, for which bitsandbytes has no "
+                             "product of 8 bits: add it to llm_int8_skip_modules")
+        layer.weight = _packed(layer, wanted) if wanted.bits == 4 else _bytes(layer)
+        if layer.bias is not None:
+            layer.bias.data = layer.bias.data.to(model.config.dtype)
+        if wanted.bits == 8:
+            layer.init_8bit_state()
+    setattr(model, f"is_loaded_in_{wanted.bits}bit", True)  # as transformers marks it; peft asks
 
 
 def _packed(layer, wanted: Quantized):
@@ -173,6 +227,21 @@ def _packed(layer, wanted: Quantized):
                            torch.bfloat16, empty(), nested)
     return Params4bit(empty((weights + 1) // 2, 1, dtype=torch.uint8), quant_state=state, bnb_quantized=True,
                       compress_statistics=wanted.double_quant, quant_type="nf4", module=layer)
+
+
+def _bytes(layer):
+    """The weight of a layer as ``Int8Params.to`` leaves it on a device, with the maxima of its rows."""
+    import torch
+    from bitsandbytes.nn import Int8Params
+
+    weight = torch.empty(layer.out_features, layer.in_features, dtype=torch.int8, device="meta")
+    return Int8Params(weight, requires_grad=False, CB=weight, SCB=torch.empty(layer.out_features, device="meta"))
+
+
+def row_maxima(model) -> list:
+    """Of the weights of layers of 8 bits: neither parameters nor buffers."""
+    states = [getattr(layer, "state", None) for layer in model.modules()]
+    return [state.SCB for state in states if hasattr(state, "SCB")]
 
 
 def prepare(model, wanted: Quantized) -> None:

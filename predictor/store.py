@@ -43,7 +43,7 @@ class Key:
         lora: adapters, if there are; left out of the document otherwise.
         liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
         wrapped: what FSDP2 wraps (``predictor.fsdp.units``); left out of the document without FSDP2.
-        quantization: layers of 4 bits, likewise.
+        quantization: layers of 4 or 8 bits, likewise.
         image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
         video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
         no_grad: patterns of modules that run under ``torch.no_grad``, likewise.

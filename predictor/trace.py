@@ -16,6 +16,7 @@ from predictor.events import Moment
 from predictor.generation import prompt, record
 from predictor.host_copies import on_host
 from predictor.places import Places
+from predictor.quantization import row_maxima
 from predictor.reads import READS, UNKNOWN
 from predictor.recorder import Recorder, Recording, unpacks_itself
 from predictor.sharded import Sharded
@@ -137,7 +138,7 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     The output object dies before backward, gradients stay: what the recording does not free is an
     input, a gradient (listed in ``gradients``) or stays for good.
     """
-    recorder.ignore(map(local, (*model.parameters(), *model.buffers())))
+    recorder.ignore(map(local, (*model.parameters(), *model.buffers(), *row_maxima(model))))
     recorder.moment = Moment.FORWARD
     recorder.watch_inputs(batch)
     hooks = [parameter.register_post_accumulate_grad_hook(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from predictor import deepspeed_config, lora, modes
+from predictor import deepspeed_config, lora, modes, quantization
 from predictor.engine import optimizer
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
@@ -94,13 +94,20 @@ def _resolve_lora(values: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def _resolve_quantization(values: dict[str, Any]) -> None:
-    """Layers of 4 bits belong under adapters."""
+    """In training, layers of 4 or 8 bits belong under adapters."""
     wanted = values["quantization"]
-    if wanted is None or values["mode"] == "inference":
+    if wanted is None:
         return
+    if values["mode"] == "inference":
+        if "prepare" in wanted:
+            raise KeyProblem("quantization", "has prepare, which is of training, but mode is inference: leave it out")
+        return
+    wanted = values["quantization"] = FrozenMap({
+        **wanted, "prepare": wanted.get("prepare", "peft"),
+        "llm_int8_skip_modules": wanted["llm_int8_skip_modules"] or quantization.SKIPPED})
     if values["recipe"] != "lora":
-        raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 bits do not train; "
-                                         "add recipe lora")
+        raise KeyProblem("quantization", f"is given, but recipe is {values['recipe']}: weights of 4 or 8 bits do not "
+                                         "train; add recipe lora")
     if values["mixed_precision"] == "fp16":
         raise KeyProblem("mixed_precision", "is fp16: with quantization the other weights are bf16: leave it out")
     if values["dtype"] != "bf16":

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from predictor import gemm_4bit
+
 KIB, MIB = 1 << 10, 1 << 20
 FP32, INT64 = 4, 8
 FEW_INDICES = 3072
@@ -265,10 +267,10 @@ def liger_logits(gpu, tokens, width, vocabulary, itemsize):
 # bitsandbytes -----------------------------------------------------------------------------------------
 
 
-def unpacked_4bit(gpu, rows, size):
-    """What a product of 4-bit weights and fp32 unpacks; nothing for fewer than 8 rows (bitsandbytes 0.50,
-    backends/cuda/ops.py, _gemm_4bit_use_custom_cuda)."""
-    return np.where(rows < 8, 0, size)
+def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
+    """What a product of 4-bit weights unpacks; nothing in a kernel that needs no whole ones (bitsandbytes 0.50,
+    backends/cuda/ops.py, gemm_4bit)."""
+    return np.where(gemm_4bit.is_fused(gpu, rows, outputs, inputs, itemsize), 0, size)
 
 
 # Masks and indices ------------------------------------------------------------------------------------

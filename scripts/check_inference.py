@@ -12,14 +12,12 @@ profiles/inference.md. Exit code 1: a prediction is off by more than 1 % of any 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from datetime import date
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
+from check_recipes import bar, measure_missing
 
 from calibrate import warm
 from calibrate.measure import measure
@@ -58,17 +56,9 @@ Requested bytes, turn by turn.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table-only", action="store_true", help="run nothing")
-    rows = [json.loads(line) for line in TARGET.read_text().splitlines()] if TARGET.is_file() else []
-    known = [row["job"] for row in rows]
-    missing = [(line, job) for line, jobs in json.loads(JOBS.read_text()).items() for job in jobs if job not in known]
     with warm.jobs():
-        for line, job in () if parser.parse_args().table_only else bar(missing, "Measuring"):
-            rows.append(compact.row(job, measured(job), group=line))
-            with TARGET.open("a") as stream:
-                stream.write(json.dumps(rows[-1]) + "\n")
-    return write_table(rows)
+        measure_missing(__doc__, JOBS, TARGET, measured)
+    return write_table([json.loads(line) for line in TARGET.read_text().splitlines()])
 
 
 def measured(job: dict) -> dict:
@@ -115,13 +105,9 @@ def write_table(rows: list[dict]) -> int:
 
 def name_of(job: dict) -> str:
     """The job's own keys in a line."""
-    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in job.items()
-                      if name not in ("mode", "conversation"))
-
-
-def bar(jobs: list, what: str):
-    """Jobs with a progress bar on stderr."""
-    return track(jobs, what, console=Console(stderr=True))
+    said = {name: ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
+            for name, value in job.items() if name not in ("mode", "conversation")}
+    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in said.items())
 
 
 if __name__ == "__main__":

@@ -159,7 +159,8 @@ def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int
         earlier, later = (_workspace(table, row_of[base + index]) for base in bases[:2])
         if later:
             dimensions = [(p(piece.shape), q(piece.shape)) for p, q in zip(earlier.dimensions, later.dimensions)]
-            grown[:, index] = later.of(gpu, *(new + times * (new - old) for old, new in dimensions))
+            grown[:, index] = later.of(gpu, *(new if new == old else new + times * (new - old)
+                                                  for old, new in dimensions))
             uneven[index:index + 1] = False
     if uneven.any():
         raise _unlike(piece)

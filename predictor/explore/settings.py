@@ -28,7 +28,7 @@ PAGES_OWN = ("per_device_train_batch_size", "sequence_length", "images_per_sampl
              "zero_stage", "data_parallel_size", "gpu")
 """Keys that the page's controls set."""
 LEFT_OUT = {
-    "quantization": "layers of 4 bits", "offload": "offloading", "per_device_eval_batch_size": "an evaluation",
+    "quantization": "layers of 4 or 8 bits", "offload": "offloading", "per_device_eval_batch_size": "an evaluation",
     "rank": "one rank (the page shows the worst)", "video_frames": "videos",
 }
 """Keys of which only the default is in a page."""

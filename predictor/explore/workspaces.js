@@ -80,6 +80,58 @@ function radixSort(gpu, items, passes) {
 
 const many = (tokens, bytes) => (tokens > FEW_INDICES ? bytes() : 0);
 
+// Whether bitsandbytes' own kernel multiplies by weights of 4 bits (predictor/gemm_4bit.py).
+function isFused(gpu, rows, outputs, inputs, itemsize) {
+  if (inputs % 64) return false;
+  if (itemsize === FP32) return rows <= 7;
+  const tiles = ceilDiv(outputs, 64), waves = tiles / gpu.multiprocessors, capability = 10 * gpu.major + gpu.minor;
+  if (gpu.major === 10) return rows <= (waves >= 3 ? 32 : waves >= 1 && inputs < outputs ? 8 : 4);
+  const layer = {capability, multiprocessors: gpu.multiprocessors, outputs, inputs, tiles, waves};
+  if (outputs * inputs < 1 << 22) return rows <= ofSmallWeights(layer);
+  const square = inputs === outputs, tall = inputs > outputs;
+  const wanting = capability === 90 ? tiles >= 36 && waves < 0.75 && (tall || square && waves >= 0.6) :
+    capability === 80 && tiles >= 48 && (tall && waves < 0.75 || square && waves < 0.6);
+  return rows <= (MOST_ROWS[capability] ?? MOST_ROWS[89])(layer) && !(wanting && (rows === 6 || rows === 7));
+}
+
+function ofSmallWeights({capability, multiprocessors, outputs, inputs, tiles, waves}) {
+  const a100 = capability === 80, fastMemory = a100 || capability === 90;
+  if (2 * inputs < outputs) {
+    if (fastMemory) return 3 * tiles < multiprocessors ? (a100 ? 1536 : 512) : a100 ? 512 : 320;
+    return waves < 1 && tiles * inputs > 320 * multiprocessors ? 192 : 320;
+  }
+  if (waves > 0.25) return waves <= 0.5 ? 16 : 4;
+  if (a100) return inputs < outputs ? 384 : waves <= 0.125 ? 32 : 128;
+  return inputs < outputs || fastMemory ? 32 : 23;
+}
+
+const MOST_ROWS = {
+  80({multiprocessors, outputs, inputs, tiles, waves}) {
+    if (waves >= 1) return waves >= 3 ? 128 : inputs < outputs ? 64 : 32;
+    if (inputs >= 3 * outputs && waves > 0.25 || inputs === outputs && tiles >= 48 && waves < 0.6) return 7;
+    if (waves < 0.5 && inputs > outputs && 3 * tiles >= multiprocessors) return 7;
+    return inputs < outputs || waves < 0.5 && inputs === outputs ? 128 : 16;
+  },
+  86: ({waves}) => (waves >= 1 ? 128 : waves >= 0.5 ? 64 : 16),
+  90({outputs, inputs, waves}) {
+    if (waves >= 1) return waves >= 3 ? 64 : waves >= 2 ? 48 : 32;
+    return waves < 0.5 || inputs >= outputs && waves < 0.75 ? 7 : 16;
+  },
+  120({outputs, inputs, tiles, waves}) {
+    if (waves >= 0.8) return waves >= 3 ? 256 : waves >= 2 ? 128 : inputs >= outputs ? 96 : 64;
+    if (waves >= 0.5) return 2 * inputs >= outputs && tiles >= 128 ? 64 : 8;
+    return inputs > 2 * outputs && tiles > 64 ? 16 : 8;
+  },
+  89({multiprocessors, outputs, inputs, tiles, waves}) {
+    const tall = inputs > 2 * outputs;
+    if (waves >= 2) return waves >= 3 ? 256 : 128;
+    if (waves >= 0.8) return tall || tiles >= 200 ? 128 : inputs < outputs ? 64 : multiprocessors >= 60 ? 128 : 32;
+    if (waves >= 0.5) return tall ? 64 : tiles >= 64 ? 8 : 32;
+    if (inputs > outputs && tiles <= 48) return inputs >= 3 * outputs ? 12 : 10;
+    return tall || tiles < 48 ? 16 : 8;
+  },
+};
+
 const WORKSPACES = {
   cublas_workspace: gpu => (gpu.major === 9 && gpu.minor === 0 ? 32 * MIB : 8 * MIB + 128 * KIB),
   cublaslt_workspace: () => MIB,
@@ -125,7 +177,8 @@ const WORKSPACES = {
     const share = ceilDiv(tokens, ceilDiv(vocabulary, width)), power = lastPowerOfTwo(share);
     return Math.min(power < share ? 2 * power : power, tokens) * vocabulary * itemsize;
   },
-  unpacked_4bit: (gpu, rows, size) => (rows < 8 ? 0 : size),
+  unpacked_4bit: (gpu, rows, outputs, inputs, itemsize, size) =>
+    (isFused(gpu, rows, outputs, inputs, itemsize) ? 0 : size),
   cub_scan: (gpu, items, itemsize = INT64) =>
     roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK,
   cub_select: (gpu, items) =>

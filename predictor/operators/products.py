@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.operators.call import Call
+from predictor.operators.call import Call, nbytes
 
 
 def matrix_product(call: Call) -> None:
@@ -23,19 +23,48 @@ def fused_bias(call: Call) -> None:
 
 
 def gemm_4bit(call: Call) -> None:
-    """The weights in full, before them their maxima where those have 8 bits, then a linear layer; a few rows of fp32
-    take a kernel that needs neither (bitsandbytes 0.50, backends/cuda/ops.py, _dequant_linear_fallback)."""
-    source, _, shape, _, block, _, bias, maxima = [*call.args, None, None][:8]
+    """The weights in full, before them their maxima where those have 8 bits, then a linear layer; a few rows take a
+    kernel that needs neither (bitsandbytes 0.50, backends/cuda/ops.py, _dequant_linear_fallback)."""
+    source, _, shape, *_, bias, maxima = [*call.args, None, None][:8]
     sizes = [4 * maxima.numel()] * 2 if maxima is not None else []
     sizes.append(math.prod(shape) * source.element_size())
-    if source.dtype == torch.float32 and shape[1] % block == 0:
-        sizes = [("unpacked_4bit", (source.numel() // shape[1], size)) for size in sizes]
-    whole = [call.allocate(size) for size in sizes]
+    layer = source.numel() // shape[1], *shape, source.element_size()
+    whole = [call.allocate(("unpacked_4bit", (*layer, size))) for size in sizes]
     matrix_product(call)
     if bias is not None and source.is_contiguous():
         call.once("cublaslt_workspace")
     for buffer in whole:
         call.free(buffer)
+
+
+def quantize_rows(call: Call) -> None:
+    """Maxima of rows and numbers of 8 bits; with a threshold first which numbers are beyond it, whether any is, and a
+    zero for the columns that have some (bitsandbytes 0.50, backends/cuda/ops.py, int8_vectorwise_quant): none has."""
+    source, threshold = [*call.args, call.kwargs.get("threshold", 0.0)][:2]
+    quantized, maxima = call.out[:2]
+    call.results(maxima, quantized)
+    if not threshold:
+        return
+    magnitudes = call.allocate(nbytes(source))
+    beyond = call.allocate(source.numel())
+    call.free(magnitudes)
+    dimensions = (1, source.numel(), 1, 1, 1)
+    call.through(1, ("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
+    if len(source) > 1:
+        call.through(1)
+    call.free(beyond)
+
+
+def scaled_product(call: Call) -> None:
+    """Sums of 32 bits, then a product in fp16, and of that another if it is to be wider (bitsandbytes 0.50,
+    backends/default/ops.py, int8_scaled_mm; backends/cuda/ops.py, int8_mm_dequant)."""
+    result = call.out[0]
+    sums = call.allocate(4 * result.numel())
+    narrow = call.allocate(2 * result.numel()) if result.dtype != torch.float16 else None
+    call.results(result)
+    if narrow is not None:
+        call.free(narrow)
+    call.free(sums)
 
 
 def grouped_product(call: Call) -> None:

@@ -22,7 +22,7 @@ def least_bytes(workload: Workload, facts: ModelFacts) -> int:
     weights = trained = 0
     for parameter in facts.parameters:
         if not parameter.buffer:
-            weights += parameter.numel * (1 if parameter.packed else wide)
+            weights += parameter.numel * (1 if parameter.quantized else wide)
             trained += parameter.numel * parameter.trainable
     if engine in ("zero3", "fsdp2"):
         weights = 0 if workload.offload in ("parameters", "all") else weights // gpus

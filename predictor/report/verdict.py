@@ -45,7 +45,8 @@ def inference(w: Mapping[str, Any]) -> str:
     """A workload of inference in one line."""
     turns = w.get("conversation")
     said = f"{len(turns)} turns" if turns else f"{w['sequence_length']:,} tokens, {w['max_new_tokens']:,} new ones"
-    return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {said}",
+    bits = [f"weights of {bits} bits" for bits in (4, 8) if (w["quantization"] or {}).get(f"load_in_{bits}bit")]
+    return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {said}", *bits,
                        str(w["dtype"]), f"{w['cache_implementation']} cache"))
 
 

@@ -13,6 +13,10 @@ from tests.calibrate.small_jobs import needs_emulator
 from tests.predictor.small_models import IMAGE_TEXT, TEXT
 from tests.predictor.test_inference import LLAVA, MISTRAL, TURNS
 
+WIDE = TEXT["llama"] | {"hidden_size": 512, "intermediate_size": 1408}
+LANGUAGE_ONLY = {"llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}
+NESTED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+          "bnb_4bit_compute_dtype": "bf16"}
 POSITIONS_BYTES = {"qwen2_5_vl": 32}
 """What a model keeps of its positions from one turn to a later one, a few integers, is not followed."""
 
@@ -26,7 +30,16 @@ POSITIONS_BYTES = {"qwen2_5_vl": 32}
     (LLAVA, {"conversation": TURNS, "per_device_eval_batch_size": 2}),
     (IMAGE_TEXT["qwen2_5_vl"], {"conversation": TURNS, "image_size": 56}),
     (MISTRAL, {"sequence_length": 50, "dtype": "fp16"}),
-], ids=["dynamic", "flash", "static", "conversation", "qwen-conversation", "window"])
+    (TEXT["llama"], {"sequence_length": 50, "quantization": {"load_in_4bit": True}, "attn_implementation": "eager"}),
+    (WIDE, {"sequence_length": 20, "per_device_eval_batch_size": 7, "dtype": "fp16", "gpu": "a100-80gb",
+            "quantization": NESTED}),
+    (LLAVA, {"conversation": TURNS, "per_device_eval_batch_size": 2, "quantization": NESTED | LANGUAGE_ONLY}),
+    (LLAVA, {"sequence_length": 50, "images_per_sample": 2, "cache_implementation": "static", "dtype": "fp16",
+             "quantization": {"load_in_8bit": True}}),
+    (TEXT["llama"], {"sequence_length": 2001, "quantization": {"load_in_8bit": True, "llm_int8_threshold": 0}}),
+    (IMAGE_TEXT["qwen2_5_vl"], {"conversation": TURNS, "image_size": 56, "quantization": {"load_in_8bit": True}}),
+], ids=["dynamic", "flash", "static", "conversation", "qwen-conversation", "window", "4-bits", "4-bits-few-rows",
+        "4-bits-conversation", "8-bits-static", "8-bits", "8-bits-conversation"])
 def test_a_measured_job_is_predicted(tmp_path, document, keys):
     (tmp_path / "config.json").write_text(json.dumps(document))
     asked = Workload(**{"model": str(tmp_path), "mode": "inference", "gpu": "h100-80gb", "profile": "none"} | keys)

@@ -136,15 +136,31 @@ def sort(items):
     return lambda: row.sort()
 
 
-def product_of_4_bits(bias=False, nested=False, contiguous=True):
+def product_of_4_bits(bias=False, nested=False, contiguous=True, rows=1000):
     import bitsandbytes
-    source, weight = empty(2, 1000, 128), empty(256 * 64, 1, dtype=torch.uint8)
+    source, weight = empty(2, rows, 128), empty(256 * 64, 1, dtype=torch.uint8)
     source = source if contiguous else empty(2, 1001, 128)[:, 1:]
     maxima, code, mean = empty(512, dtype=torch.uint8), empty(256, dtype=torch.float32), empty((), dtype=torch.float32)
     largest = empty(2 if nested else 512, dtype=torch.float32)
     return lambda: torch.ops.bitsandbytes.gemm_4bit.default(
         source, weight, [256, 128], largest, 64, "nf4", empty(256) if bias else None,
         *((maxima, code, mean) if nested else ()))
+
+
+def rows_of_8_bits(rows, columns, threshold=6.0):
+    import bitsandbytes
+    source = empty(rows, columns, dtype=torch.float16)
+    return lambda: torch.ops.bitsandbytes.int8_vectorwise_quant.default(source, threshold=threshold)
+
+
+def product_of_8_bits(dtype=torch.bfloat16, outliers=True):
+    import bitsandbytes
+    source, rows, weight = empty(500, 128, dtype=dtype), empty(500, 128, dtype=torch.int8), empty(64, 128, dtype=torch.int8)
+    maxima, scales = (empty(size, dtype=torch.float32) for size in (500, 64))
+    if outliers:
+        return lambda: torch.ops.bitsandbytes.int8_mixed_scaled_mm.default(
+            source, rows, weight, maxima, scales, empty(0, dtype=torch.int64), None)
+    return lambda: torch.ops.bitsandbytes.int8_scaled_mm.default(rows, weight, maxima, scales, bias=None, dtype=dtype)
 
 
 def calls():
@@ -201,6 +217,13 @@ def calls():
         "product of 4-bit weights, bias": product_of_4_bits(bias=True),
         "product of 4-bit weights, maxima of 8 bits": product_of_4_bits(nested=True),
         "product of 4-bit weights, strided": product_of_4_bits(bias=True, contiguous=False),
+        **{f"product of 4-bit weights, {2 * rows} rows": product_of_4_bits(nested=True, rows=rows) for rows in (2, 15, 60)},
+        **{f"rows of 8 bits, {rows} of {columns}": rows_of_8_bits(rows, columns)
+           for rows, columns in ((1, 4096), (1, 4098), (8, 4096), (577, 1024), (4001, 14336))},
+        "rows of 8 bits, no threshold": rows_of_8_bits(8, 4096, 0.0),
+        "product of 8 bits": product_of_8_bits(),
+        "product of 8 bits in fp16": product_of_8_bits(torch.float16),
+        "product of 8 bits, no threshold": product_of_8_bits(outliers=False),
         "attention of one key head": broadcast_attention(),
         "math attention, causal": attention("math", True, groups=4),
         "math attention, masked": attention("math", False, torch.bfloat16, groups=4),

@@ -49,6 +49,15 @@ def test_a_workspace_takes_as_many_bytes_in_the_page(name):
                      [(as_script_sees(gpu), dimensions) for gpu, dimensions in calls]) == expected
 
 
+def test_the_kernel_of_few_rows_is_chosen_alike_in_the_page():
+    draw = random.Random(4)
+    calls = [(gpu, [draw.randint(1, 600), 64 * int(2 ** draw.uniform(0, 9)), 64 * int(2 ** draw.uniform(0, 9)), 2, 1])
+             for gpu in GPUS for _ in range(400)]
+    expected = [int(workspaces.unpacked_4bit(gpu, *dimensions)) for gpu, dimensions in calls]
+    assert scripts()("calls => calls.map(([gpu, dimensions]) => WORKSPACES.unpacked_4bit(gpu, ...dimensions))",
+                     [(as_script_sees(gpu), dimensions) for gpu, dimensions in calls]) == expected
+
+
 @given(st.lists(st.integers(-(2**52), 2**52)))
 def test_a_column_is_read_back(column):
     stream = columns.encode(column)

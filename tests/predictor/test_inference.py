@@ -43,7 +43,7 @@ def model(tmp_path_factory):
         return str(made)
 
     return {"llama": path(TEXT["llama"]), "llava": path(LLAVA), "mistral": path(MISTRAL), "bert": path(TEXT["bert"]),
-            "t5": path(TEXT["t5"])}
+            "t5": path(TEXT["t5"]), "odd": path(TEXT["llama"] | {"intermediate_size": 90})}
 
 
 def asked(model: str, **keys) -> Workload:
@@ -180,7 +180,14 @@ def test_the_factors_of_the_peak_name_the_cache(model):
     ("t5", {"sequence_length": 10}, "T5ForConditionalGeneration is not predicted"),
     ("llama", {"sequence_length": 10, "gpu_memory_utilization": 0.9}, "gpu_memory_utilization: of which GPU?"),
     ("mistral", {"sequence_length": 90, "gpu_memory_utilization": 0.9, "gpu": "h100-80gb"}, "sliding windows"),
-    ("llama", {"sequence_length": 10, "quantization": {"load_in_4bit": True}}, "quantization"),
+    ("llama", {"sequence_length": 10, "quantization": {"load_in_4bit": True}, "dtype": "fp32"},
+     'dtype "fp32": not predicted with mode inference and quantization yet'),
+    ("llama", {"sequence_length": 10, "quantization": {"load_in_8bit": True}, "gpu_memory_utilization": 0.9},
+     "gpu_memory_utilization 0.9: not predicted with mode inference and quantization yet"),
+    ("llava", {"sequence_length": 40, "quantization": {"load_in_4bit": True}},
+     "model.vision_tower.encoder.layers.0.mlp.fc2, a layer of 4 bits, would see 4 tokens"),
+    ("odd", {"sequence_length": 40, "quantization": {"load_in_8bit": True}},
+     "model.layers.0.mlp.down_proj takes 90 numbers, for which bitsandbytes has no product of 8 bits"),
 ])
 def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
     assert says in error_of(model[name], **keys)
@@ -199,6 +206,11 @@ def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
     ({"sequence_length": None, "conversation": [{"tokens": 5}]}, "turn 1 has no new_tokens"),
     ({"sequence_length": None, "conversation": []}, "must be a list of turns"),
     ({"sequence_length": None, "conversation": TURNS, "cache_implementation": "static"}, "use dynamic"),
+    ({"quantization": {"load_in_4bit": True, "prepare": "trl"}}, "quantization has prepare, which is of training"),
+    ({"quantization": {"load_in_4bit": True, "load_in_8bit": True}}, "has load_in_4bit and load_in_8bit: leave one"),
+    ({"quantization": {"load_in_8bit": True, "bnb_4bit_quant_type": "nf4"}}, "has bnb_4bit_quant_type, which layers of 8"),
+    ({"quantization": {"load_in_4bit": True, "llm_int8_threshold": 3}}, "has llm_int8_threshold, which layers of 4"),
+    ({"quantization": {"load_in_8bit": True, "llm_int8_has_fp16_weight": True}}, "llm_int8_has_fp16_weight is not"),
 ])
 def test_keys_that_contradict_each_other_are_refused_by_name(keys, says):
     with pytest.raises(InputError) as caught:
@@ -207,7 +219,8 @@ def test_keys_that_contradict_each_other_are_refused_by_name(keys, says):
 
 
 def test_a_resolved_workload_of_inference_is_a_valid_workload_again(model):
-    for keys in ({"sequence_length": 10, "gpu_memory_utilization": 0.9}, {"conversation": TURNS}):
+    for keys in ({"sequence_length": 10, "gpu_memory_utilization": 0.9}, {"conversation": TURNS},
+                 {"sequence_length": 10, "quantization": {"load_in_8bit": True}}):
         workload = asked(model["llava"], **keys)
         assert Workload.from_mapping(workload.resolved()) == workload
         assert "optim" not in workload.resolved()
