@@ -77,8 +77,8 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse
 
 
-def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]:
-    """What a framework's configuration says, if one is given."""
+def _read(arguments: argparse.Namespace, said: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
+    """What a framework's configuration says, if one is given; ``said`` is what options of ours say."""
     path, command = getattr(arguments, "from_file", None), getattr(arguments, "command", None)
     form = getattr(arguments, "from_format", None)
     given = [name for name, item in (("--from", path), ("-- COMMAND", command), ("--workload", arguments.workload))
@@ -93,9 +93,7 @@ def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]
         raise InputError("a command is missing after --: peakcast predict -- deepspeed train.py …")
     from predictor.readers import read
 
-    gpus = arguments.data_parallel_size
-    return read(path=path, words=command, form=form, gpus=gpus and _from_text(
-        "data_parallel_size", KEYS["data_parallel_size"].metadata["kind"], gpus))
+    return read(path=path, words=command, form=form, options=said)
 
 
 @dataclass(frozen=True)
@@ -133,17 +131,14 @@ def given(arguments: argparse.Namespace) -> Given:
         InputError: with the file or the option in front.
     """
     path = arguments.workload
-    values, source = _read(arguments)
+    said = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
+            for name, entry in KEYS.items() if getattr(arguments, name) is not None}
+    values, source = _read(arguments, said)
     values |= read_mapping(path, "the workload") if path else {}
     file = named(path) if path else ""
     check_names(values, file)
-    from_options = set()
-    for name, entry in KEYS.items():
-        given = getattr(arguments, name)
-        if given is not None:
-            values[name] = _over(values.get(name), given, _from_text(name, entry.metadata["kind"], given))
-            from_options.add(name)
-
+    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in said.items()}
+    from_options = said.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):

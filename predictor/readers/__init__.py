@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -25,19 +25,19 @@ WHAT = "the training's configuration"
 
 
 def read(*, path: str | None = None, words: Sequence[str] | None = None, form: str | None = None,
-         gpus: int | None = None) -> tuple[dict[str, Any], Source]:
+         options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Source]:
     """The keys of a workload from a file (YAML, JSON, or a shell script), or from the words of a command.
 
     Args:
         form: one of :data:`FORMATS`; None: as the content says.
-        gpus: how many share the work, whatever a launcher says; None: as that says.
+        options: keys of the workload that are given besides; they settle what a shell leaves open.
 
     Raises:
         InputError: what is wrong, with file and key.
     """
-    given = command.from_words(words) if words is not None else _file(str(path))
-    given, implied = _named_by_command(given)
-    given = replace(given, gpus=gpus)
+    said = options or {}
+    given = command.from_words(words, options=said) if words is not None else _file(str(path), said)
+    given, implied = _named_by_command(replace(given, options=said))
     found = _format(given, form or implied)
     if found.name == "deepspeed":
         from predictor.readers.deepspeed import alone
@@ -46,11 +46,11 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     return read_fields(found, given)
 
 
-def _file(path: str) -> Given:
+def _file(path: str, options: Mapping[str, Any]) -> Given:
     name = named(path)
     text = read_text(path, WHAT)
     if name.lower().endswith((".sh", ".bash", ".slurm")) or text.startswith("#!"):
-        return command.from_script(text, name, path)
+        return command.from_script(text, name, path, options)
     value = parse_json(text, name) if name.lower().endswith(".json") else parse_yaml(text, name)
     if not isinstance(value, dict):
         raise InputError(f"{name}: holds no mapping of keys to values: give YAML, JSON, or a shell script (.sh)")
@@ -77,7 +77,7 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
         if words:
             raise InputError(f"{given.name}: {show(words[0])} is not expected where it stands: give flags")
         return replace(given, values=values), implied
-    inner = _file(files[0])
+    inner = _file(files[0], given.options)
     extra = dict(word.partition("=")[::2] for word in words if "=" in word and word not in files)
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:

@@ -15,7 +15,7 @@ PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
 ARGUMENTS = hf.ARGUMENTS | {
     "optim": to("optim", TEXT, "adamw_torch"),
-    "model_name_or_path": part(TEXT, "facebook/opt-125m"),
+    "model_name_or_path": part(TEXT, "facebook/opt-125m", "model"),
     "model_max_length": to("sequence_length", hf.LENGTH, 512),
     "vision_tower": part(TEXT),
     "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
@@ -32,9 +32,9 @@ ARGUMENTS = hf.ARGUMENTS | {
     "quant_type": part(Choice(("nf4", "fp4")), "nf4"),
     "double_quant": part(FLAG, True),
     "lora_enable": part(FLAG, False),
-    "lora_r": part(Whole(1, 65_536), 64),
-    "lora_alpha": part(Number(), 16),
-    "lora_dropout": part(Number(), 0.05),
+    "lora_r": part(Whole(1, 65_536), 64, "lora.r"),
+    "lora_alpha": part(Number(), 16, "lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
     "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
     **dict.fromkeys(("fsdp", *hf.WRAPPED), refused("transformers 4.37 has FSDP1, which is not predicted: use "
                                                    "deepspeed, or leave it out")),

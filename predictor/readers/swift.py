@@ -11,23 +11,23 @@ from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, Words
-from predictor.values import Choice, Invalid, Number, Whole
+from predictor.values import Choice, Number, Whole
 
 _LATER = "it is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "per_device_train_batch_size": to("per_device_train_batch_size", hf.BATCH, 1),
-    "per_device_eval_batch_size": part(hf.BATCH, 1),
-    "gradient_accumulation_steps": part(hf.STEPS),
+    "per_device_eval_batch_size": part(hf.BATCH, 1, "per_device_eval_batch_size"),
+    "gradient_accumulation_steps": part(hf.STEPS, option="gradient_accumulation_steps"),
     "gradient_checkpointing": to("gradient_checkpointing", FLAG, True),
     "vit_gradient_checkpointing": part(FLAG),
     "weight_decay": to("weight_decay", Number(), 0.1),
     "bf16": part(FLAG),
     "fp16": part(FLAG),
-    "model": part(TEXT),
-    "torch_dtype": part(TEXT),
-    "attn_impl": part(TEXT),
+    "model": part(TEXT, option="model"),
+    "torch_dtype": part(TEXT, option="dtype"),
+    "attn_impl": part(TEXT, option="attn_implementation"),
     "max_length": to("sequence_length", hf.LENGTH),
-    "max_pixels": part(Whole(1, 1 << 28)),
+    "max_pixels": part(Whole(1, 1 << 28), option="image_size"),
     "tuner_type": part(Choice(("lora", "full"), dict.fromkeys(
         ("longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone"),
         "use lora or full")), "lora"),
@@ -38,9 +38,9 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "target_modules": part(Words(), ("all-linear",)),
     "target_regex": part(TEXT),
     "modules_to_save": part(Words(), ()),
-    "lora_rank": part(Whole(1, 65_536), 8),
-    "lora_alpha": part(Number(), 32),
-    "lora_dropout": part(Number(), 0.05),
+    "lora_rank": part(Whole(1, 65_536), 8, "lora.r"),
+    "lora_alpha": part(Number(), 32, "lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
     "lora_bias": part(Choice(("none", "all")), "none"),
     "lora_dtype": part(TEXT),
     "use_rslora": part(FLAG, False),
@@ -161,10 +161,7 @@ def _checkpointing(reading: Reading, name: str) -> None:
 def _pictures(reading: Reading, name: str) -> None:
     pixels, by = reading["max_pixels"], "max_pixels"
     if pixels is None and PIXELS in reading.given.environment:
-        try:
-            pixels, by = Whole(1, 1 << 28).from_text(reading.given.environment[PIXELS]), PIXELS
-        except Invalid as error:
-            raise reading.wrong(PIXELS, str(error)) from None
+        pixels, by = reading.checked(PIXELS, ARGUMENTS[by], reading.given.environment[PIXELS]), PIXELS
     trainer.pictures(reading, name, pixels, by)
 
 

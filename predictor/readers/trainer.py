@@ -242,9 +242,10 @@ def _present(name: str, patterns: tuple[str, ...]) -> list[str]:
 
 
 def pictures(reading: Reading, name: str, pixels: int | None, *names: str) -> None:
-    """The largest picture that the framework lets through, where the model takes any size."""
+    """The largest picture that the framework lets through, where the model takes any size; ``pixels`` may be the
+    ``image_size`` of an option, which settles it."""
     config = hub.config(name)
-    if config is None or pixels is None or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
+    if config is None or not isinstance(pixels, int) or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
         return
     side = math.isqrt(pixels)
     if not 1 <= side <= 16_384:

@@ -69,7 +69,7 @@ def test_an_example_of_each_framework_is_read_as_it_is(path, framework, expected
 
 
 def test_each_value_says_where_it_came_from():
-    _, source = read(LLAVA / "finetune.sh", gpus=8)
+    _, source = read(LLAVA / "finetune.sh", options={"data_parallel_size": 8})
     rows = {row.key: row for row in source.values}
     assert (rows["sequence_length"].origin, rows["sequence_length"].names) == (READ, ("--model_max_length",))
     assert (rows["optim"].origin, rows["optim"].where) == (DEFAULT, "LLaVA 1.2 (transformers 4.37)")
@@ -115,7 +115,7 @@ def test_accelerates_configuration_file_is_read(tmp_path):
 
 def test_without_a_launcher_an_option_says_it():
     assert "data_parallel_size" not in read(words=["python", *TRAIN])[0]
-    assert read(words=["python", *TRAIN], gpus=4)[0]["engine"] == "ddp"
+    assert read(words=["python", *TRAIN], options={"data_parallel_size": 4})[0]["engine"] == "ddp"
 
 
 def test_a_command_may_override_the_file_that_it_names():

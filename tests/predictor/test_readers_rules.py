@@ -29,7 +29,7 @@ def of_file(directory: Path, keys: dict, gpus: int | None = None):
     path = directory / "job.yaml"
     path.write_text("".join(f"{key}: {str(item).lower() if isinstance(item, bool) else item}\n"
                             for key, item in keys.items()))
-    return readers.read(path=str(path), gpus=gpus)
+    return readers.read(path=str(path), options=gpus and {"data_parallel_size": gpus})
 
 
 def of_llava(flags: str):
@@ -130,7 +130,7 @@ def test_every_key_that_is_given_is_listed(path):
     _, source = readers.read(path=str(path))
     said = {name.lstrip("-") for row in source.values if row.origin == READ for name in row.names}
     notes = " ".join(source.not_modelled)
-    given = readers._named_by_command(readers._file(str(path)))[0].values
+    given = readers._named_by_command(readers._file(str(path), {}))[0].values
     assert [key for key, item in given.items() if item is not None and key not in {*said, *source.without_effect} and
             key not in notes] == []
 

@@ -14,7 +14,8 @@ from predictor.errors import InputError
 from predictor.readers import shell
 
 TRAIN = "train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --per_device_train_batch_size $BS"
-CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS)'
+CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS), or give ' \
+    '--per-device-train-batch-size'
 
 
 @pytest.fixture
@@ -92,11 +93,12 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
 
 
 @pytest.mark.parametrize("lines, message", [
-    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…)": "$(nproc --all)" in line 1 is not understood: write its value'),
+    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…)": "$(nproc --all)" in line 1 is not understood: write its value, '
+     "or give --per-device-train-batch-size"),
     (["if x; then", "A='--bf16 True'; fi", f"BS=2; python {TRAIN} $A"],
      '"$A" stands where flags may stand: A is set under a condition in line 2: say its value (write it in place of $A)'),
     ([f"BS=2; torchrun $A {TRAIN}"], '"$A" stands where flags may stand: the variable is not set there; write its value'),
-    ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value'),
+    ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value, or give --data-parallel-size'),
     ([f"BS=2; accelerate launch --mixed_precision $P {TRAIN}"], '--mixed_precision is "$P": the variable is not set there; write its value'),
     (["A=x; if a; then A=deepspeed; fi", f"BS=2; $A {TRAIN}"],
      '"$A" starts a training: A is set under a condition in line 1: say its value (write it in place of $A)'),
@@ -215,3 +217,27 @@ def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp
         assert "PYTORCH_CUDA_ALLOC_CONF may be set by" in said and "env.sh, which is not read (line 2): say its value" in said
     again = [*before, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *after]
     assert read(*again)[0]["allocator_conf"] == "expandable_segments:True"
+
+
+SETTLED = {"data_parallel_size": 4, "model": "gpt2", "per_device_train_batch_size": 2, "lora": {"r": 4}, "dtype": "fp32"}
+OPEN = ("[ $1 ] && N=8 M=x B=8 R=8 D=bfloat16", "torchrun --nproc_per_node $N train.py --model_name_or_path $M --use_peft "
+        "--per_device_train_batch_size $B --lora_r $R --torch_dtype $D --max_length 64 --output_dir x")
+
+
+def test_an_option_settles_the_variable_that_feeds_its_key(tmp_path):
+    (tmp_path / "job.sh").write_text("\n".join(OPEN))
+    found, source = readers.read(path=str(tmp_path / "job.sh"), options=SETTLED)
+    assert (found["model"], found["per_device_train_batch_size"], found["dtype"]) == ("gpt2", 2, "fp32")
+    assert found["lora"]["r"] == 4 and found["lora"]["target_modules"] == ["c_attn"]
+    assert {row.key: row.value for row in source.values}["per_device_train_batch_size"] == "$B"
+
+
+@pytest.mark.parametrize(("key", "said"), [
+    ("data_parallel_size", '--nproc_per_node is "$N"'), ("model", '--model_name_or_path is "$M"'),
+    ("per_device_train_batch_size", '--per_device_train_batch_size is "$B"'), ("lora", '--lora_r is "$R"'),
+    ("dtype", '--torch_dtype is "$D"')])
+def test_a_variable_that_no_option_settles_is_refused(tmp_path, key, said):
+    (tmp_path / "job.sh").write_text("\n".join(OPEN))
+    with pytest.raises(InputError) as caught:
+        readers.read(path=str(tmp_path / "job.sh"), options={name: item for name, item in SETTLED.items() if name != key})
+    assert said in str(caught.value) and "or give " in str(caught.value)
