@@ -15,6 +15,9 @@ STAGE, FILE = "zero_stage", "deepspeed_config_file"
 OPTIONS = ("config_file", "mixed_precision", STAGE, FILE, "offload_optimizer_device", "offload_param_device",
            "gradient_accumulation_steps", "gradient_clipping")
 """Of the launcher: what says more than how many processes start."""
+FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
+"""What the launcher takes where neither options nor file say it (1.15, commands/launch.py, utils/dataclasses.py):
+neither is predicted."""
 
 
 def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
@@ -22,11 +25,10 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
     """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
 
     A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
-    precision counts where the training's own arguments say nothing.
+    precision and FSDP count where the training's own arguments say nothing of them.
 
     Raises:
-        InputError: no such file, beside the ``script`` or above it either; FSDP, whose keys are read of the training's
-            own arguments alone.
+        InputError: no such file, beside the ``script`` or above it either; other parallelism, or fp8.
     """
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
@@ -34,16 +36,25 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         raise InputError(f"{name}: --config_file names {show(path, 200)}, and there is no such file")
     document = read_mapping(found_at, "accelerate's configuration") if found_at else {}
     where = f"--config_file {path}" if path else "accelerate launch"
-    kind = str(document.get("distributed_type", "")).upper()
-    if kind in ("FSDP", "MEGATRON_LM") or "use_fsdp" in options:
-        raise InputError(f"{path or name}: distributed_type {show(kind or 'FSDP')} is not read: give --fsdp and "
-                         "--fsdp_config to the training")
+    kind = "FSDP" if "use_fsdp" in options else str(document.get("distributed_type", "")).upper()
+    for key in ("megatron_lm_config", "parallelism_config"):
+        if document.get(key) or kind == "MEGATRON_LM":
+            raise InputError(f"{path or name}: {key} is not predicted: use FSDP of version 2, or DeepSpeed")
     if "num_processes" in document:
         options.setdefault("num_processes", str(document["num_processes"]))
     found: dict[str, tuple[Any, str]] = {}
     precision = options.get("mixed_precision", document.get("mixed_precision"))
     if precision in ("bf16", "fp16") and not {"bf16", "fp16"} & given.keys():
         found[precision] = ("true", f"{where}: mixed_precision")
+    elif precision == "fp8":
+        raise InputError(f"{path or name}: mixed_precision fp8 is not predicted: use bf16")
+    compiled = (document.get("dynamo_config") or {}).get("dynamo_backend", "NO")
+    if str(options.get("dynamo_backend", compiled)).upper() != "NO":
+        found["torch_compile"] = ("true", f"{where}: dynamo_backend")
+    if kind == "FSDP" and "fsdp" not in given:
+        asked = {**(document.get("fsdp_config") or {}), **{key: options[key] for key in options if key[:5] == "fsdp_"}}
+        found["fsdp"] = ("full_shard", f"{where}: distributed_type")
+        found["fsdp_config"] = (FSDP | {key.removeprefix("fsdp_"): asked[key] for key in asked}, f"{where}: fsdp_config")
     section = document.get(SECTION) if kind == "DEEPSPEED" else None
     section = dict(section) if isinstance(section, Mapping) else {}
     section |= {key: options[key] for key in (STAGE, FILE, "offload_optimizer_device", "offload_param_device")

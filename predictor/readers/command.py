@@ -74,7 +74,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
                  unknown=unknown)
 
 
-def from_script(text: str, name: str, path: str, options: Mapping[str, Any]) -> Given:
+def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | None = None) -> Given:
     """The one training command of a shell script: continued lines joined, its own variables put in.
 
     Raises:

@@ -8,8 +8,7 @@ from typing import Any
 from predictor import compared, hub, models
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
-from predictor.files import read_mapping
-from predictor.readers import deepspeed
+from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import show
 
@@ -53,15 +52,16 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
     """DeepSpeed if a config is named, FSDP2 if asked for, DDP on several GPUs, plain PyTorch on one; ``unused`` is
     what the framework makes of ``ddp_find_unused_parameters`` where it is not given; None leaves it to the Trainer."""
     config = config or reading["deepspeed"]
-    if config is not None and reading["fsdp"] not in (None, False, "", ()):
+    sharded = reading["fsdp"] not in (None, False, "", (), "false")
+    if config is not None and sharded:
         raise reading.wrong("fsdp", "is given, and so is deepspeed: keep one")
     if config is not None:
         path = reading.file("deepspeed") if isinstance(config, str) else config
         deepspeed.use(reading, path, "deepspeed", model=name)
         return
     reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
-    if reading["fsdp"] not in (None, False, "", (), "false"):
-        _fsdp(reading)
+    if sharded:
+        fsdp.use(reading)
     elif reading.world_size > 1:
         reading.put("engine", "ddp", because=f"{reading.world_size} GPUs without DeepSpeed and FSDP")
         asked = {"bucket_cap_mb": "ddp_bucket_cap_mb", "static_graph": "ddp_static_graph"}
@@ -90,36 +90,6 @@ def _unused(reading: Reading, unused: bool | None) -> None:
     if unused:
         reading.note(f"{key} true: DDP clones the outputs and never makes its buckets anew; measured peaks of GPT-2 "
                      "were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
-
-
-def _fsdp(reading: Reading) -> None:
-    """transformers 5.17, training_args.py, ``_process_fsdp_args``: version 2 unless it says 1."""
-    config = reading["fsdp_config"] or {}
-    if isinstance(config, str):
-        config = read_mapping(reading.file("fsdp_config"), "fsdp_config")
-    config = {str(key).removeprefix("fsdp_"): item for key, item in config.items()}
-    words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
-    if str(config.get("version", 2)) != "2":
-        raise reading.wrong("fsdp_config", "has version 1: FSDP1 is not predicted, give version 2")
-    if "offload" in words or config.get("cpu_offload") or config.get("offload_params"):
-        raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
-    if "hybrid_shard" in words:
-        raise reading.wrong("fsdp", "is hybrid_shard, which is not predicted: use full_shard")
-    fsdp = {"wrap": "accelerate"}
-    reshards = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    fsdp["reshard_after_forward"] = str(reshards).lower() in ("true", "full_shard")
-    wrapped = config.get("transformer_layer_cls_to_wrap")
-    if wrapped:
-        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
-    if reading.half:
-        fsdp["param_dtype"] = reading.half
-    reading.put("engine", "fsdp2", "fsdp")
-    reading.put("fsdp", fsdp, "fsdp", "fsdp_config", *filter(None, [reading.half]))
-    reading.put("dtype", "bf16", because="weights as the checkpoint has them: bf16 assumed")
-    if config.get("activation_checkpointing"):
-        reading.put("gradient_checkpointing", True, "fsdp_config")
-        reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
-                     "checkpointing")
 
 
 def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
