@@ -66,30 +66,20 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
         reading.put("engine", "ddp", because=f"{reading.world_size} GPUs without DeepSpeed and FSDP")
         asked = {"bucket_cap_mb": "ddp_bucket_cap_mb", "static_graph": "ddp_static_graph"}
         given = {key: reading[theirs] for key, theirs in asked.items() if theirs in reading and reading[theirs]}
-        if given:
-            reading.put("ddp", given, *(asked[key] for key in given))
-        _unused(reading, unused)
+        key = "ddp_find_unused_parameters"
+        if unused is None:
+            unused = finds_unused(reading.workload["gradient_checkpointing"], "lora" in reading.workload)
+        unused = unused if reading[key] is None else reading[key]
+        if given or unused:
+            reading.put("ddp", given | ({"find_unused_parameters": True} if unused else {}), *(asked[key] for key in given))
+        reading.say("ddp.find_unused_parameters", unused, key)
 
 
-def _unused(reading: Reading, unused: bool | None) -> None:
-    """transformers 5.17, trainer.py, ``_build_accelerator_args``: gradient checkpointing turns
-    ``find_unused_parameters`` off, but not beside adapters, as peft's model is no ``PreTrainedModel``.
-
-    Where it is on, DDP clones the outputs (torch 2.11, nn/parallel/distributed.py, ``_DDPSink``), and never makes its
-    buckets anew (reducer.cpp, ``should_rebuild_buckets``).
-    On emulated GPUs (GPT-2 under the Trainer with two ranks: fp32 and bf16 autocast, 256 and 1,024 tokens, 4 and 12
-    layers, with checkpointing and with LoRA) the peak was then what is predicted, and 8 bytes a token (labels, which
-    are still there when outputs are cloned) and 4 a tensor that trains (``local_used_map_``); the reserved bytes were
-    equal.
+def finds_unused(checkpoints: bool, adapters: bool) -> bool:
+    """What the Trainer makes of ``ddp_find_unused_parameters`` where it is not given (transformers 5.17, trainer.py,
+    ``_build_accelerator_args``): checkpoints turn it off, but not under peft's model, which is no ``PreTrainedModel``.
     """
-    key = "ddp_find_unused_parameters"
-    if unused is None:
-        unused = "lora" in reading.workload or not reading.workload["gradient_checkpointing"]
-    unused = unused if reading[key] is None else reading[key]
-    reading.say("ddp.find_unused_parameters", unused, key)
-    if unused:
-        reading.note(f"{key} true: DDP clones the outputs and never makes its buckets anew; measured peaks of GPT-2 "
-                     "were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
+    return adapters or not checkpoints
 
 
 def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
