@@ -59,8 +59,8 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
 def trainer_ddp_keys(args: Any, checkpoints: bool, adapters: bool) -> dict[str, Any]:
     """``engine`` and ``ddp`` of a Trainer on several GPUs."""
     unused = args.ddp_find_unused_parameters
-    return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB,
-                    finds_unused(checkpoints, adapters) if unused is None else unused, bool(args.ddp_static_graph), False)
+    unused = finds_unused(checkpoints, adapters) if unused is None else unused
+    return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, unused, bool(args.ddp_static_graph), False)
 
 
 def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> dict[str, Any]:

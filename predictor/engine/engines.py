@@ -70,8 +70,8 @@ _STASHED = ("DDP's first bucket holds every gradient; where the host runs ahead 
 # torch 2.11, nn/parallel/distributed.py, _DDPSink, and reducer.cpp, should_rebuild_buckets. Under the Trainer on
 # emulated GPUs (GPT-2, two ranks: fp32 and bf16 autocast, 256 and 1,024 tokens, 4 and 12 layers, with checkpointing and
 # with LoRA) it was labels, still there when outputs are cloned, and local_used_map_; the reserved bytes were equal
-UNUSED = ("ddp find_unused_parameters: DDP clones the outputs and never makes its buckets anew; measured peaks of GPT-2 "
-          "were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
+UNUSED = ("ddp find_unused_parameters: DDP clones the outputs and never makes its buckets anew; measured peaks were "
+          "higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
 _AUTOCAST = ("accelerate's mixed_precision runs the forward under autocast besides, and makes its outputs fp32: of it "
              "only what fully_shard casts (param_dtype) is predicted")
 

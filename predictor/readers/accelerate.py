@@ -52,9 +52,9 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
     if str(options.get("dynamo_backend", compiled)).upper() != "NO":
         found["torch_compile"] = ("true", f"{where}: dynamo_backend")
     if kind == "FSDP" and "fsdp" not in given:
-        asked = {**(document.get("fsdp_config") or {}), **{key: options[key] for key in options if key[:5] == "fsdp_"}}
-        found["fsdp"] = ("full_shard", f"{where}: distributed_type")
-        found["fsdp_config"] = (FSDP | {key.removeprefix("fsdp_"): asked[key] for key in asked}, f"{where}: fsdp_config")
+        said = {**(document.get("fsdp_config") or {}), **{key: options[key] for key in options if key[:5] == "fsdp_"}}
+        asked = FSDP | {key.removeprefix("fsdp_"): item for key, item in said.items()}
+        found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
     section = document.get(SECTION) if kind == "DEEPSPEED" else None
     section = dict(section) if isinstance(section, Mapping) else {}
     section |= {key: options[key] for key in (STAGE, FILE, "offload_optimizer_device", "offload_param_device")

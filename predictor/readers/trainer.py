@@ -71,7 +71,8 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
             unused = finds_unused(reading.workload["gradient_checkpointing"], "lora" in reading.workload)
         unused = unused if reading[key] is None else reading[key]
         if given or unused:
-            reading.put("ddp", given | ({"find_unused_parameters": True} if unused else {}), *(asked[key] for key in given))
+            found = given | ({"find_unused_parameters": True} if unused else {})
+            reading.put("ddp", found, *(asked[key] for key in given))
         reading.say("ddp.find_unused_parameters", unused, key)
 
 
@@ -101,7 +102,8 @@ def together(reading: Reading) -> None:
     workload = reading.workload
     if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
         reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
-        reading.note("flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention")
+        mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
+        reading.note(f"flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention{mask}")
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return

@@ -29,7 +29,8 @@ NESTED = LANGUAGE_ONLY | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_qua
     {"quantization": NESTED | {"prepare": "trl"}, "lora": {"modules_to_save": ["lm_head"], "bias": "all"}},
     {"quantization": NESTED, "engine": "ddp", "data_parallel_size": 4},
     {"quantization": NESTED, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
-], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2"])
+    {"quantization": NESTED, "padding": "packed"},
+], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2", "packed"])
 def test_a_measured_job_is_predicted(tmp_path, keys):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", sequence_length=160, per_device_train_batch_size=4,
                      **{"lora": {"r": 16}} | keys)

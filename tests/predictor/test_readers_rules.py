@@ -179,3 +179,51 @@ def test_several_visible_gpus_without_a_launcher_are_named():
     _, source = readers.read(words=shlex.split("env CUDA_VISIBLE_DEVICES=0,1 python run_clm.py --model_name_or_path gpt2 "
                                                "--output_dir x"))
     assert any("nn.DataParallel" in note for note in source.not_modelled)
+
+
+def test_axolotls_packed_qlora_is_predicted(tmp_path):
+    values, source = of_file(tmp_path, AXOLOTL | {"adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
+                                                  "sequence_len": 512, "flash_attention": True})
+    asked = Workload.from_mapping(values)
+    compared.check(asked)
+    assert asked.quantization and asked.padding == "packed"
+    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled)
+
+
+FSDP = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {{fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: {}, fsdp_offload_params: false,
+  fsdp_cpu_ram_efficient_loading: true, fsdp_state_dict_type: SHARDED_STATE_DICT, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer}}
+"""
+LLAMA = "train.py --model_name_or_path Llama-3.1-8B --max_length 512 --output_dir x"
+
+
+def launched(directory: Path, text: str, words: str = LLAMA):
+    (directory / "a.yaml").write_text(text)
+    return readers.read(words=shlex.split(f"accelerate launch --config_file {directory / 'a.yaml'} {words}"))
+
+
+@pytest.mark.parametrize("reshards", ["true", "false"])
+def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshards):
+    found, source = launched(tmp_path, FSDP.format(reshards))
+    said = json.dumps({"transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "reshard_after_forward": reshards})
+    same, _ = readers.read(words=shlex.split(f"torchrun --nproc_per_node 4 {LLAMA} --bf16 True --fsdp full_shard --fsdp_config '{said}'"))
+    assert found == same and found["engine"] == "fsdp2" and found["fsdp"]["reshard_after_forward"] == (reshards == "true")
+    assert source.place("engine").endswith("a.yaml: distributed_type")
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ("fsdp_version: 2, ", "", "version 1 (accelerate's default): FSDP1 is not predicted, give version 2"),
+    ("fsdp_version: 2", "fsdp_version: 1", "version 1: FSDP1 is not predicted, give version 2"),
+    ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, ", "", "auto_wrap_policy NO_WRAP (accelerate's default), which is not predicted: "
+     "give TRANSFORMER_BASED_WRAP"),
+    ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy SIZE_BASED_WRAP, which is not predicted: give TRANSFORMER_BASED_WRAP"),
+    ("offload_params: false", "offload_params: true", "offload_params True: parameters on the CPU are not predicted: leave it out"),
+    ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": under version 2 it is true or false'),
+    ("fsdp_state_dict", "fsdp_state_dic", 'the key "state_dic_type", which FSDP has not (did you mean "state_dict_type"?)'),
+])
+def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said):
+    with pytest.raises(InputError) as caught:
+        launched(tmp_path, FSDP.format("true").replace(before, after))
+    assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
