@@ -164,8 +164,8 @@ class Inputs:
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
             if size is None:
-                raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
-                                 "or 768x1024 (height x width)")
+                raise InputError(f"image_size is not given: {self.config.name} takes pictures of any size: say which "
+                                 "by --image-size, such as 1024 or 768x1024 (height x width)")
             made = pictures.processed(self._processor, samples)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}

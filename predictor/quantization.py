@@ -45,7 +45,8 @@ class _Given(Flag):
 
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
             "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"),
-            "padding": ("none", "right", "packed"), "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
+            "padding": ("none", "right", "packed"), "use_liger_kernel": (False,),
+            "gradient_checkpointing_modules": ((),),
             "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
 """Values of keys that were compared with runs of 4-bit layers; others are not predicted."""
 DEFAULTS = FrozenMap({
