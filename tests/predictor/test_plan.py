@@ -151,6 +151,15 @@ def test_what_the_recipe_freezes_is_named(recipe, expected):
     assert launch.frozen(pipeline.prepare(asked).formula.facts) == expected
 
 
+@pytest.mark.parametrize("keys, expected", [
+    ({}, ((), ("model.multi_modal_projector",))), ({"frozen": ["*multi_modal_projector*"]}, ((), ())),
+    ({"frozen": ["*layers.0.*"]}, (("model.language_model.layers.0",), ("model.multi_modal_projector",)))])
+def test_beside_adapters_peft_freezes_the_rest(keys, expected):
+    asked = Workload(**GIVEN | {"recipe": "lora", "zero_stage": 2} | keys)
+    facts = pipeline.prepare(asked).formula.facts
+    assert (launch.frozen(facts), launch.unfrozen(facts, "none")) == expected
+
+
 def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():
     names = {"model.0.a.weight": True, "model.0.b.weight": False, "model.1.a.weight": True, "model.1.b.weight": False,
              "head.0.weight": False, "head.1.weight": True}

@@ -40,6 +40,20 @@ def test_a_plan_is_told_and_its_files_are_written(tmp_path, capsys):
     assert "add --force" in capsys.readouterr().err
 
 
+def test_files_of_an_earlier_plan_go_and_others_stay(tmp_path, capsys):
+    for name in ("ds_config.json", "training_arguments.json", "workload.json", "train.py"):
+        (tmp_path / name).write_text("{}")
+    assert main([*ASKED, "--gpu", "h100-80gb", "--engine", "fsdp2", "--top", "1", "--no-trace", "--write", str(tmp_path), "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "workload.json"]
+
+
+def test_beside_adapters_only_what_peft_freezes_is_named(capsys):
+    assert main([*ASKED, "--gpu", "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--top", "1", "--gradient-checkpointing",
+                 "--keep", "offload,optim", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["frozen"], found["unfrozen"]) == ([], ["model.multi_modal_projector"])
+
+
 def test_the_json_has_units_and_what_is_not_modelled(capsys):
     assert main([*ASKED, "--gpu", "h100-80gb", "--json", "--zero-stage", "2", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
