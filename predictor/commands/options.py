@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictor import models
@@ -24,6 +26,8 @@ GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compu
           "gpu": "GPU and software"}
 ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
 """One of them given by an option stands for all of them that were read."""
+CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
+"""Ends of files that ``--from`` reads."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +138,8 @@ def given(arguments: argparse.Namespace) -> Given:
     said = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
             for name, entry in KEYS.items() if getattr(arguments, name) is not None}
     values, source = _read(arguments, said)
+    if hasattr(arguments, "from_file"):
+        _check_model(said.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}
     file = named(path) if path else ""
     check_names(values, file)
@@ -159,6 +165,16 @@ def given(arguments: argparse.Namespace) -> Given:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
     return Given(values, frozenset(from_options), label, source.overriding(overridden) if source else None)
+
+
+def _check_model(model: str) -> None:
+    """Refuses a training's configuration where a model is expected."""
+    if Path(model).suffix.lower() in CONFIGURATIONS and os.path.isfile(model):
+        try:
+            models.find(model)
+        except InputError:
+            raise InputError(f"MODEL {named(model)}: is no configuration of a model: if a training is configured "
+                             f"there, give it as --from {named(model)}") from None
 
 
 def _over(before: Any, given: Any, said: Any) -> Any:

@@ -423,6 +423,9 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
     assert row.workload() == Workload.from_mapping({**keys, "rank": 0})
     with pytest.raises(InputError, match="run.json: it was not predicted"):
         given_records.row_of(replace(made, predicted=None), "run.json")
+    several = replace(TRAINED, smaller=("2 x 32 tokens",))
+    with pytest.raises(InputError, match="run.json: batches of several shapes .* 2 x 32 tokens: leave it out"):
+        given_records.row_of(replace(made, in_training=several), "run.json")
 
 
 # --- what a plain loop shows ----------------------------------------------------------------------------

@@ -79,3 +79,12 @@ def test_a_contradiction_names_the_key_as_it_was_read(capsys, command):
 def test_a_mistake_is_one_line(capsys, words, message):
     code, out, err = answer(capsys, "predict", *words)
     assert (code, out) == (2, "") and err.startswith(f"peakcast: error: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [("job.sh", "python train.py --output_dir x"), ("job.yaml", "base_model: x"),
+                                            ("job.json", '{"output_dir": "x"}')])
+def test_a_training_where_a_model_is_expected_is_pointed_to_from(capsys, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    code, _, err = answer(capsys, "predict", str(path))
+    assert code == 2 and f"if a training is configured there, give it as --from {path}" in " ".join(err.split())
