@@ -24,8 +24,17 @@ LAUNCHERS = {
 """Launcher -> its options that take no value."""
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
                      "deepspeed.launcher.runner": "deepspeed"}
-TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",)}
+TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",),
+         "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo", "distillation")}
 """Commands of frameworks -> what they train by."""
+REFUSED = {
+    r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py":
+        "supervised training with next-token loss (swift sft, swift pt) is predicted",
+    r"trl \w+|trl\.scripts\.\w+|(?:.*/)?trl/scripts/\w+\.py":
+        "TRL's trainers have a loss of their own, and its SFTConfig other defaults than TrainingArguments (1.16: "
+        "gradient_checkpointing and bf16 are on, max_length is 1024): name the model and give the keys of the workload",
+}
+"""Programs that train in a way that is not predicted -> what to do."""
 SHELLS = ("bash", "sh")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -50,12 +59,15 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     Raises:
         InputError: nothing that trains.
     """
-    command = parse(words)
+    command = parse(words, name)
     if command is None:
         raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
+    for program, instead in REFUSED.items():
+        if re.fullmatch(program, command.program):
+            raise InputError(f"{name}: {command.program} is not supported: {instead}")
     command.environment = {**(environment or {}), **command.environment}
-    unknown = {**(unknown or {}), **command.unknown}
+    unknown = {**command.unknown, **(unknown or {})}
     if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
     for option in accelerate.OPTIONS if command.launcher == "accelerate" else ():
@@ -81,7 +93,7 @@ def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | No
         InputError: it has none, or several.
     """
     lines = shell.commands(text, name)
-    found = [line for line in lines if (made := parse(line.words)) and _trains(made)]
+    found = [line for line in lines if (made := parse(line.words, name)) and _trains(made)]
     for line in lines if not found else ():
         first = line.words[0]
         if shell.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
@@ -93,14 +105,14 @@ def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | No
     return from_words(found[0].words, name, path, found[0].exported, found[0].unknown, options)
 
 
-def parse(words: Sequence[str]) -> Command | None:
-    """The parts of a command; None for one that runs no program that could train."""
+def parse(words: Sequence[str], name: str) -> Command | None:
+    """The parts of a command in the file of that name; None for one that runs no program that could train."""
     command, rest = Command(), list(words)
     while rest and (match := ASSIGNMENT.fullmatch(rest[0])):
         command.environment[match[1]] = match[2]
         rest.pop(0)
     if rest[:1] == ["nohup"] or rest[:1] == ["exec"] or rest[:1] == ["env"]:
-        inner = parse(rest[1:])
+        inner = parse(rest[1:], name)
         if inner:
             inner.environment = command.environment | inner.environment
         return inner
@@ -108,7 +120,7 @@ def parse(words: Sequence[str]) -> Command | None:
         return None
     first, rest = os.path.basename(rest[0]), rest[1:]
     if first == "srun" or first in SHELLS and rest and re.fullmatch(r"-\w*c", rest[0]):
-        inner = _step(rest) if first == "srun" else _inner(rest[1:])
+        inner = _step(rest, name) if first == "srun" else _inner(rest[1:], f"{name}: {first} {rest[0]}")
         if inner:
             inner.environment = command.environment | inner.environment
         return inner
@@ -136,12 +148,12 @@ def parse(words: Sequence[str]) -> Command | None:
     return None
 
 
-def _inner(words: list[str]) -> Command | None:
+def _inner(words: list[str], name: str) -> Command | None:
     """The one training of ``bash -c TEXT``."""
-    lines = shell.commands(words[0], "bash -c") if words else []
-    found = [(line, made) for line in lines if (made := parse(line.words)) and _trains(made)]
+    lines = shell.commands(words[0], name) if words else []
+    found = [(line, made) for line in lines if (made := parse(line.words, name)) and _trains(made)]
     if len(found) > 1:
-        raise InputError(f"bash -c: {len(found)} commands start a training: give the one that is meant after --")
+        raise InputError(f"{name}: {len(found)} commands start a training: give the one that is meant after --")
     for line, made in found:
         made.environment = {**line.exported, **made.environment}
         made.unknown = {**line.unknown, **made.unknown}
@@ -149,12 +161,12 @@ def _inner(words: list[str]) -> Command | None:
     return None
 
 
-def _step(words: list[str]) -> Command | None:
+def _step(words: list[str], name: str) -> Command | None:
     """What Slurm's ``srun`` starts, behind options of its own."""
     starts = (*LAUNCHERS, *TOOLS, *SHELLS)
     at = next((at for at, word in enumerate(words) if os.path.basename(word) in starts or
                re.fullmatch(r"python[\d.]*", os.path.basename(word))), len(words))
-    found = parse(words[at:])
+    found = parse(words[at:], name)
     if found and not found.launcher:
         found.launcher = "srun"
     return found

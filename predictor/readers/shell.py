@@ -7,9 +7,9 @@ A variable that is set under a condition, or by something that only a shell can 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from predictor.errors import InputError
@@ -20,6 +20,8 @@ from predictor.suggest import show
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
+NAME = re.compile(r"\b([A-Za-z_]\w*)")
+CLOSING = str.maketrans("({", ")}")
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
 LONGEST = 1 << 19
@@ -89,6 +91,8 @@ class _Shell:
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
             self.line, words = line or statement.line, list(statement.words)
+            for word in words if line else ():
+                word.line = line
             certain = certain or before not in ("&&", "||")
             if not words and statement.after == "\n" or statement.names_function:
                 function = function or bool(words)
@@ -176,10 +180,13 @@ class _Shell:
         self.unknown[f"${name}"] = f"{name} {self.sourced}"
         self.variables[name] = f"${name}"
 
-    def _unread(self, text: str) -> str:
-        """What stays of an expansion that is not understood, in one word."""
-        left = text if not re.search(r"\s", text) else f"{text.split()[0]}…{')' if text[1] == '(' else '}'}"
-        self.unknown[left] = f"{show(text, 60)} in line {self.line} is not understood: write its value"
+    def _unread(self, text: str, because: str = "") -> str:
+        """What stays of an expansion that is not understood, in one word, which another shell would leave as well."""
+        left = text
+        if re.search(r"\s", text):
+            opening, start = re.match(r"\$([({]+)([^\s(){}$\"'`\\]*)", text).groups()
+            left = f"${opening}{start}…{opening[::-1].translate(CLOSING)}"
+        self.unknown[left] = because or f"{show(text, 60)} in line {self.line} is not understood: write its value"
         return left
 
     def _command(self, words: list[Word], certain: bool) -> None:
@@ -231,6 +238,7 @@ class _Shell:
     def expanded(self, word: Word, splits: bool = True) -> list[str]:
         """The words that a word becomes."""
         done, current, size = [], None, 0
+        self.line = word.line or self.line
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
             size += len(found) + sum(map(len, found))
@@ -264,13 +272,15 @@ class _Shell:
         if text.startswith("$(("):
             return self._arithmetic(text)
         inner = text[2:-1] if text.startswith("${") else text[1:]
-        if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
-            return self._unread(text) if text.startswith("$(") else "$@"
+        if text.startswith("$("):
+            return self._expr(text)
+        if inner in ("@", "*") or inner.startswith("@:"):
+            return "$@"
         match = PARAMETER.fullmatch(inner)
         if not match:
             return self._unread(text)
         name, index, colon, sign, word = match.groups()
-        if self.sourced and name not in self.variables and not name.isdigit():
+        if self.sourced and name not in self.variables and not re.match(r"\d|SLURM_", name):  # which no file sets
             self._may_be_set(name)
         item = self.variables.get(name)
         if item == f"${name}":  # unknown
@@ -294,6 +304,19 @@ class _Shell:
 
     def _arithmetic(self, text: str) -> str:
         """Plain integers, with ``+ - * /``."""
-        found = arithmetic.computed(re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2]))
-        return self._unread(text) if found is None else str(found)
+        values = {name: self._text(self._value(Part(f"${name}", True))) for name in NAME.findall(text)}
+        found = arithmetic.computed(re.sub(rf"\$?\{{?{NAME.pattern}\}}?", lambda name: values[name[1]], text[3:-2]))
+        return self._unread(text, self._missing(values.values())) if found is None else str(found)
+
+    def _expr(self, text: str) -> str:
+        """A command's output: that of ``expr`` with plain integers, each in a word of its own."""
+        first, *others = Lexer(text[2:-1], self.name).statements()
+        plain = first.first == "expr" and not others and all(word.keyword != "*" for word in first.words)  # no files
+        values = [value for word in first.words[1:] for value in self.expanded(replace(word, line=0))] if plain else []
+        found = arithmetic.of_expr(values)
+        return self._unread(text, self._missing(values)) if found is None else str(found)
+
+    def _missing(self, values: Iterable[str]) -> str:
+        """Why the first of these is not known."""
+        left = next((value for value in values if LEFT.match(value)), "")
+        return self.unknown.get(left, left and f"{left[1:]} in line {self.line} is not set: write its value")

@@ -63,7 +63,7 @@ PEFT = {
     "load_in_4bit": refused("of a script nobody knows how its model is prepared: give quantization"),
     "load_in_8bit": refused("weights of 8 bits are not predicted"),
 }
-"""TRL 0.24, ``ModelConfig``."""
+"""TRL 1.16, ``ModelConfig``: scripts have it without TRL's trainer, too."""
 ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
@@ -81,6 +81,8 @@ def rules(reading: Reading) -> None:
     """A script of the Trainer: all parameters train, weights are of the checkpoint's dtype, unless it says more."""
     name = trainer.model(reading, "model_name_or_path")
     if reading["use_peft"]:
+        reading.note("use_peft: where the script trains with TRL's SFTConfig, not TrainingArguments: its "
+                     "gradient_checkpointing and bf16 that are on unless they are given, and its loss")
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
              targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):

@@ -35,10 +35,11 @@ class Part:
 
 @dataclass
 class Word:
-    """A word, or the assignment of an array, which has ``items``."""
+    """A word, or the assignment of an array, which has ``items``; ``line`` is where it begins, 0 if nobody counted."""
 
     parts: list[Part] = field(default_factory=list)
     items: list[Word] | None = None
+    line: int = 0
 
     @property
     def plain(self) -> str:
@@ -119,6 +120,7 @@ class Lexer:
                 words = []
             else:
                 words.append(self.word())
+                words[-1].line = lines
 
     def word(self) -> Word:
         """The word that begins here."""
