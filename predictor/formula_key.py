@@ -68,8 +68,7 @@ def check_pictures(workload: Workload, config: models.ModelConfig) -> None:
     Raises:
         InputError: it takes none, or others.
     """
-    place = workload.source.place("image_size") if workload.source else ""
-    said = f"{place}: " * bool(place) + f"image_size {workload.image_size}"
+    said = f"image_size {workload.image_size}"
     if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"

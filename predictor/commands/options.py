@@ -146,25 +146,19 @@ def given(arguments: argparse.Namespace) -> Given:
     values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in said.items()}
     from_options = said.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
         from predictor import learned
 
         values = learned.fill(values)
-    elif source and "model" not in from_options and (place := source.place("model")):
-        try:
-            models.find(values["model"])
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-
-    places = {row.key: row.place for row in source.values} if source else {}
 
     def label(name: str) -> str:
-        if name in places and name not in from_options:
-            return places[name]
+        if source and name not in from_options and source.knows(name):  # whoever shows the message says where
+            return name
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
-    return Given(values, frozenset(from_options), label, source.overriding(overridden) if source else None)
+    return Given(values, frozenset(from_options), label, arguments.source)
 
 
 def _check_model(model: str) -> None:

@@ -9,6 +9,7 @@ from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT
+from predictor.suggest import show
 from predictor.values import Choice, Number, Whole
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
@@ -66,6 +67,9 @@ def rules(reading: Reading) -> None:
 
 def _model(reading: Reading) -> str:
     name = hub.llava(reading["model_name_or_path"], reading["vision_tower"])
+    if reading["vision_tower"] and hub.is_language_model_of_llava(name):
+        raise reading.wrong("vision_tower", f"is {show(reading['vision_tower'])}: beside {name} only openai/{hub.CLIP} "
+                                            "is known")
     if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
             "llava" not in reading["model_name_or_path"].lower():
         raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "

@@ -105,7 +105,16 @@ class Reading:
         if self.foreign:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
         return Source(self.form.name, self.form.framework, self.given.name, tuple((self.rows | self.open).values()),
-                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)), self._asked_by())
+
+    def _asked_by(self) -> dict[str, tuple[str, ...]]:
+        """Keys of a workload -> keys of the format that say them, by whatever name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, known in self.form.fields.items():
+            if known.option and "." not in known.option:
+                older = (old for old, new in self.form.renamed.items() if new == name)
+                found[known.option] = (*found.get(known.option, ()), *map(self.called, (name, *older)))
+        return found
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)

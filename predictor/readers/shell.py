@@ -184,8 +184,8 @@ class _Shell:
         """What stays of an expansion that is not understood, in one word, which another shell would leave as well."""
         left = text
         if re.search(r"\s", text):
-            opening, start = re.match(r"\$([({]+)([^\s(){}$\"'`\\]*)", text).groups()
-            left = f"${opening}{start}…{opening[::-1].translate(CLOSING)}"
+            start, brackets = re.match(r"(\$?([({]+)[^\s(){}$\"'`\\]*)", text).groups()
+            left = f"{start}…{brackets[::-1].translate(CLOSING)}"
         self.unknown[left] = because or f"{show(text, 60)} in line {self.line} is not understood: write its value"
         return left
 

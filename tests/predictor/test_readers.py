@@ -27,9 +27,13 @@ def read(path=None, words=None, **more):
 
 
 def error_of(**given) -> str:
+    """As the command line shows it."""
     with pytest.raises(InputError) as caught:
         values, source = read(**given)
-        Workload.from_mapping(values, source=lambda key: {row.key: row.place for row in source.values}.get(key, key))
+        try:
+            Workload(**values)
+        except InputError as error:
+            raise InputError(source.told(str(error))) from None
     return str(caught.value)
 
 
@@ -175,6 +179,12 @@ def test_a_deepspeed_config_must_say_what_the_arguments_say(tmp_path, document, 
     config = written(tmp_path, {"zero_optimization": {"stage": 2}} | document, "ds.json")
     path = written(tmp_path, {"output_dir": "x", "deepspeed": str(config), "per_device_train_batch_size": 2})
     assert error_of(path=path) == message.format(path, config) + ': write "auto" there, or the same in both'
+
+
+def test_beside_training_arguments_a_deepspeed_config_is_plain_json_as_the_trainer_reads_it(tmp_path):
+    config = written(tmp_path, '{"zero_optimization": {"stage": 2},}', "ds.json")
+    path = written(tmp_path, {"output_dir": "x", "deepspeed": str(config)})
+    assert error_of(path=path).startswith(f"{config}: not valid JSON at line 1") and read(config)[0]["deepspeed"]
 
 
 @pytest.mark.parametrize("words, message", [

@@ -63,7 +63,8 @@ def test_a_loop_that_changes_a_variable_makes_it_unknown_inside(read, tmp_path):
     ["BS=8", "if (( BS > 4 )); then echo $BS; fi"],
     ["cd somewhere && BS=8"],
     ["cat <<EOF", "BS=4", "EOF", "BS=8"],
-    ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"], ['BS="${N:-8}"'],
+    ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"],
+    ["N=4", "BS=$(expr 32 / $N)"], ["BS=`expr 2 \\* \\( 1 + 3 \\)`"], ["N=2", 'BS="$(expr 16 / "$N")"'], ['BS="${N:-8}"'],
     ["A=(2 8)", "BS=${A[1]}"], ['eval "BS=8"'], ["BS=8 # not 4"], ["export BS=8; echo"],
 ])
 def test_what_the_text_decides_is_read(read, lines):
@@ -103,6 +104,11 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
     (["A=x; if a; then A=deepspeed; fi", f"BS=2; $A {TRAIN}"],
      '"$A" starts a training: A is set under a condition in line 1: say its value (write it in place of $A)'),
     (["echo", 'echo "'], 'line 2: " has no end'),
+    (["python train.py --output_dir x \\", "  --per_device_train_batch_size \\", "  $(expr 8 : 8)"],
+     '--per_device_train_batch_size is "$(expr…)": "$(expr 8 : 8)" in line 3 is not understood: write its value, or give --per-device-train-batch-size'),
+    (["source env.sh", "BS=$((64 / (2 * SLURM_NNODES)))", f'srun bash -c "torchrun --nproc_per_node 4 {TRAIN}"'],
+     '--per_device_train_batch_size is "$((64…))": SLURM_NNODES in line 2 is not set: write its value, or give --per-device-train-batch-size'),
+    (["echo", f'srun bash -c "torchrun {TRAIN} \'"'], "bash -c: line 1: ' has no end"),
 ])
 def test_what_is_not_understood_is_named_with_its_line(read, tmp_path, lines, message):
     assert error_of(read, *lines) == f"{tmp_path / 'job.sh'}: {message}"
@@ -114,7 +120,7 @@ def test_settings_of_the_allocator_are_read(read, tmp_path, name, line):
     values, source = read(line.format(name, TRAIN))
     row = next(row for row in source.values if row.key == "allocator_conf")
     assert values["allocator_conf"] == row.value == "expandable_segments:True"
-    assert row.place == f"{tmp_path / 'job.sh'}: {name}"
+    assert source.place("allocator_conf") == f"{tmp_path / 'job.sh'}: {name}"
 
 
 def test_a_variable_that_is_not_exported_is_in_no_environment(read):
