@@ -78,8 +78,9 @@ def write_whole(path: str, data: bytes) -> None:
 def parse_json(text: str, name: str, strict_for: str = "") -> Any:
     """JSON, with the comments and trailing commas that DeepSpeed's own reader (hjson) also accepts; without them where
     somebody else reads it."""
+    text = text if strict_for else _plain(text)
     try:
-        return json.loads(text if strict_for else _plain(text), object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
+        return json.loads(text, object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
     except json.JSONDecodeError as error:
         raise InputError(f"{name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}" + (
             f" ({strict_for} takes no comments and trailing commas)" if strict_for else "")) from None

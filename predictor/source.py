@@ -38,9 +38,9 @@ class Value:
     def unsaid(self) -> str:
         """The value, and why it is so where no key says it; empty where one does."""
         why = [f"default of {self.where}"] * (self.origin == DEFAULT)
-        missing = [name for name in self.names if name != self.key] if why else []
+        missing = " nor ".join(name for name in self.names if name != self.key) if why else ""
         if missing:
-            why.append(f"as neither {' nor '.join(missing)} is given" if missing[1:] else f"as {missing[0]} is not given")
+            why.append(f"as neither {missing} is given" if " nor " in missing else f"as {missing} is not given")
         why += [self.because] * bool(self.because)
         shown = f" {self.value}" if isinstance(self.value, (str, int, float)) else ""
         return f"{self.key}{shown}: {', '.join(why)}" if why else ""
@@ -95,8 +95,7 @@ class Source:
         keys that say what the message names; behind it what a framework made of keys, or of their absence."""
         problem = message.removeprefix("explore: ").rpartition(": ")[0] or message  # without what to do
         rows = [row for row in self.values if row.origin != OVERRIDDEN and _is_about(problem, row.key, row.value)]
-        known = {row.key for row in self.values}
-        asked = [names for key, names in self.asked_by.items() if key not in known and _is_about(problem, key)]
+        asked = [names for key, names in self.asked_by.items() if message.startswith(f"{key} is not given")]
         if not rows and not asked:
             return message
         behind = [row.unsaid for row in rows if not row.because or row.because not in message]
@@ -117,7 +116,7 @@ class Source:
                                       for value in self.values]}
 
 
-def _is_about(problem: str, key: str, item: Any = None) -> bool:
+def _is_about(problem: str, key: str, item: Any) -> bool:
     """Whether a message names a key, as messages do: in its first words, after "with", with its value; or by the value
     alone. Those with an underscore are no English words."""
     words = [key, *(word for word, keys in SAID_BY.items() if key in keys)]

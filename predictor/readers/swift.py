@@ -96,8 +96,8 @@ def rules(reading: Reading) -> None:
     if "dtype" not in reading.workload:
         weights = DTYPES.get(reading["torch_dtype"] or "")
         if weights == "fp16" == reading.decided_half:
-            raise reading.wrong("torch_dtype", "is fp16, which ms-swift trains under autocast of fp16: that is predicted "
-                                               "over weights of float32 alone: use it, or bfloat16")
+            raise reading.wrong("torch_dtype", "is fp16, which ms-swift trains under autocast of fp16: predicted is "
+                                               "that over weights of float32 alone: use them, or bfloat16")
         trainer.precision(reading, weights, "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
