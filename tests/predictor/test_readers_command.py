@@ -107,6 +107,11 @@ def test_an_error_behind_a_file_names_it_with_its_key(capsys, tmp_path):
     assert err.startswith(f"peakcast: error: {path}: enable_liger_kernel: use_liger_kernel: not predicted for model_type qwen2 yet")
 
 
+def test_what_a_page_has_not_is_refused_with_the_key_that_asked_for_it(capsys, tmp_path):
+    err = answer(capsys, "explore", "-o", str(tmp_path / "page.html"), "--", *RUN, "--block_size", "64", "--optim", "adafactor")[2]
+    assert err.startswith("peakcast: error: the command: --optim: explore: optim adafactor allocates by the GPU's size")
+
+
 def test_an_error_about_what_an_option_says_names_no_file(capsys):
     err = answer(capsys, "predict", "--sequence-length", "4000000", "--per-device-train-batch-size", "999", "--", *RUN, "--block_size", "64")[2]
     assert err.startswith("peakcast: error: --sequence-length x per_device_train_batch_size is ")
