@@ -24,8 +24,9 @@ EXAMPLES = """examples:
   peakcast explore --workload job.yaml --degrees 1,8,16 -o page.html --json
   peakcast explore --from finetune.sh --gpu a100-80gb -o page.html
 
-The workload's shape, engine and GPU are what the page starts with. One to two minutes for the usual
-engines and degrees; more for a model that must be traced first. exit codes: 0 written, 2 bad input
+The workload's shape, engine and GPU are what the page starts with. Half a minute on idle cores for the
+usual engines and degrees, minutes on busy ones or for a model that must be traced first.
+exit codes: 0 written, 2 bad input
 """
 
 

@@ -7,7 +7,7 @@ A variable that is set under a condition, or by something that only a shell can 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from predictor.suggest import show
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
-NAME = re.compile(r"\b([A-Za-z_]\w*)")
 CLOSING = str.maketrans("({", ")}")
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
@@ -304,9 +303,10 @@ class _Shell:
 
     def _arithmetic(self, text: str) -> str:
         """Plain integers, with ``+ - * /``."""
-        values = {name: self._text(self._value(Part(f"${name}", True))) for name in NAME.findall(text)}
-        found = arithmetic.computed(re.sub(rf"\$?\{{?{NAME.pattern}\}}?", lambda name: values[name[1]], text[3:-2]))
-        return self._unread(text, self._missing(values.values())) if found is None else str(found)
+        inner = re.sub(r"(?<![\w$])[A-Za-z_]\w*", lambda name: self._text(self._value(Part(f"${name[0]}", True))),
+                       self._default(text[3:-2]))
+        found = arithmetic.computed(inner)
+        return self._unread(text, self._missing(inner)) if found is None else str(found)
 
     def _expr(self, text: str) -> str:
         """A command's output: that of ``expr`` with plain integers, each in a word of its own."""
@@ -314,9 +314,9 @@ class _Shell:
         plain = first.first == "expr" and not others and all(word.keyword != "*" for word in first.words)  # no files
         values = [value for word in first.words[1:] for value in self.expanded(replace(word, line=0))] if plain else []
         found = arithmetic.of_expr(values)
-        return self._unread(text, self._missing(values)) if found is None else str(found)
+        return self._unread(text, self._missing(" ".join(values))) if found is None else str(found)
 
-    def _missing(self, values: Iterable[str]) -> str:
-        """Why the first of these is not known."""
-        left = next((value for value in values if LEFT.match(value)), "")
+    def _missing(self, text: str) -> str:
+        """Why the first variable that is left is not known; empty if none is."""
+        left = next(iter(re.findall(r"\$[A-Za-z_]\w*", text)), "")
         return self.unknown.get(left, left and f"{left[1:]} in line {self.line} is not set: write its value")

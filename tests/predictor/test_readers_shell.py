@@ -64,7 +64,7 @@ def test_a_loop_that_changes_a_variable_makes_it_unknown_inside(read, tmp_path):
     ["cd somewhere && BS=8"],
     ["cat <<EOF", "BS=4", "EOF", "BS=8"],
     ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"],
-    ["N=4", "BS=$(expr 32 / $N)"], ["BS=`expr 2 \\* \\( 1 + 3 \\)`"], ["N=2", 'BS="$(expr 16 / "$N")"'], ['BS="${N:-8}"'],
+    ["BS=$((${N:-2} * $(expr 2 + 2)))"], ["N=4", "BS=$(expr 32 / $N)"], ["BS=`expr 2 \\* \\( 1 + 3 \\)`"], ["N=2", 'BS="$(expr 16 / "$N")"'], ['BS="${N:-8}"'],
     ["A=(2 8)", "BS=${A[1]}"], ['eval "BS=8"'], ["BS=8 # not 4"], ["export BS=8; echo"],
 ])
 def test_what_the_text_decides_is_read(read, lines):
