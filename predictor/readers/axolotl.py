@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -113,7 +113,7 @@ def rules(reading: Reading) -> None:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
+        weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
     if isinstance(reading["image_size"], int):
         trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -118,9 +118,9 @@ def _precision(reading: Reading, adapters: bool) -> None:
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"
-        trainer.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+        weights.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
     else:
-        trainer.precision(reading, "fp32", because="what trains is fp32")
+        weights.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
 

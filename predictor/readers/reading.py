@@ -55,6 +55,11 @@ class Reading:
         """GPUs that share the work, as far as anybody says."""
         return self.given.gpus or self.given.world_size or 1
 
+    @property
+    def model(self) -> str:
+        """The model, as far as anybody says."""
+        return self.given.options.get("model") or self.workload.get("model", "")
+
     def called(self, name: str) -> str:
         """A key as the user wrote it."""
         shown = self.written.get(name, name)
