@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from predictor.errors import InputError
 from predictor.readers import accelerate, shell
@@ -43,9 +42,8 @@ class Command:
 
 
 def from_words(words: Sequence[str], name: str = "the command", path: str | None = None,
-               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None,
-               options: Mapping[str, Any] | None = None) -> Given:
-    """A command's flags, and what its launcher starts, unless ``options`` of ours say how many GPUs share the work.
+               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None) -> Given:
+    """A command's flags, and what its launcher starts.
 
     Raises:
         InputError: nothing that trains.
@@ -63,18 +61,17 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
             raise InputError(f"{name}: --{option} is {show(given)}: {shell.why(given, unknown)}")
     values = _flags(command.words, name, unknown)
     decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
+    world_size, launched_by, problem = None, "", ""
     try:
         world_size, launched_by = _world_size(command, name, unknown)
     except InputError as error:
-        if "data_parallel_size" not in (options or {}):
-            raise InputError(f"{error}, or give --data-parallel-size") from None
-        world_size, launched_by = None, ""
+        problem = f"{error}, or give --data-parallel-size"
     return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
-                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()},
+                 command.environment, world_size, launched_by, problem, {key: by for key, (_, by) in decided.items()},
                  unknown=unknown)
 
 
-def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | None = None) -> Given:
+def from_script(text: str, name: str, path: str) -> Given:
     """The one training command of a shell script: continued lines joined, its own variables put in.
 
     Raises:
@@ -90,7 +87,7 @@ def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | No
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     if len(found) > 1:
         raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
-    return from_words(found[0].words, name, path, found[0].exported, found[0].unknown, options)
+    return from_words(found[0].words, name, path, found[0].exported, found[0].unknown)
 
 
 def parse(words: Sequence[str]) -> Command | None:

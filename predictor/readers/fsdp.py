@@ -40,7 +40,8 @@ def use(reading: Reading) -> None:
         InputError: FSDP1, or what is not predicted.
     """
     config = _config(reading)
-    words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
+    words = reading["fsdp"]
+    words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:

@@ -130,7 +130,7 @@ def test_every_key_that_is_given_is_listed(path):
     _, source = readers.read(path=str(path))
     said = {name.lstrip("-") for row in source.values if row.origin == READ for name in row.names}
     notes = " ".join(source.not_modelled)
-    given = readers._named_by_command(readers._file(str(path), {}))[0].values
+    given = readers._named_by_command(readers._file(str(path)))[0].values
     assert [key for key, item in given.items() if item is not None and key not in {*said, *source.without_effect} and
             key not in notes] == []
 
@@ -227,6 +227,16 @@ def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said)
     with pytest.raises(InputError) as caught:
         launched(tmp_path, FSDP.format("true").replace(before, after))
     assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "torch_compile is not supported yet"),
+    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
+    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
+def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        Workload.from_mapping(launched(tmp_path, text)[0])
 
 
 def local(directory: Path, **keys) -> str:

@@ -232,6 +232,13 @@ def test_an_option_settles_the_variable_that_feeds_its_key(tmp_path):
     assert {row.key: row.value for row in source.values}["per_device_train_batch_size"] == "$B"
 
 
+@pytest.mark.parametrize("options", [{"zero_stage": 2}, {"deepspeed": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}}])
+def test_a_deepspeed_config_that_is_not_known_is_settled_by_ours(tmp_path, options):
+    (tmp_path / "job.sh").write_text(f"[ -f x ] && D=x.json\ndeepspeed --num_gpus 2 {TRAIN.replace('$BS', '2')} --bf16 True --deepspeed $D")
+    found, _ = readers.read(path=str(tmp_path / "job.sh"), options=options)
+    assert found["deepspeed"]["zero_optimization"] == {"stage": 2} and found["dtype"] == "bf16"
+
+
 @pytest.mark.parametrize(("key", "said"), [
     ("data_parallel_size", '--nproc_per_node is "$N"'), ("model", '--model_name_or_path is "$M"'),
     ("per_device_train_batch_size", '--per_device_train_batch_size is "$B"'), ("lora", '--lora_r is "$R"'),
