@@ -98,7 +98,7 @@ def rules(reading: Reading) -> None:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
     trainer.together(reading)
     trainer.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
-                  bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
+                       bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
 
 
 def builtin(name: Any) -> Any:
@@ -133,7 +133,7 @@ def _adapters(reading: Reading, name: str) -> None:
         targets = trainer.parts_with_adapters(name, *trains)
     by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
     trainer.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
-            targets=targets, by=by, bias=reading["lora_bias"])
+                 targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = reading["lora_dtype"] == "fp32"
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")

@@ -82,7 +82,7 @@ def rules(reading: Reading) -> None:
     name = trainer.model(reading, "model_name_or_path")
     if reading["use_peft"]:
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -94,7 +94,7 @@ def rules(reading: Reading) -> None:
         weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
-               reading["eval_on_start"])
+                       reading["eval_on_start"])
 
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:
