@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictor.errors import InputError
@@ -20,7 +20,8 @@ from predictor.suggest import show
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
-CLOSING = str.maketrans("({", ")}")
+BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+"""What bash makes several words of."""
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
 LONGEST = 1 << 19
@@ -53,9 +54,9 @@ class _Block:
 def why(text: str, unknown: Mapping[str, str]) -> str:
     """What is missing where the shell's ``$`` is left in a word."""
     names = {f"${name}" for name in re.findall(r"\$\{?(\w+)", text)}
-    for left, reason in unknown.items():
+    for left in sorted(unknown, key=len, reverse=True):  # what is around before what is inside
         if left in names or left.startswith(("$(", "${")) and left in text:
-            return reason
+            return unknown[left]
     return "the variable is not set there; write its value"
 
 
@@ -86,12 +87,10 @@ class _Shell:
         self.lines: dict[str, int] = {}
 
     def run(self, text: str, line: int | None = None) -> None:
-        statements = list(Lexer(text, self.name).statements())
+        statements = list(Lexer(text, self.name, line).statements())
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
-            self.line, words = line or statement.line, list(statement.words)
-            for word in words if line else ():
-                word.line = line
+            self.line, words = statement.line, list(statement.words)
             certain = certain or before not in ("&&", "||")
             if not words and statement.after == "\n" or statement.names_function:
                 function = function or bool(words)
@@ -179,13 +178,10 @@ class _Shell:
         self.unknown[f"${name}"] = f"{name} {self.sourced}"
         self.variables[name] = f"${name}"
 
-    def _unread(self, text: str, because: str = "") -> str:
+    def _unread(self, text: str, line: int, because: str = "") -> str:
         """What stays of an expansion that is not understood, in one word, which another shell would leave as well."""
-        left = text
-        if re.search(r"\s", text):
-            start, brackets = re.match(r"(\$?([({]+)[^\s(){}$\"'`\\]*)", text).groups()
-            left = f"{start}…{brackets[::-1].translate(CLOSING)}"
-        self.unknown[left] = because or f"{show(text, 60)} in line {self.line} is not understood: write its value"
+        left = re.sub(r"\s+", "…", text)
+        self.unknown[left] = because or f"{show(text, 60)} in line {line} is not understood: write its value"
         return left
 
     def _command(self, words: list[Word], certain: bool) -> None:
@@ -237,9 +233,10 @@ class _Shell:
     def expanded(self, word: Word, splits: bool = True) -> list[str]:
         """The words that a word becomes."""
         done, current, size = [], None, 0
-        self.line = word.line or self.line
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
+            if splits and not (part.quoted or part.expands) and BRACES.search(part.text):
+                found = self._unread(f"${part.text}", self.line)
             size += len(found) + sum(map(len, found))
             if size > LONGEST:
                 raise InputError(f"{self.name}: line {self.line}: a word grows too long to be read")
@@ -269,15 +266,15 @@ class _Shell:
         """What an expansion stands for; itself if that is not known."""
         text = part.text
         if text.startswith("$(("):
-            return self._arithmetic(text)
+            return self._arithmetic(part)
         inner = text[2:-1] if text.startswith("${") else text[1:]
         if text.startswith("$("):
-            return self._expr(text)
+            return self._expr(part)
         if inner in ("@", "*") or inner.startswith("@:"):
             return "$@"
         match = PARAMETER.fullmatch(inner)
         if not match:
-            return self._unread(text)
+            return self._unread(text, part.line)
         name, index, colon, sign, word = match.groups()
         if self.sourced and name not in self.variables and not re.match(r"\d|SLURM_", name):  # which no file sets
             self._may_be_set(name)
@@ -290,33 +287,34 @@ class _Shell:
             item = dict(enumerate(self._list(name))).get(int(index[:6]), "")
         missing = item is None or bool(colon) and self._text(item) == ""
         if sign == "+":
-            return "" if missing else self._default(word)
+            return "" if missing else self._default(word, part.line)
         if sign and missing:
-            item = self._default(word)
+            item = self._default(word, part.line)
             if sign == "=":
                 self.variables[name] = item
         return f"${name}" if item is None else self._text(item)
 
-    def _default(self, word: str) -> str:
-        return "".join(self.expanded(Word([part for part in Lexer(word, self.name).double("")
+    def _default(self, word: str, line: int) -> str:
+        return "".join(self.expanded(Word([part for part in Lexer(word, self.name, line).double("")
                                            if part.text not in ('"', "'")]), False))
 
-    def _arithmetic(self, text: str) -> str:
+    def _arithmetic(self, part: Part) -> str:
         """Plain integers, with ``+ - * /``."""
         inner = re.sub(r"(?<![\w$])[A-Za-z_]\w*", lambda name: self._text(self._value(Part(f"${name[0]}", True))),
-                       self._default(text[3:-2]))
-        found = arithmetic.computed(inner)
-        return self._unread(text, self._missing(inner)) if found is None else str(found)
+                       self._default(part.text[3:-2], part.line))
+        return self._computed(part, arithmetic.computed(inner), inner)
 
-    def _expr(self, text: str) -> str:
+    def _expr(self, part: Part) -> str:
         """A command's output: that of ``expr`` with plain integers, each in a word of its own."""
-        first, *others = Lexer(text[2:-1], self.name).statements()
+        first, *others = Lexer(part.text[2:-1], self.name, part.line).statements()
         plain = first.first == "expr" and not others and all(word.keyword != "*" for word in first.words)  # no files
-        values = [value for word in first.words[1:] for value in self.expanded(replace(word, line=0))] if plain else []
-        found = arithmetic.of_expr(values)
-        return self._unread(text, self._missing(" ".join(values))) if found is None else str(found)
+        values = [value for word in first.words[1:] for value in self.expanded(word)] if plain else []
+        return self._computed(part, arithmetic.of_expr(values), " ".join(values))
 
-    def _missing(self, text: str) -> str:
-        """Why the first variable that is left is not known; empty if none is."""
+    def _computed(self, part: Part, found: int | None, text: str) -> str:
+        """A result; where there is none, what stays, because of the first variable that is left."""
+        if found is not None:
+            return str(found)
         left = next(iter(re.findall(r"\$[A-Za-z_]\w*", text)), "")
-        return self.unknown.get(left, left and f"{left[1:]} in line {self.line} is not set: write its value")
+        because = self.unknown.get(left, left and f"{left[1:]} in line {part.line} is not set: write its value")
+        return self._unread(part.text, part.line, because)

@@ -12,18 +12,15 @@ from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import show
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
-          "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
 
 def model(reading: Reading, name: str) -> str:
-    """The model that a hub id means; empty where none is named."""
-    if name not in reading:
-        return ""
-    found = hub.known(reading[name])
-    reading.put("model", found, name, because="" if found == reading[name] else reading[name])
-    return found
+    """The model that a hub id means, or an option of ours names; empty where none is named."""
+    if name in reading:
+        found = hub.known(reading[name])
+        reading.put("model", found, name, because="" if found == reading[name] else reading[name])
+    return reading.model
 
 
 def attention(reading: Reading, wanted: str | None, *names: str, default: str = "sdpa") -> None:
@@ -81,20 +78,6 @@ def finds_unused(checkpoints: bool, adapters: bool) -> bool:
     ``_build_accelerator_args``): checkpoints turn it off, but not under peft's model, which is no ``PreTrainedModel``.
     """
     return adapters or not checkpoints
-
-
-def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
-              because: str = "dtype auto: as the checkpoint has them, bf16 assumed") -> None:
-    """Weights and autocast without DeepSpeed: bf16 and fp16 of the training arguments are autocast."""
-    half = reading.half
-    if half == "fp16" and weights is None:
-        default, because = "fp32", "loss scaling takes no gradients of fp16"
-    if half:
-        reading.put("mixed_precision", half, half)
-    reading.put("dtype", weights or default, *names, because="" if weights else because)
-    if weights is None:
-        reading.note("the dtype of the checkpoint, which decides that of the weights: "
-                     f"{reading.workload['dtype']} is assumed (give dtype)")
 
 
 def together(reading: Reading) -> None:

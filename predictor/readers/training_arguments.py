@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
@@ -50,7 +50,7 @@ ARGUMENTS = {
 """transformers 5.17, training_args.py."""
 SCRIPT = {
     "model_name_or_path": part(TEXT, option="model"),
-    "torch_dtype": part(TEXT, option="dtype"),
+    "torch_dtype": part(weights.DTYPE_OR_AUTO, option="dtype"),
     "attn_implementation": part(TEXT, option="attn_implementation"),
     "sequence_length": to("sequence_length", LENGTH),
 }
@@ -84,7 +84,7 @@ def rules(reading: Reading) -> None:
         reading.note("use_peft: where the script trains with TRL's SFTConfig, not TrainingArguments: its "
                      "gradient_checkpointing and bf16 that are on unless they are given, and its loss")
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -93,10 +93,10 @@ def rules(reading: Reading) -> None:
     trainer.checkpointing(reading)
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, trainer.DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
+        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
-               reading["eval_on_start"])
+                       reading["eval_on_start"])
 
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:

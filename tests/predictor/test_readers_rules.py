@@ -130,7 +130,7 @@ def test_every_key_that_is_given_is_listed(path):
     _, source = readers.read(path=str(path))
     said = {name.lstrip("-") for row in source.values if row.origin == READ for name in row.names}
     notes = " ".join(source.not_modelled)
-    given = readers._named_by_command(readers._file(str(path), {}))[0].values
+    given = readers._named_by_command(readers._file(str(path)))[0].values
     assert [key for key, item in given.items() if item is not None and key not in {*said, *source.without_effect} and
             key not in notes] == []
 
@@ -227,3 +227,51 @@ def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said)
     with pytest.raises(InputError) as caught:
         launched(tmp_path, FSDP.format("true").replace(before, after))
     assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "torch_compile is not supported yet"),
+    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
+    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
+def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        Workload.from_mapping(launched(tmp_path, text)[0])
+
+
+def local(directory: Path, **keys) -> str:
+    (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]} | keys))
+    return str(directory)
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [({"torch_dtype": "float32"}, "fp32"), ({"dtype": "float16"}, "fp16"),
+                                             ({"dtype": "bfloat16"}, "bf16")])
+@pytest.mark.parametrize("asked", [{}, {"torch_dtype": "auto"}])
+def test_weights_are_of_the_dtype_in_the_models_own_configuration(tmp_path, keys, dtype, asked):
+    path = local(tmp_path, **keys)
+    values, source = of_file(tmp_path, GPT2 | {"model_name_or_path": path} | asked)
+    assert values["dtype"] == dtype and source.place("dtype") == f"{path}: {next(iter(keys))}"
+    assert not any("dtype of the checkpoint" in note for note in source.not_modelled)
+
+
+@pytest.mark.parametrize("keys", [{}, {"fsdp": "full_shard"}])
+def test_where_the_model_does_not_say_its_dtype_the_assumed_one_is_named(tmp_path, keys):
+    values, source = of_file(tmp_path, GPT2 | keys)
+    assert values["dtype"] == "bf16"
+    assert "the dtype of the checkpoint, which decides that of the weights: bf16 is assumed (give dtype)" in source.not_modelled
+
+
+def test_an_option_s_model_is_the_one_that_is_read_for(tmp_path):
+    found, _ = readers.read(words=["python", "train.py", "--output_dir", "x", "--max_length", "8", "--use_peft", "True"],
+                            options={"model": local(tmp_path, dtype="float32")})
+    assert found["lora"]["target_modules"] == ["c_attn"] and found["dtype"] == "fp32"
+
+
+def test_ms_swift_trains_in_the_half_of_the_models_own_dtype(tmp_path):
+    values, _ = of_file(tmp_path, SWIFT | {"model": local(tmp_path, torch_dtype="float32")})
+    assert (values["dtype"], values["mixed_precision"]) == ("fp32", "fp16")
+
+
+def test_a_dtype_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(InputError, match="job.yaml: torch_dtype must be one of auto, bf16, fp16, fp32, not \"bfloat61\""):
+        of_file(tmp_path, GPT2 | {"torch_dtype": "bfloat61"})
