@@ -18,7 +18,8 @@ from predictor.suggest import named, nearest, show
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}
 """Name -> module; the first whose marks a configuration has is its format."""
-PROGRAMS = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl"}
+PROGRAMS = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
+            "trl": "transformers"}
 MODULES = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
 WHAT = "the training's configuration"

@@ -26,14 +26,7 @@ LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.lau
 TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",),
          "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo", "distillation")}
 """Commands of frameworks -> what they train by."""
-REFUSED = {
-    r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py":
-        "supervised training with next-token loss (swift sft, swift pt) is predicted",
-    r"trl \w+|trl\.scripts\.\w+|(?:.*/)?trl/scripts/\w+\.py":
-        "TRL's trainers have a loss of their own, and its SFTConfig other defaults than TrainingArguments (1.16: "
-        "gradient_checkpointing and bf16 are on, max_length is 1024): name the model and give the keys of the workload",
-}
-"""Programs that train in a way that is not predicted -> what to do."""
+RLHF = re.compile(r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py")
 SHELLS = ("bash", "sh")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -61,9 +54,9 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     if command is None:
         raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
-    for program, instead in REFUSED.items():
-        if re.fullmatch(program, command.program):
-            raise InputError(f"{name}: {command.program} is not supported: {instead}")
+    if RLHF.fullmatch(command.program):
+        raise InputError(f"{name}: {command.program} is not supported: supervised training with next-token loss (swift "
+                         "sft, swift pt) is predicted")
     command.environment = {**(environment or {}), **command.environment}
     unknown = {**command.unknown, **(unknown or {})}
     if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from predictor import cli, readers
+from predictor import cli
 from tests.calibrate.small_jobs import SEQUENCE, model_file
 
 TRAIN = ["train.py", "--output_dir", "out", "--bf16", "True", "--torch_dtype", "bfloat16", "--my_thing", "1"]
@@ -91,8 +91,7 @@ ABSENT = "sequence_length is not given: say how many tokens a sample has, image 
     ([*LLAVA, "google/siglip-so400m-patch14-384"], '--vision_tower is "google/siglip-so400m-patch14-384": beside *'),
     (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16, which ms-swift trains under autocast*"),
     (["swift", "rlhf", "--rlhf_type", "dpo", *QWEN], "swift rlhf is not supported: supervised training *"),
-    (["trl", "sft", *RUN[4:]], "trl sft is not supported: *SFTConfig*"),
-    (["accelerate", "launch", "trl/scripts/sft.py", *RUN[4:]], "trl/scripts/sft.py is not supported: *SFTConfig*"),
+    (["trl", "sft", *RUN[4:]], "trl sft trains with TRL's SFTConfig, *"),
 ])
 def test_an_error_about_a_key_names_the_one_that_the_user_wrote_or_left_out(capsys, words, message):
     code, _, err = answer(capsys, "predict", "--", *words)
@@ -122,11 +121,6 @@ def test_auto_of_a_config_alone_is_not_called_absent(capsys, tmp_path):
     path.write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
     err = answer(capsys, "predict", "gpt2", "--sequence-length", "64", "--from", str(path))[2]
     assert err == f'peakcast: error: {path}: fp16.enabled is "auto", and nothing says what it becomes: give dtype fp16 or fp32\n'
-
-
-def test_flags_of_trl_are_read_and_what_its_trainer_does_is_named():
-    values, source = readers.read(words=[*RUN, "--block_size", "64", "--use_peft"])
-    assert values["lora"]["r"] == 16 and any("TRL's SFTConfig" in note for note in source.not_modelled)
 
 
 @pytest.mark.parametrize("words, message", [
