@@ -83,10 +83,12 @@ def finds_unused(checkpoints: bool, adapters: bool) -> bool:
 def together(reading: Reading) -> None:
     """Not everything was compared with every kernel: the nearest that was is predicted, and named."""
     workload = reading.workload
-    if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
+    narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
+    if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
         reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
         mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
-        reading.note(f"flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention{mask}")
+        reading.note("flash_attention_2 in a tower that peft makes fp32, which runs under autocast alone: predicted as "
+                     f"PyTorch's own attention{mask}")
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return

@@ -181,13 +181,14 @@ def test_several_visible_gpus_without_a_launcher_are_named():
     assert any("nn.DataParallel" in note for note in source.not_modelled)
 
 
-def test_axolotls_packed_qlora_is_predicted(tmp_path):
-    values, source = of_file(tmp_path, AXOLOTL | {"adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
+@pytest.mark.parametrize(("base", "attention"), [("NousResearch/Llama-3.2-1B", "flash_attention_2"), ("Qwen/Qwen2-VL-7B", "sdpa")])
+def test_axolotls_packed_qlora_is_predicted(tmp_path, base, attention):
+    values, source = of_file(tmp_path, AXOLOTL | {"base_model": base, "adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
                                                   "sequence_len": 512, "flash_attention": True})
     asked = Workload.from_mapping(values)
     compared.check(asked)
-    assert asked.quantization and asked.padding == "packed"
-    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled)
+    assert asked.quantization and asked.padding == "packed" and asked.attn_implementation == attention
+    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled) == (attention == "sdpa")
 
 
 FSDP = """distributed_type: FSDP
