@@ -268,10 +268,10 @@ class _Shell:
         if text.startswith("$(("):
             return self._arithmetic(part)
         inner = text[2:-1] if text.startswith("${") else text[1:]
-        if text.startswith("$("):
+        if re.match(r"\$\(\s*expr\s", text):
             return self._expr(part)
-        if inner in ("@", "*") or inner.startswith("@:"):
-            return "$@"
+        if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
+            return self._unread(text, part.line) if text.startswith("$(") else "$@"
         match = PARAMETER.fullmatch(inner)
         if not match:
             return self._unread(text, part.line)
