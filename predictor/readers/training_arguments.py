@@ -72,7 +72,7 @@ ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"),
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
 OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
-          "1024), and a loss of its own that keeps no logits of all tokens, which is not predicted: use peakcast learn")
+          "1024), and a loss of its own, which is not predicted: use peakcast learn")
 """TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
