@@ -167,6 +167,17 @@ class Record:
     not_predicted: str | None
     in_training: InTraining | None = None
 
+    def check_shapes(self) -> None:
+        """Refuses a training whose batches no one workload describes.
+
+        Raises:
+            InputError: batches of several shapes ran.
+        """
+        shapes = self.in_training.batches + self.in_training.smaller if self.in_training else ()
+        if len(shapes) > 1:
+            raise InputError("batches of several shapes ran in these steps, and a workload has one: "
+                             f"{', '.join(shapes)}")
+
     def peak(self, counter: str) -> Peak:
         """Largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``."""
         row = max(self.job.moments, key=lambda row: getattr(row, counter))  # max keeps the first of equals

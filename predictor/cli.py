@@ -102,7 +102,11 @@ def _run(argv: list[str]) -> int:
     for (command, option), path in ANSWERED_BY.items():
         if command == name and getattr(arguments, option) is not None:
             module = importlib.import_module(path)
-    return module.run(arguments)
+    try:
+        return module.run(arguments)
+    except InputError as error:
+        source = getattr(arguments, "source", None)
+        raise InputError(source.told(str(error)) if source else error) from None
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:

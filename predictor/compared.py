@@ -67,17 +67,5 @@ def check(workload: Workload) -> None:
             if getattr(workload, name) not in seen and (recomputes or not name.startswith("gradient_checkpointing")):
                 value = thaw(getattr(workload, name))
                 said = name if len(str(value)) > 80 else f"{name} {show(value, 80)}"
-                raise InputError(f"{_place(workload, name, feature)}{said}: not predicted with {feature} yet: leave "
-                                 "one of them out, or use peakcast learn")
-
-
-SAID_BY = {"zero_stage": ("deepspeed",), "engine": ("deepspeed", "fsdp", "engine"), "offload": ("deepspeed",),
-           "flash_attention_2": ("attn_implementation",)}
-"""What a message names -> keys that say it, where they have other names."""
-
-
-def _place(workload: Workload, name: str, feature: str) -> str:
-    """File and keys in front, where they were read from somebody else's configuration."""
-    keys = [key for said in (name, feature.partition(" ")[0]) for key in SAID_BY.get(said, (said,))]
-    place = workload.source.place(*keys) if workload.source else ""
-    return f"{place}: " if place else ""
+                raise InputError(f"{said}: not predicted with {feature} yet: leave one of them out, or use peakcast "
+                                 "learn")

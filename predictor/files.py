@@ -15,19 +15,21 @@ from predictor.suggest import named, show
 LARGEST_FILE_BYTES = 4 << 20
 
 
-def read_mapping(path: str | os.PathLike[str], what: str) -> dict[Any, Any]:
+def read_mapping(path: str | os.PathLike[str], what: str, strict_for: str = "") -> dict[Any, Any]:
     """The mapping in a ``.json`` file, or in a YAML file of any other name.
 
     Args:
         path: relative to the current directory.
         what: what the file is for, for the messages: "the DeepSpeed config".
+        strict_for: who takes plain JSON alone, whatever the file is called.
 
     Raises:
         InputError: no such file, not readable, not UTF-8, a syntax error, a repeated key, no mapping.
     """
     name = named(path)
     text = read_text(path, what)
-    value = parse_json(text, name) if name.lower().endswith(".json") else parse_yaml(text, name)
+    value = parse_json(text, name, strict_for) if strict_for or name.lower().endswith(".json") else \
+        parse_yaml(text, name)
     if not isinstance(value, dict):
         raise InputError(f"{name}: holds {_kind(value)}, not a mapping of keys to values")
     return value
@@ -73,12 +75,15 @@ def write_whole(path: str, data: bytes) -> None:
         raise InputError(f"{named(path)}: cannot be written: {error.strerror}") from None
 
 
-def parse_json(text: str, name: str) -> Any:
-    """JSON, with the comments and trailing commas that DeepSpeed's own reader (hjson) also accepts."""
+def parse_json(text: str, name: str, strict_for: str = "") -> Any:
+    """JSON, with the comments and trailing commas that DeepSpeed's own reader (hjson) also accepts; without them where
+    somebody else reads it."""
+    text = text if strict_for else _plain(text)
     try:
-        return json.loads(_plain(text), object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
+        return json.loads(text, object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
     except json.JSONDecodeError as error:
-        raise InputError(f"{name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise InputError(f"{name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}" + (
+            f" ({strict_for} takes no comments and trailing commas)" if strict_for else "")) from None
     except (ValueError, RecursionError):  # an integer of thousands of digits; thousands of brackets
         raise InputError(f"{name}: not valid JSON: a number or the nesting is too long") from None
 

@@ -68,13 +68,14 @@ def check_pictures(workload: Workload, config: models.ModelConfig) -> None:
     Raises:
         InputError: it takes none, or others.
     """
+    said = f"image_size {workload.image_size}"
     if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
-        raise InputError(f"image_size {workload.image_size}: {takes}; leave it out")
+        raise InputError(f"{said}: {takes}; leave it out")
     if len(workload.image_sizes) > 1 and (workload.video_frames or config.kind is models.Kind.IMAGE):
         media = "videos" if workload.video_frames else "pictures"
-        raise InputError(f"image_size {workload.image_size}: {media} of one batch have one size: give one")
+        raise InputError(f"{said}: {media} of one batch have one size: give one")
 
 
 def regimes_at(workload: Workload, shapes: Iterable[Shape]) -> list[tuple[str, str, str]]:

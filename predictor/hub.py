@@ -67,7 +67,7 @@ def known(name: str) -> str:
     """
     if os.path.isfile(name) or (Path(name) / "config.json").is_file() or ":" in name:
         return name
-    last = name.rstrip("/").rpartition("/")[2].lower()
+    last = _last(name)
     while last:
         found = ALIASES.get(last, last)
         if found in models.known_names():
@@ -81,10 +81,18 @@ def known(name: str) -> str:
 
 def llava(name: str, tower: str | None) -> str:
     """The known model of a language model with CLIP and a projector of two layers, as LLaVA's scripts name them."""
-    last = name.rstrip("/").rpartition("/")[2].lower()
-    if tower and last in LANGUAGE_MODELS and tower.rstrip("/").rpartition("/")[2].lower() == CLIP:
-        return LANGUAGE_MODELS[last]
+    if tower and is_language_model_of_llava(name) and _last(tower) == CLIP:
+        return LANGUAGE_MODELS[_last(name)]
     return known(name)
+
+
+def is_language_model_of_llava(name: str) -> bool:
+    """Whether it is one of :data:`LANGUAGE_MODELS`, alone."""
+    return _last(name) in LANGUAGE_MODELS
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def config(name: str) -> models.ModelConfig | None:

@@ -76,7 +76,10 @@ class Inputs:
         pixels = self._pixels([[size] * count])
         if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
             pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
-        found = ask(features, self._fitting(pixels, features)).pooler_output
+        from predictor import flash_attention
+
+        with flash_attention.on_meta():  # the package itself takes no such tensors
+            found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1
@@ -164,8 +167,8 @@ class Inputs:
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
             if size is None:
-                raise InputError(f"image_size: {self.config.name} takes pictures of any size: say which, such as 1024 "
-                                 "or 768x1024 (height x width)")
+                raise InputError(f"image_size is not given: {self.config.name} takes pictures of any size: say which "
+                                 "by --image-size, such as 1024 or 768x1024 (height x width)")
             made = pictures.processed(self._processor, samples)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}

@@ -41,7 +41,8 @@ def _engine(workload: Workload, _: Formula) -> str:
     name = workload.engine if workload.zero_stage is None else f"ZeRO-{workload.zero_stage}"
     offload = f"offload {workload.offload}" if workload.offload else ""
     parts = "tensor parallel" if workload.tensor_parallel_size > 1 else ""
-    return _joined(name, parts, offload, _options(workload.ddp), _options(workload.fsdp))
+    ddp = {key: value for key, value in (workload.ddp or {}).items() if key != "find_unused_parameters"}  # has a note
+    return _joined(name, parts, offload, _options(ddp), _options(workload.fsdp))
 
 
 def _optimizer(workload: Workload, _: Formula) -> str:

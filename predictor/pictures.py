@@ -131,7 +131,8 @@ def processed(made, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Ten
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         sizes = ", ".join(sorted({f"{height}x{width}" for sizes in samples for height, width in sizes}))
-        raise InputError(f"image_size: the model cannot take pictures of {sizes} ({reason})") from None
+        raise InputError(f"image_size: the model cannot take pictures of {sizes} ({reason}): give others by "
+                         "--image-size") from None
     return {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
 
 
@@ -145,8 +146,8 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
 
     name, side = config.document["model_type"], getattr(hf_config.vision_config, "image_size", None)
     if size is None and not isinstance(side, int):
-        raise InputError(f"image_size: {config.name} takes videos of any size: say which, such as 480x640 (height x "
-                         "width)")
+        raise InputError(f"image_size is not given: {config.name} takes videos of any size: say which by --image-size, "
+                         "such as 480x640 (height x width)")
     if name not in VIDEO_SETTINGS:
         raise InputError(f"video_frames {frames}: videos of model_type {name} are not predicted yet; leave it out")
     if importlib.util.find_spec("torchvision") is None:

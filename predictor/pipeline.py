@@ -22,7 +22,7 @@ from predictor import (
 )
 from predictor.answer import answer
 from predictor.calibrated import Margin
-from predictor.engine.engines import ENGINES, Engine, name_of
+from predictor.engine.engines import ENGINES, UNUSED, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.engine.setup import Setup
@@ -115,6 +115,8 @@ class Job:
     def notes(self) -> tuple[str, ...]:
         """What is not modelled of this job."""
         notes = ENGINES[self.setup.engine].notes + (self.setup.zero.notes if self.setup.zero else ())
+        if self.workload.ddp and self.workload.ddp.get("find_unused_parameters"):
+            notes += (UNUSED,)
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:

@@ -37,8 +37,9 @@ _FP16 = dict.fromkeys(("fp16", "float16", "torch.float16"), "use bf16")
 
 
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
-            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"), "padding": ("none", "right"),
-            "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
+            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
+            "padding": ("none", "right", "packed"), "use_liger_kernel": (False,),
+            "gradient_checkpointing_modules": ((),),
             "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
 """Values of keys that were compared with runs of layers of few bits; others are not predicted."""
 FOUR_BITS = FrozenMap({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
@@ -205,6 +206,7 @@ def replace(model, wanted: Quantized) -> None:
         if wanted.bits == 8:
             layer.init_8bit_state()
     setattr(model, f"is_loaded_in_{wanted.bits}bit", True)  # as transformers marks it; peft asks
+    base._assign_is_quantized(model)  # and flash attention
 
 
 def _packed(layer, wanted: Quantized):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from predictor.values import freeze, thaw
 
 READ, DEFAULT, OVERRIDDEN = "read", "default", "overridden"
 """What a value can be: given by the user, filled in by the framework, or given again by an option of ours."""
+SAID_BY = {"engine": ("deepspeed", "fsdp"), "zero_stage": ("deepspeed",), "offload": ("deepspeed",)}
+"""What messages name -> further keys that say it."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,15 @@ class Value:
     because: str = ""
 
     @property
-    def place(self) -> str:
-        """File and key, as a message names them."""
-        if self.origin == DEFAULT:
-            return f"{self.key} (default of {self.where})"
-        return f"{self.where}: {', '.join(self.names)}"
+    def unsaid(self) -> str:
+        """The value, and why it is so where no key says it; empty where one does."""
+        why = [f"default of {self.where}"] * (self.origin == DEFAULT)
+        missing = " nor ".join(name for name in self.names if name != self.key) if why else ""
+        if missing:
+            why.append(f"as neither {missing} is given" if " nor " in missing else f"as {missing} is not given")
+        why += [self.because] * bool(self.because)
+        shown = f" {self.value}" if isinstance(self.value, (str, int, float)) else ""
+        return f"{self.key}{shown}: {', '.join(why)}" if why else ""
 
     def said_by(self, file: str, name: str) -> Value:
         """The same, read from one more key of a file."""
@@ -54,6 +61,7 @@ class Source:
         file: path, or ``the command``.
         without_effect: keys that were given and that memory does not depend on.
         not_modelled: what the framework does that a prediction leaves out.
+        asked_by: keys of a workload -> keys of the format that say them.
     """
 
     format: str
@@ -62,26 +70,61 @@ class Source:
     values: tuple[Value, ...]
     without_effect: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
+    asked_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def overriding(self, keys: Collection[str]) -> Source:
         """The same, where options of ours give these keys again."""
         return replace(self, values=tuple(
             replace(value, origin=OVERRIDDEN) if value.key in keys else value for value in self.values
-            if value.key in keys or value.key.partition(".")[0] not in keys))
+            if value.key in keys or value.key.partition(".")[0] not in keys),
+            asked_by={key: names for key, names in self.asked_by.items() if key not in keys})
 
     def place(self, *keys: str) -> str:
         """File and keys, as the user gave them, that say these keys of a workload; empty if none was read."""
-        found = [value for value in self.values if value.key in keys and value.origin == READ and value.names]
+        found = [value for value in self.values if value.key in keys and value.origin == READ]
         where = dict.fromkeys(value.where for value in found)
-        return "; ".join(f"{file}: " + ", ".join(dict.fromkeys(
-            name for value in found if value.where == file for name in value.names)) for file in where)
+        return "; ".join(": ".join(filter(None, (file, ", ".join(dict.fromkeys(
+            name for value in found if value.where == file for name in value.names))))) for file in where)
+
+    def knows(self, key: str) -> bool:
+        """Whether it says this key of a workload, or could."""
+        return key in self.asked_by or any(value.key == key for value in self.values)
+
+    def told(self, message: str) -> str:
+        """An error about keys of a workload, as the user who wrote other keys can act on it: in front the file and its
+        keys that say what the message names; behind it what a framework made of keys, or of their absence."""
+        problem = message.removeprefix("explore: ").rpartition(": ")[0] or message  # without what to do
+        rows = [row for row in self.values if row.origin != OVERRIDDEN and _is_about(problem, row.key, row.value)]
+        asked = [names for key, names in self.asked_by.items() if message.startswith(f"{key} is not given")]
+        if not rows and not asked:
+            return message
+        behind = [row.unsaid for row in rows if not row.because or row.because not in message]
+        behind += [f"by {'one of ' * (len(names) > 1)}{', '.join(names)}" for names in asked]
+        place = self.place(*(row.key for row in rows)) or self.file
+        named = place.rpartition(": ")[2].lstrip("-")
+        if re.match(rf"{re.escape(named)}\b", message):  # the key has that name there
+            message = place + message.removeprefix(named)
+        elif not any(message.startswith(f"{row.where}: ") for row in self.values):
+            message = f"{place}: {message}"
+        return message + f" ({'; '.join(filter(None, behind))})" * any(behind)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the result's key ``source``; what is not modelled is listed there."""
         document = asdict(replace(self, values=()))
-        del document["not_modelled"]
+        del document["not_modelled"], document["asked_by"]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
+
+
+def _is_about(problem: str, key: str, item: Any) -> bool:
+    """Whether a message names a key, as messages do: in its first words, after "with", with its value; or by the value
+    alone. Those with an underscore are no English words."""
+    words = [key, *(word for word, keys in SAID_BY.items() if key in keys)]
+    written = [word for word in (*words, item) if isinstance(word, str) and "_" in word]
+    said = [rf"\b{re.escape(word)}\b" for word in written]
+    said += [rf"(?:^|\bwith ){word}\b" for word in words]
+    said += [rf"\b{key}(?: is)? \W?{re.escape(item)}\b"] if isinstance(item, str) else []
+    return any(re.search(pattern, problem) for pattern in said)
 
 
 def value(key: str, given: Any, origin: str, where: str, *names: str, because: str = "") -> Value:

@@ -35,7 +35,7 @@ from predictor.values import (
 from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS, KeyProblem, resolve
 
 DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
-       "find_unused_parameters": Later("freeze the parameters without gradient"),
+       "find_unused_parameters": Flag(),
        "static_graph": Later("leave it out: without it DDP allocates less")}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}

@@ -197,6 +197,9 @@ def _resolve_weights(settings: dict[str, Any], given: dict[str, Any], name: str)
     """Where neither section settles the dtype, ours does, as Hugging Face fills it in."""
     dtype = given.get("dtype")
     if dtype is None and settings.get("bf16.enabled") != "auto":
+        if settings.get("fp16.enabled") == "auto":
+            raise InputError(f'{name}: fp16.enabled is "auto", and nothing says what it becomes: give dtype fp16 or '
+                             "fp32")
         raise InputError(f'{name}: bf16.enabled is not true: add "bf16": {{"enabled": true}}, or give dtype fp16 or '
                          "fp32")
     if settings.get(f"{dtype}.enabled") is False:

@@ -124,7 +124,7 @@ def swift() -> dict[str, Any]:
 
     path = EXAMPLES / "swift.sh"
     given = command.from_script(path.read_text(), path.name, str(path)).values
-    values, _ = read(path=str(path), gpus=1)
+    values, _ = read(path=str(path), options={"data_parallel_size": 1})
     chosen = {key: given[key] for key in ("per_device_train_batch_size", "lora_rank", "max_length")}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(TINY))

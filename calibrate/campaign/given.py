@@ -23,7 +23,8 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     """A row for each file.
 
     Raises:
-        InputError: no record, or one of a job that ran out of memory or was not predicted.
+        InputError: no record, or one of a job that ran out of memory, was not predicted or had batches of several
+            shapes.
     """
     return [row_of(records.read(path), named(path)) for path in paths]
 
@@ -35,6 +36,10 @@ def row_of(record: Record, name: str) -> Row:
     if record.predicted is None or not record.job.moments:
         raise InputError(f"{name}: it was not predicted ({record.not_predicted or 'nothing was measured'}): leave it "
                          "out")
+    try:
+        record.check_shapes()
+    except InputError as error:
+        raise InputError(f"{name}: {error}: leave it out") from None
     workload = Workload.from_mapping(dict(record.workload), name)
     job = Job({key: value for key, value in workload.resolved().items() if key not in NOT_OF_THE_JOB}
               | {"rank": record.rank}, "holdout", GROUP)

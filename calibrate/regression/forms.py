@@ -68,10 +68,7 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
     if device.injected:
         raise InputError("measured on an emulated GPU that was changed on purpose (injected): no measurement of a "
                          f"{device.name}")
-    ran = record.in_training
-    if ran and len(ran.batches) + len(ran.smaller) > 1:
-        raise InputError("batches of several shapes ran in these steps, and a workload has one: "
-                         f"{', '.join(ran.batches + ran.smaller)}")
+    record.check_shapes()
     if not job.moments:
         raise InputError("it has no moments: nothing was measured")
     gpu = _gpu(workload.gpu or device.name)

@@ -11,6 +11,7 @@ from calibrate.measure import ALLOCATOR_VARIABLES
 from predictor import gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
+from predictor.readers.trainer import finds_unused
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -55,12 +56,11 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
     return keys | optimizer_keys(optimizer)
 
 
-def trainer_ddp_keys(args: Any, checkpoints: bool) -> dict[str, Any]:
-    """``engine`` and ``ddp`` of a Trainer on several GPUs (transformers 5.17, trainer.py,
-    ``_build_accelerator_args``)."""
+def trainer_ddp_keys(args: Any, checkpoints: bool, adapters: bool) -> dict[str, Any]:
+    """``engine`` and ``ddp`` of a Trainer on several GPUs."""
     unused = args.ddp_find_unused_parameters
-    return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, not checkpoints if unused is None else unused,
-                    bool(args.ddp_static_graph), False)
+    unused = finds_unused(checkpoints, adapters) if unused is None else unused
+    return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, unused, bool(args.ddp_static_graph), False)
 
 
 def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> dict[str, Any]:

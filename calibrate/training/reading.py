@@ -83,7 +83,7 @@ def of_trainer(args: Any, model: Any, optimizer: Any, processing_class: Any, sam
         mine.pop("dtype")  # DeepSpeed casts every weight; under autocast those of 4 bits have a default
     ranks = loop_keys.ranks()[1]
     if ranks > 1 and "deepspeed" not in keys:
-        keys |= loop_keys.trainer_ddp_keys(args, mine["gradient_checkpointing"])
+        keys |= loop_keys.trainer_ddp_keys(args, mine["gradient_checkpointing"], "lora" in mine)
     return _reading(keys | mine, model, processing_class, device, directory)
 
 

@@ -7,28 +7,33 @@ map of what fits redraw at once. Bytes and verdicts are those of peakcast predic
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 
 from predictor.commands import options, output
 from predictor.errors import InputError
-from predictor.workload import KEYS
+from predictor.values import thaw
+from predictor.workload import KEYS, Workload
 
 EXAMPLES = """examples:
   peakcast explore llava-1.5-7b -o page.html
   peakcast explore llava-1.5-13b --recipe pretrain --zero-stage 2 --data-parallel-size 8 \\
       --gpu a100-40gb -o page.html
   peakcast explore --workload job.yaml --degrees 1,8,16 -o page.html --json
+  peakcast explore --from finetune.sh --gpu a100-80gb -o page.html
 
-The workload's shape, engine and GPU are what the page starts with. Half a minute for the usual
-engines and degrees; more for a model that must be traced first. exit codes: 0 written, 2 bad input
+The workload's shape, engine and GPU are what the page starts with. Half a minute on idle cores for the
+usual engines and degrees, minutes on busy ones or for a model that must be traced first.
+exit codes: 0 written, 2 bad input
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the workload's options, where the page goes, and its degrees."""
     options.add_workload(parser)
+    options.add_from(parser)
     group = parser.add_argument_group("page")
     group.add_argument("-o", "--output", metavar="FILE.html", help="where the page goes")
     group.add_argument("--force", action="store_true", help="overwrite a file that exists")
@@ -49,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     degrees = _degrees(arguments.degrees) if arguments.degrees is not None else settings.DEGREES
     found = settings.find(workload, degrees, output.progress)
-    made = content.content(found, _words(arguments, settings.PAGES_OWN), _composing)
+    made = content.content(found, _words(arguments, workload, settings.PAGES_OWN), _composing, _trains(arguments))
     text = page.page(made)
     output.write_file(arguments.output, text)
     written = {"path": arguments.output, "bytes": len(text.encode()), "model": workload.model,
@@ -77,10 +82,20 @@ def _degrees(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _words(arguments: argparse.Namespace, controlled: Sequence[str]) -> list[str]:
+def _trains(arguments: argparse.Namespace) -> list[str]:
+    """What stands behind all options."""
+    return ["--", *map(shlex.quote, arguments.command)] if arguments.command else []
+
+
+def _words(arguments: argparse.Namespace, workload: Workload, controlled: Sequence[str]) -> list[str]:
     """The workload as words of a command line, without what the page's controls say."""
     words = [arguments.model] if arguments.model else []
-    words += ["--workload", arguments.workload] if arguments.workload else []
+    for name, file in (("workload", arguments.workload), ("from", arguments.from_file),
+                       ("from-format", arguments.from_format)):
+        words += [f"--{name}", file] if file else []
+    for name in ("deepspeed", "ddp") if workload.source else ():  # the engine that a control says stands for all read
+        if getattr(arguments, name) is None and name not in workload.filled_in:
+            words += [f"--{name}", json.dumps(thaw(getattr(workload, name)))]
     for name in KEYS:
         given, option = getattr(arguments, name), "--" + name.replace("_", "-")
         if name in (*controlled, "model") or given is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictor import models
@@ -24,6 +26,8 @@ GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compu
           "gpu": "GPU and software"}
 ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
 """One of them given by an option stands for all of them that were read."""
+CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
+"""Ends of files that ``--from`` reads."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +81,8 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse
 
 
-def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]:
-    """What a framework's configuration says, if one is given."""
+def _read(arguments: argparse.Namespace, said: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
+    """What a framework's configuration says, if one is given; ``said`` is what options of ours say."""
     path, command = getattr(arguments, "from_file", None), getattr(arguments, "command", None)
     form = getattr(arguments, "from_format", None)
     given = [name for name, item in (("--from", path), ("-- COMMAND", command), ("--workload", arguments.workload))
@@ -93,9 +97,7 @@ def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], Source | None]
         raise InputError("a command is missing after --: peakcast predict -- deepspeed train.py …")
     from predictor.readers import read
 
-    gpus = arguments.data_parallel_size
-    return read(path=path, words=command, form=form, gpus=gpus and _from_text(
-        "data_parallel_size", KEYS["data_parallel_size"].metadata["kind"], gpus))
+    return read(path=path, words=command, form=form, options=said)
 
 
 @dataclass(frozen=True)
@@ -133,37 +135,40 @@ def given(arguments: argparse.Namespace) -> Given:
         InputError: with the file or the option in front.
     """
     path = arguments.workload
-    values, source = _read(arguments)
+    said = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
+            for name, entry in KEYS.items() if getattr(arguments, name) is not None}
+    values, source = _read(arguments, said)
+    if hasattr(arguments, "from_file"):
+        _check_model(said.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}
     file = named(path) if path else ""
     check_names(values, file)
-    from_options = set()
-    for name, entry in KEYS.items():
-        given = getattr(arguments, name)
-        if given is not None:
-            values[name] = _over(values.get(name), given, _from_text(name, entry.metadata["kind"], given))
-            from_options.add(name)
-
+    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in said.items()}
+    from_options = said.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
         from predictor import learned
 
         values = learned.fill(values)
-    elif source and "model" not in from_options and (place := source.place("model")):
-        try:
-            models.find(values["model"])
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-
-    places = {row.key: row.place for row in source.values} if source else {}
 
     def label(name: str) -> str:
-        if name in places and name not in from_options:
-            return places[name]
+        if source and name not in from_options and source.knows(name):  # whoever shows the message says where
+            return name
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
-    return Given(values, frozenset(from_options), label, source.overriding(overridden) if source else None)
+    return Given(values, frozenset(from_options), label, arguments.source)
+
+
+def _check_model(model: str) -> None:
+    """Refuses a training's configuration where a model is expected."""
+    if Path(model).suffix.lower() in CONFIGURATIONS and os.path.isfile(model):
+        try:
+            models.find(model)
+        except InputError:
+            raise InputError(f"MODEL {named(model)}: is no configuration of a model: if a training is configured "
+                             f"there, give it as --from {named(model)}") from None
 
 
 def _over(before: Any, given: Any, said: Any) -> Any:

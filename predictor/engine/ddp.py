@@ -152,7 +152,8 @@ def _refuse_unused(micro: MicroStep, tensors: Sequence[Parameter]) -> None:
     unused = [tensor.name for index, tensor in enumerate(tensors) if tensor.trainable and index not in arrived]
     if unused:
         raise InputError(f"engine ddp: {len(unused)} trainable parameters get no gradient, and DDP stops at that "
-                         f"(the first is {unused[0]}): add them to frozen; find_unused_parameters is not modelled yet")
+                         f"(the first is {unused[0]}): add them to frozen, whose gradients find_unused_parameters "
+                         "would make, which is not modelled yet")
 
 
 def _check_sharded(tensors: Sequence[Parameter], takes_gradients: bool) -> None:

@@ -38,12 +38,14 @@ class Content:
     columns: bytes
 
 
-def content(settings: Settings, command: Sequence[str], progress: Progress = lambda rows: rows) -> Content:
+def content(settings: Settings, command: Sequence[str], progress: Progress = lambda rows: rows,
+            training: Sequence[str] = ()) -> Content:
     """Composes all runs of a page.
 
     Args:
         command: words of ``peakcast predict`` that the page's controls do not set.
         progress: wraps the list of runs to compose.
+        training: words that stand behind those of the controls.
     """
     tables = Tables()
     groups = _groups(settings)
@@ -54,7 +56,8 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
         formulas[number]["runs"][_run_name(job)] = _runs(job, limits, tables, starts)
     base = settings.base
     document = {
-        "version": VERSION, "model": base.model, "command": list(command), "moments": [m.value for m in MOMENTS],
+        "version": VERSION, "model": base.model, "command": list(command), "training": list(training),
+        "moments": [m.value for m in MOMENTS],
         "factors": [{"name": factor.value, "colour": COLOURS[factor]} for factor in FACTORS],
         "stack": [FACTORS.index(factor) for factor in STACK],
         "first": {"batch": base.per_device_train_batch_size, "sequence": base.sequence_length or 0,
@@ -172,14 +175,15 @@ def _limits(settings: Settings) -> dict[str, Any]:
 
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
-    found = []
+    found, source = [], settings.base.source
+    read = source.not_modelled if source else ()
     for name, label in LABELS.items():
         jobs = {degree: job for (engine, degree, *_), job in settings.jobs.items() if engine == name}
         if jobs:
             stage = ENGINES[name].chosen_by
             found.append({"name": name, "label": label, "degrees": sorted(jobs),
                           "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
-                          "notes": next(iter(jobs.values())).notes()})
+                          "notes": next(iter(jobs.values())).notes() + read})
     return found
 
 

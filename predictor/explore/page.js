@@ -192,7 +192,7 @@ function commandOf(data, setting) {
     ...(data.limits.tokens ? ["--sequence-length", setting.sequence] : []),
     ...(data.limits.images ? ["--images-per-sample", setting.images] : []), ...engine.option,
     "--data-parallel-size", setting.degree, "--gpu", gpu.name,
-    ...(setting.checkpointing ? [] : ["--no-gradient-checkpointing"])].join(" ")
+    ...(setting.checkpointing ? [] : ["--no-gradient-checkpointing"]), ...data.training].join(" ")
     .split(/ (?=--)/);
 }
 

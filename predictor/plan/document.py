@@ -35,7 +35,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
         "kept": list(plan.kept), "standing": plan.standing,
         "knobs": [asdict(knob) for knob in plan.knobs],
-        "files": files(plan), "frozen": list(frozen(plan)), "no_arguments": _no_arguments(plan),
+        "files": files(plan), "frozen": list(frozen(plan)), "unfrozen": list(unfrozen(plan)),
+        "no_arguments": _no_arguments(plan),
         "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
         "seconds": round(plan.seconds, 3),
         "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled),
@@ -85,6 +86,13 @@ def frozen(plan: Plan) -> tuple[str, ...]:
     return launch.frozen(pipeline.prepare(workload).formula.facts) if workload else ()
 
 
+def unfrozen(plan: Plan) -> tuple[str, ...]:
+    """What the script has to let train after peft has frozen it."""
+    workload = launched(plan)
+    adapters = workload.lora if workload else None
+    return launch.unfrozen(pipeline.prepare(workload).formula.facts, adapters["bias"]) if adapters else ()
+
+
 def _no_arguments(plan: Plan) -> str | None:
     workload = launched(plan)
     return launch.no_arguments(workload) or None if workload else None
@@ -99,17 +107,17 @@ def check_directory(path: str, force: bool) -> None:
     folder = Path(path)
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise InputError(f"{named(path)}: is not a directory that can be written to: name another")
-    there = [name for name in (launch.CONFIG, launch.ARGUMENTS, launch.WORKLOAD) if (folder / name).exists()]
+    there = sorted(name for name in launch.FILES if (folder / name).exists())
     if there and not force:
         raise InputError(f"{named(path)}: has {there[0]} already: add --force to overwrite it, or name another "
                          "directory")
 
 
 def write(path: str, documents: Mapping[str, Any]) -> None:
-    """Writes each file whole.
+    """Writes each file whole; then those of an earlier plan that this one does not have go.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: one cannot be written there, or removed.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -117,3 +125,8 @@ def write(path: str, documents: Mapping[str, Any]) -> None:
         raise InputError(f"{named(path)}: cannot be made: {error.strerror}") from None
     for name, document in documents.items():
         write_whole(os.path.join(path, name), (json.dumps(document, indent=2) + "\n").encode())
+    for name in launch.FILES - documents.keys():
+        try:
+            Path(path, name).unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{named(path)}: {name} of an earlier plan cannot go: {error.strerror}") from None

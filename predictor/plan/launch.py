@@ -9,11 +9,13 @@ from typing import Any
 from predictor import deepspeed_config
 from predictor.deepspeed_config import ZeroConfig
 from predictor.facts import ModelFacts
+from predictor.lora import ADAPTERS, COPIED
 from predictor.values import thaw
 from predictor.workload import Workload
 
 CONFIG, ARGUMENTS, WORKLOAD = "ds_config.json", "training_arguments.json", "workload.json"
-"""Names of the files."""
+FILES = {CONFIG, ARGUMENTS, WORKLOAD}
+"""Names of all that can be written."""
 ALL_STAGES = ("reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "overlap_comm", "reduce_scatter",
               "round_robin_gradients")
 STAGE_3 = {"stage3_prefetch_bucket_size": "prefetch_bucket_size", "sub_group_size": "sub_group_size",
@@ -69,15 +71,38 @@ def no_arguments(workload: Workload) -> str:
 
 
 def frozen(facts: ModelFacts) -> tuple[str, ...]:
-    """Paths of modules, as the key ``frozen`` takes them, that together have every parameter that does not train."""
-    parameters = [one for one in facts.parameters if not one.buffer]
-    trained = {one.name for one in parameters if one.trainable}
-    kept = {".".join(parts[:end]) for parts in (name.split(".") for name in trained) for end in range(len(parts) + 1)}
+    """Paths of modules, as the key ``frozen`` takes them, that together have every parameter that a script has to
+    freeze: all that does not train, but for what peft freezes when it adds adapters."""
+    names = {one.name: one.trainable for one in facts.parameters if not one.buffer}
+    adapted = any(map(_is_adapter, names))
+    return _paths([name for name, trains in names.items() if not trains and (not adapted or _is_adapter(name))],
+                  {name for name, trains in names.items() if trains})
+
+
+def unfrozen(facts: ModelFacts, bias: str) -> tuple[str, ...]:
+    """Paths of modules, as the key ``trainable`` takes them, of what trains beside adapters though peft freezes it.
+
+    Args:
+        bias: of peft's ``LoraConfig``: biases that it leaves to train itself.
+    """
+    names = {one.name: one.trainable for one in facts.parameters if not one.buffer}
+    wanted = [name for name, trains in names.items() if trains and not _is_adapter(name)
+              and (bias == "none" or not name.endswith(".bias"))]
+    return _paths(wanted, {name for name, trains in names.items() if not trains})
+
+
+def _is_adapter(name: str) -> bool:
+    return ADAPTERS in name or COPIED in name
+
+
+def _paths(wanted: list[str], others: set[str]) -> tuple[str, ...]:
+    """The shortest paths that have all wanted names and none of the others."""
+    kept = {".".join(parts[:end]) for parts in (name.split(".") for name in others) for end in range(len(parts) + 1)}
     found = {}
-    for parts in (one.name.split(".") for one in parameters if not one.trainable):
+    for parts in (name.split(".") for name in wanted):
         path = next(path for path in (".".join(parts[:end + 1]) for end in range(len(parts))) if path not in kept)
         alike = re.sub(r"(?<=\.)\d+(?=\.)", "*", path)  # one for all layers, where it says the same
-        other = any(fnmatch.fnmatch(name, alike + end) for name in trained for end in ("", ".*"))
+        other = any(fnmatch.fnmatch(name, alike + end) for name in others for end in ("", ".*"))
         found[path if other else alike] = None
     return tuple(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -18,26 +18,28 @@ from predictor.suggest import named, nearest, show
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}
 """Name -> module; the first whose marks a configuration has is its format."""
-PROGRAMS = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl"}
+PROGRAMS = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
+            "trl": "transformers"}
 MODULES = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
 WHAT = "the training's configuration"
 
 
 def read(*, path: str | None = None, words: Sequence[str] | None = None, form: str | None = None,
-         gpus: int | None = None) -> tuple[dict[str, Any], Source]:
+         options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Source]:
     """The keys of a workload from a file (YAML, JSON, or a shell script), or from the words of a command.
 
     Args:
         form: one of :data:`FORMATS`; None: as the content says.
-        gpus: how many share the work, whatever a launcher says; None: as that says.
+        options: keys of the workload that are given besides; they settle what a shell leaves open.
 
     Raises:
         InputError: what is wrong, with file and key.
     """
     given = command.from_words(words) if words is not None else _file(str(path))
-    given, implied = _named_by_command(given)
-    given = replace(given, gpus=gpus)
+    given, implied = _named_by_command(replace(given, options=options or {}))
+    if given.problem and given.gpus is None:
+        raise InputError(given.problem)
     found = _format(given, form or implied)
     if found.name == "deepspeed":
         from predictor.readers.deepspeed import alone

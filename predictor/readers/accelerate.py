@@ -15,6 +15,9 @@ STAGE, FILE = "zero_stage", "deepspeed_config_file"
 OPTIONS = ("config_file", "mixed_precision", STAGE, FILE, "offload_optimizer_device", "offload_param_device",
            "gradient_accumulation_steps", "gradient_clipping")
 """Of the launcher: what says more than how many processes start."""
+FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
+"""What the launcher takes where neither options nor file say it (1.15, commands/launch.py, utils/dataclasses.py):
+neither is predicted."""
 
 
 def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
@@ -22,11 +25,10 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
     """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
 
     A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
-    precision counts where the training's own arguments say nothing.
+    precision and FSDP count where the training's own arguments say nothing of them.
 
     Raises:
-        InputError: no such file, beside the ``script`` or above it either; FSDP, whose keys are read of the training's
-            own arguments alone.
+        InputError: no such file, beside the ``script`` or above it either; other parallelism, or fp8.
     """
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
@@ -34,23 +36,36 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         raise InputError(f"{name}: --config_file names {show(path, 200)}, and there is no such file")
     document = read_mapping(found_at, "accelerate's configuration") if found_at else {}
     where = f"--config_file {path}" if path else "accelerate launch"
-    kind = str(document.get("distributed_type", "")).upper()
-    if kind in ("FSDP", "MEGATRON_LM") or "use_fsdp" in options:
-        raise InputError(f"{path or name}: distributed_type {show(kind or 'FSDP')} is not read: give --fsdp and "
-                         "--fsdp_config to the training")
+    kind = "FSDP" if "use_fsdp" in options else str(document.get("distributed_type", "")).upper()
+    for key in ("megatron_lm_config", "parallelism_config"):
+        if document.get(key) or kind == "MEGATRON_LM":
+            raise InputError(f"{path or name}: {key} is not predicted: use FSDP of version 2, or DeepSpeed")
     if "num_processes" in document:
         options.setdefault("num_processes", str(document["num_processes"]))
     found: dict[str, tuple[Any, str]] = {}
     precision = options.get("mixed_precision", document.get("mixed_precision"))
     if precision in ("bf16", "fp16") and not {"bf16", "fp16"} & given.keys():
         found[precision] = ("true", f"{where}: mixed_precision")
-    section = document.get(SECTION) if kind == "DEEPSPEED" else None
-    section = dict(section) if isinstance(section, Mapping) else {}
+    elif precision == "fp8":
+        raise InputError(f"{path or name}: mixed_precision fp8 is not predicted: use bf16")
+    compiled = options.get("dynamo_backend", _section(document, "dynamo_config").get("dynamo_backend", "NO"))
+    if str(compiled).upper() != "NO":
+        found["torch_compile"] = ("true", f"{where}: dynamo_backend")
+    if kind == "FSDP" and "fsdp" not in given:
+        said = _section(document, "fsdp_config") | {key: options[key] for key in options if key.startswith("fsdp_")}
+        asked = FSDP | {key.removeprefix("fsdp_"): item for key, item in said.items()}
+        found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
+    section = _section(document, SECTION) if kind == "DEEPSPEED" else {}
     section |= {key: options[key] for key in (STAGE, FILE, "offload_optimizer_device", "offload_param_device")
                 if key in options and ("use_deepspeed" in options or section)}
     if section and "deepspeed" not in given:
         found["deepspeed"] = (section.get(FILE) or _config(section, path or name), f"{where}: {SECTION}")
     return found
+
+
+def _section(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = document.get(key)
+    return {str(name): item for name, item in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _config(section: Mapping[str, Any], name: str) -> dict[str, Any]:

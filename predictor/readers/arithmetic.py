@@ -1,10 +1,11 @@
-"""A shell's ``$((…))`` of plain integers."""
+"""A shell's ``$((…))`` and ``$(expr …)`` of plain integers."""
 
 from __future__ import annotations
 
 import ast
 import operator
 import re
+from collections.abc import Sequence
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)}
@@ -19,6 +20,11 @@ def computed(text: str) -> int | None:
         return _computed(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ArithmeticError, KeyError, ValueError):
         return None
+
+
+def of_expr(words: Sequence[str]) -> int | None:
+    """What ``expr`` prints of these words, of which each is a number, an operator or a parenthesis."""
+    return computed(" ".join(words)) if all(re.fullmatch(r"-?\d+|[-+*/()]", word) for word in words) else None
 
 
 def _computed(node: ast.AST) -> int:

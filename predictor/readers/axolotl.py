@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -15,35 +15,35 @@ _OWN = "its own kernels"
 ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
 LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 ARGUMENTS = {
-    "base_model": part(TEXT),
+    "base_model": part(TEXT, option="model"),
     "sequence_len": to("sequence_length", hf.LENGTH, 512),
-    "micro_batch_size": part(hf.BATCH, 1),
-    "gradient_accumulation_steps": part(hf.STEPS, 1),
+    "micro_batch_size": part(hf.BATCH, 1, "per_device_train_batch_size"),
+    "gradient_accumulation_steps": part(hf.STEPS, 1, "gradient_accumulation_steps"),
     "batch_size": part(Whole(1, 1 << 30)),
     "eval_batch_size": part(hf.BATCH),
     "optimizer": to("optim", TEXT, "adamw_torch_fused"),
     "optim_args": to("optim_args", Any_()),
     "weight_decay": to("weight_decay", Number(), 0.0),
-    "max_grad_norm": part(Number(), 1.0),
+    "max_grad_norm": part(Number(), 1.0, "max_grad_norm"),
     "bf16": part(FlagOr("auto", "full"), "auto"),
     "fp16": part(FLAG, False),
     "bfloat16": part(FLAG, False),
     "float16": part(FLAG, False),
     "gradient_checkpointing": part(FlagOr("offload", "offload_disk"), False),
-    "gradient_checkpointing_kwargs": part(Mapped()),
+    "gradient_checkpointing_kwargs": part(Mapped(), option="gradient_checkpointing_kwargs"),
     "activation_offloading": refused("activations in host memory are predicted for gradient_checkpointing_kwargs "
                                      "offload alone: leave it out", (None, False)),
     "selective_checkpointing": refused(_LATER, (None, False)),
-    "attn_implementation": part(TEXT),
+    "attn_implementation": part(TEXT, option="attn_implementation"),
     **dict.fromkeys(ATTENTION, part(FLAG)),
     **dict.fromkeys(("xformers_attention", "flex_attention", "sage_attention"),
                     refused("use flash_attention_2 or sdpa")),
     "sample_packing": part(FLAG, False),
     "batch_flattening": noted("samples without padding, in one row", FlagOr("auto")),
     "adapter": part(TEXT),
-    "lora_r": part(Whole(1, 65_536)),
-    "lora_alpha": part(Number()),
-    "lora_dropout": part(Number(), 0.0),
+    "lora_r": part(Whole(1, 65_536), option="lora.r"),
+    "lora_alpha": part(Number(), option="lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.0, "lora.lora_dropout"),
     "lora_target_linear": part(FLAG),
     "lora_target_modules": part(Any_()),
     "lora_modules_to_save": part(Words()),
@@ -54,7 +54,7 @@ ARGUMENTS = {
     "load_in_8bit": refused("weights of 8 bits are not predicted: use load_in_4bit with adapter qlora", (None, False)),
     "freeze_mm_modules": part(FLAG, False),
     "unfrozen_parameters": refused("give trainable and frozen of the workload"),
-    "deepspeed": part(ConfigFile()),
+    "deepspeed": part(ConfigFile(), option="deepspeed"),
     "fsdp": part(Any_()),
     "fsdp_config": part(ConfigFile()),
     "fsdp_version": part(Whole(1, 2)),
@@ -113,7 +113,7 @@ def rules(reading: Reading) -> None:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
+        weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
     if isinstance(reading["image_size"], int):
         trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
@@ -166,7 +166,7 @@ def _trained(reading: Reading, name: str) -> None:
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
     trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-            targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
+                 targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}

@@ -23,8 +23,10 @@ LAUNCHERS = {
 """Launcher -> its options that take no value."""
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
                      "deepspeed.launcher.runner": "deepspeed"}
-TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",)}
+TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",),
+         "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo", "distillation")}
 """Commands of frameworks -> what they train by."""
+RLHF = re.compile(r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py")
 SHELLS = ("bash", "sh")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -48,22 +50,29 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     Raises:
         InputError: nothing that trains.
     """
-    command = parse(words)
+    command = parse(words, name)
     if command is None:
         raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
+    if RLHF.fullmatch(command.program):
+        raise InputError(f"{name}: {command.program} is not supported: supervised training with next-token loss (swift "
+                         "sft, swift pt) is predicted")
     command.environment = {**(environment or {}), **command.environment}
-    unknown = {**(unknown or {}), **command.unknown}
+    unknown = {**command.unknown, **(unknown or {})}
     if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
-    for option in accelerate.OPTIONS if command.launcher == "accelerate" else ():
-        if shell.LEFT.search(given := command.options.get(option, "")):
-            raise InputError(f"{name}: --{option} is {show(given)}: {shell.why(given, unknown)}")
+    for option, given in command.options.items() if command.launcher == "accelerate" else ():
+        if option in accelerate.OPTIONS or option.startswith("fsdp_"):
+            _known(name, f"--{option}", given, unknown)
     values = _flags(command.words, name, unknown)
     decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
-    world_size, launched_by = _world_size(command, name, unknown)
+    world_size, launched_by, problem = None, "", ""
+    try:
+        world_size, launched_by = _world_size(command, name, unknown)
+    except InputError as error:
+        problem = f"{error}, or give --data-parallel-size"
     return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
-                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()},
+                 command.environment, world_size, launched_by, problem, {key: by for key, (_, by) in decided.items()},
                  unknown=unknown)
 
 
@@ -74,26 +83,33 @@ def from_script(text: str, name: str, path: str) -> Given:
         InputError: it has none, or several.
     """
     lines = shell.commands(text, name)
-    found = [line for line in lines if (made := parse(line.words)) and _trains(made)]
+    found = _training(lines, name, "lines")
     for line in lines if not found else ():
         first = line.words[0]
         if shell.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
             raise InputError(f"{name}: {show(first)} starts a training: {shell.why(first, line.unknown)}")
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
+    line, _ = found
+    return from_words(line.words, name, path, line.exported, line.unknown)
+
+
+def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[shell.Command, Command] | None:
+    """The one command of a script that trains, and its parts; None without one."""
+    found = [(line, made) for line in lines if (made := parse(line.words, name)) and _trains(made)]
     if len(found) > 1:
-        raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
-    return from_words(found[0].words, name, path, found[0].exported, found[0].unknown)
+        raise InputError(f"{name}: {len(found)} {what} start a training: give the one that is meant after --")
+    return found[0] if found else None
 
 
-def parse(words: Sequence[str]) -> Command | None:
-    """The parts of a command; None for one that runs no program that could train."""
+def parse(words: Sequence[str], name: str) -> Command | None:
+    """The parts of a command in the file of that name; None for one that runs no program that could train."""
     command, rest = Command(), list(words)
     while rest and (match := ASSIGNMENT.fullmatch(rest[0])):
         command.environment[match[1]] = match[2]
         rest.pop(0)
     if rest[:1] == ["nohup"] or rest[:1] == ["exec"] or rest[:1] == ["env"]:
-        inner = parse(rest[1:])
+        inner = parse(rest[1:], name)
         if inner:
             inner.environment = command.environment | inner.environment
         return inner
@@ -101,7 +117,7 @@ def parse(words: Sequence[str]) -> Command | None:
         return None
     first, rest = os.path.basename(rest[0]), rest[1:]
     if first == "srun" or first in SHELLS and rest and re.fullmatch(r"-\w*c", rest[0]):
-        inner = _step(rest) if first == "srun" else _inner(rest[1:])
+        inner = _step(rest, name) if first == "srun" else _inner(rest[1:], f"{name}: {first} {rest[0]}")
         if inner:
             inner.environment = command.environment | inner.environment
         return inner
@@ -129,25 +145,23 @@ def parse(words: Sequence[str]) -> Command | None:
     return None
 
 
-def _inner(words: list[str]) -> Command | None:
+def _inner(words: list[str], name: str) -> Command | None:
     """The one training of ``bash -c TEXT``."""
-    lines = shell.commands(words[0], "bash -c") if words else []
-    found = [(line, made) for line in lines if (made := parse(line.words)) and _trains(made)]
-    if len(found) > 1:
-        raise InputError(f"bash -c: {len(found)} commands start a training: give the one that is meant after --")
-    for line, made in found:
-        made.environment = {**line.exported, **made.environment}
-        made.unknown = {**line.unknown, **made.unknown}
-        return made
-    return None
+    found = _training(shell.commands(words[0], name) if words else [], name, "commands")
+    if not found:
+        return None
+    line, made = found
+    made.environment = {**line.exported, **made.environment}
+    made.unknown = {**line.unknown, **made.unknown}
+    return made
 
 
-def _step(words: list[str]) -> Command | None:
+def _step(words: list[str], name: str) -> Command | None:
     """What Slurm's ``srun`` starts, behind options of its own."""
     starts = (*LAUNCHERS, *TOOLS, *SHELLS)
     at = next((at for at, word in enumerate(words) if os.path.basename(word) in starts or
                re.fullmatch(r"python[\d.]*", os.path.basename(word))), len(words))
-    found = parse(words[at:])
+    found = parse(words[at:], name)
     if found and not found.launcher:
         found.launcher = "srun"
     return found
@@ -190,28 +204,32 @@ def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tupl
                             ("--num_nodes", options.get("num_nodes", "1")))
         chosen = options.get("include", options.get("i"))
         if chosen is not None:
-            if shell.LEFT.search(chosen):
-                raise InputError(f"{name}: --include is {show(chosen)}: {shell.why(chosen, unknown)}")
+            _known(name, "--include", chosen, unknown)
             return sum(len(node.partition(":")[2].split(",")) for node in chosen.split("@")), f"--include {chosen}"
     if "NPROC_PER_NODE" in environment:
         return _product(name, unknown, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
                         ("NNODES", environment.get("NNODES", "1")))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible and (command.launcher == "deepspeed" or command.program.startswith(("llamafactory", "axolotl", "lmf"))):
-        if shell.LEFT.search(visible):
-            raise InputError(f"{name}: CUDA_VISIBLE_DEVICES is {show(visible)}: {shell.why(visible, unknown)}")
+        _known(name, "CUDA_VISIBLE_DEVICES", visible, unknown)
         return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
     if command.program.startswith("swift "):
         return 1, "no NPROC_PER_NODE"
     return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
 
 
+def _known(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
+    """Refuses a value that the shell leaves open."""
+    if shell.LEFT.search(text):
+        raise InputError(f"{name}: {what} is {show(text)}: {shell.why(text, unknown)}")
+
+
 def _product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:
     total, shown = 1, []
     for option, text in parts:
+        _known(name, option, text, unknown)
         if not re.fullmatch(r"[1-9]\d{0,4}", text):
-            raise InputError(f"{name}: {option} is {show(text)}: " + (
-                shell.why(text, unknown) if shell.LEFT.search(text) else "a number of GPUs or nodes is needed"))
+            raise InputError(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
         total *= int(text)
         if text != "1" or not shown:
             shown.append(f"{option} {text}")

@@ -64,7 +64,7 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
         InputError: a value of the config that differs from the training argument beside it, as transformers stops too.
     """
     path = config if isinstance(config, str) else ""
-    document = read_mapping(path, "the DeepSpeed config") if path else config
+    document = read_mapping(path, "the DeepSpeed config", strict_for="Hugging Face's Trainer") if path else config
     name = path or reading.place(names[0])
     batch, steps = reading["per_device_train_batch_size"], reading["gradient_accumulation_steps"]
     half, settings = reading.half, deepspeed_config.parse(document, name)

@@ -26,7 +26,8 @@ OFF = (None, False, "", "no", "none", 0, ())
 @dataclass(frozen=True)
 class Field:
     """One key of a format: its kind of value, what the framework takes where it is absent, and one of: the workload's
-    key that takes it, why it is refused, what of it is not modelled, while its value is none of ``off``."""
+    key that takes it, why it is refused, what of it is not modelled, while its value is none of ``off``; ``option`` is
+    the workload's key that says the same, whose option settles a value that the shell leaves open."""
 
     kind: Any
     default: Any = None
@@ -34,16 +35,17 @@ class Field:
     refusal: str = ""
     note: str = ""
     off: tuple = OFF
+    option: str = ""
 
 
 def to(ours: str, kind: Any, default: Any = None) -> Field:
     """A key of the workload under another name; a default of None leaves it to the workload."""
-    return Field(kind, default, ours)
+    return Field(kind, default, ours, option=ours)
 
 
-def part(kind: Any, default: Any = None) -> Field:
+def part(kind: Any, default: Any = None, option: str = "") -> Field:
     """What the rules of the format use."""
-    return Field(kind, default)
+    return Field(kind, default, option=option)
 
 
 def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) -> Field:  # noqa: B008
@@ -103,8 +105,9 @@ class Given:
         environment: variables that the command sets.
         world_size: what the launcher starts; None where it does not say.
         launched_by: what says so, or the launcher that does not.
+        problem: why that cannot be read, if an option of ours does not say it.
         launched_with: keys that the launcher decides -> what says so.
-        gpus: how many share the work all the same, if an option of ours says so.
+        options: keys of the workload that options of ours give, which settle what a shell leaves open.
         unknown: what a shell script leaves of variables -> why their values are not known.
         started_in: the command or script that names the file, if one does.
     """
@@ -117,10 +120,16 @@ class Given:
     environment: Mapping[str, str] = field(default_factory=dict)
     world_size: int | None = None
     launched_by: str = ""
+    problem: str = ""
     launched_with: Mapping[str, str] = field(default_factory=dict)
-    gpus: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     started_in: str = ""
+
+    @property
+    def gpus(self) -> int | None:
+        """How many share the work whatever a launcher starts, if an option of ours says so."""
+        return self.options.get("data_parallel_size")
 
     @property
     def starts(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -13,7 +13,7 @@ from predictor.values import Choice, Number, Whole
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _MODEL = "it changes the model in a way that is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
-    "model_name_or_path": part(TEXT),
+    "model_name_or_path": part(TEXT, option="model"),
     "stage": part(Choice(("sft", "pt"), dict.fromkeys(("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is "
                                                       "predicted")), "sft"),
     "finetuning_type": part(Choice(("lora", "full"), {
@@ -21,24 +21,24 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "cutoff_len": to("sequence_length", hf.LENGTH, 2048),
     "flash_attn": part(Choice(("auto", "disabled", "sdpa", "fa2"), {"fa3": "use fa2"}), "auto"),
     "disable_gradient_checkpointing": part(FLAG, False),
-    "use_reentrant_gc": part(FLAG, True),
+    "use_reentrant_gc": part(FLAG, True, "gradient_checkpointing_kwargs.use_reentrant"),
     "pure_bf16": part(FLAG, False),
     "freeze_vision_tower": part(FLAG, True),
     "freeze_multi_modal_projector": part(FLAG, True),
     "freeze_language_model": part(FLAG, False),
-    "lora_rank": part(Whole(1, 65_536), 8),
-    "lora_alpha": part(Number()),
-    "lora_dropout": part(Number(), 0.0),
+    "lora_rank": part(Whole(1, 65_536), 8, "lora.r"),
+    "lora_alpha": part(Number(), option="lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.0, "lora.lora_dropout"),
     "lora_target": part(Words(), ("all",)),
     "additional_target": part(Words()),
     "use_rslora": part(FLAG, False),
     "use_dora": part(FLAG, False),
-    "enable_liger_kernel": part(FLAG, False),
+    "enable_liger_kernel": part(FLAG, False, "use_liger_kernel"),
     "quantization_bit": part(Choice((4,), dict.fromkeys((8, 2, 3), "use 4, or leave it out"))),
     "quantization_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "gptq", "awq"), "use bnb")), "bnb"),
     "quantization_type": part(Choice(("nf4", "fp4")), "nf4"),
     "double_quantization": part(FLAG, True),
-    "image_max_pixels": part(Whole(1, 1 << 28), 768 * 768),
+    "image_max_pixels": part(Whole(1, 1 << 28), 768 * 768, "image_size"),
     "neat_packing": part(FLAG, False),
     "val_size": part(Number(), 0.0),
     "eval_dataset": part(Any_()),
@@ -84,7 +84,7 @@ def rules(reading: Reading) -> None:
         _precision(reading, adapters)
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
-                  bool(reading["val_size"] or reading["eval_dataset"]))
+                       bool(reading["val_size"] or reading["eval_dataset"]))
 
 
 def _adapters(reading: Reading, name: str) -> None:
@@ -92,9 +92,10 @@ def _adapters(reading: Reading, name: str) -> None:
     targets = reading["lora_target"]
     if everywhere:
         targets = trainer.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
-                                         not reading["freeze_language_model"])
+                                              not reading["freeze_language_model"])
     trainer.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
-            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"))
+                 dropout="lora_dropout", extra="additional_target", targets=targets,
+                 by=("finetuning_type", "lora_target"))
     trainer.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:
         reading.put("quantization", {
@@ -110,7 +111,7 @@ def _whole(reading: Reading, name: str) -> None:
     if reading["quantization_bit"]:
         raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
     trainer.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
-               language="freeze_language_model")
+                    language="freeze_language_model")
 
 
 def _precision(reading: Reading, adapters: bool) -> None:
@@ -118,9 +119,9 @@ def _precision(reading: Reading, adapters: bool) -> None:
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"
-        trainer.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+        weights.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
     else:
-        trainer.precision(reading, "fp32", because="what trains is fp32")
+        weights.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
 

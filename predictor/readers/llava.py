@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT
+from predictor.suggest import show
 from predictor.values import Choice, Number, Whole
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
 ARGUMENTS = hf.ARGUMENTS | {
     "optim": to("optim", TEXT, "adamw_torch"),
-    "model_name_or_path": part(TEXT, "facebook/opt-125m"),
+    "model_name_or_path": part(TEXT, "facebook/opt-125m", "model"),
     "model_max_length": to("sequence_length", hf.LENGTH, 512),
     "vision_tower": part(TEXT),
     "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
@@ -32,9 +33,9 @@ ARGUMENTS = hf.ARGUMENTS | {
     "quant_type": part(Choice(("nf4", "fp4")), "nf4"),
     "double_quant": part(FLAG, True),
     "lora_enable": part(FLAG, False),
-    "lora_r": part(Whole(1, 65_536), 64),
-    "lora_alpha": part(Number(), 16),
-    "lora_dropout": part(Number(), 0.05),
+    "lora_r": part(Whole(1, 65_536), 64, "lora.r"),
+    "lora_alpha": part(Number(), 16, "lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
     "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
     **dict.fromkeys(("fsdp", *hf.WRAPPED), refused("transformers 4.37 has FSDP1, which is not predicted: use "
                                                    "deepspeed, or leave it out")),
@@ -58,7 +59,7 @@ def rules(reading: Reading) -> None:
     reading.put("no_grad", [NO_GRAD], because="llava/model/multimodal_encoder/clip_encoder.py")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+        weights.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
     _differences(reading)
@@ -66,6 +67,9 @@ def rules(reading: Reading) -> None:
 
 def _model(reading: Reading) -> str:
     name = hub.llava(reading["model_name_or_path"], reading["vision_tower"])
+    if reading["vision_tower"] and hub.is_language_model_of_llava(name):
+        raise reading.wrong("vision_tower", f"is {show(reading['vision_tower'])}: beside {name} only openai/{hub.CLIP} "
+                                            "is known")
     if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
             "llava" not in reading["model_name_or_path"].lower():
         raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "

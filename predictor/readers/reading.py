@@ -10,12 +10,14 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.readers import shell
-from predictor.readers.fields import Field, Format, Given, beside
+from predictor.readers.fields import Field, Format, Given, beside, part
+from predictor.readers.values import TEXT
 from predictor.source import DEFAULT, READ, Source, Value, value
 from predictor.suggest import nearest, show
 from predictor.values import Flag, Invalid
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+SETTINGS = part(TEXT, option="allocator_conf")
 
 
 class Reading:
@@ -32,6 +34,7 @@ class Reading:
         self.notes: list[str] = []
         self.unread: list[str] = []
         self.foreign: list[str] = []
+        self.left_open: dict[str, Value] = {}
         for name, item in given.values.items():
             self._take(name.replace("-", "_") if given.flags else name, item)
 
@@ -52,6 +55,11 @@ class Reading:
         """GPUs that share the work, as far as anybody says."""
         return self.given.gpus or self.given.world_size or 1
 
+    @property
+    def model(self) -> str:
+        """The model, as far as anybody says."""
+        return self.given.options.get("model") or self.workload.get("model", "")
+
     def called(self, name: str) -> str:
         """A key as the user wrote it."""
         shown = self.written.get(name, name)
@@ -61,7 +69,8 @@ class Reading:
 
     def place(self, name: str) -> str:
         """File and key, as messages name them."""
-        return f"{self.given.name}: {self.called(name)}"
+        file = self.given.starts if name in self.given.environment else self.given.name
+        return f"{file}: {self.called(name)}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
         """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
@@ -100,8 +109,18 @@ class Reading:
         """What was read, once the rules have run."""
         if self.foreign:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
-        return Source(self.form.name, self.form.framework, self.given.name, tuple(self.rows.values()),
-                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+        rows = tuple((self.rows | self.left_open).values())
+        return Source(self.form.name, self.form.framework, self.given.name, rows, tuple(sorted(self.unread)),
+                      tuple(dict.fromkeys(self.notes)), self._asked_by())
+
+    def _asked_by(self) -> dict[str, tuple[str, ...]]:
+        """Keys of a workload -> keys of the format that say them, by whatever name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, known in self.form.fields.items():
+            if known.option and "." not in known.option:
+                older = (old for old, new in self.form.renamed.items() if new == name)
+                found[known.option] = (*found.get(known.option, ()), *map(self.called, (name, *older)))
+        return found
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)
@@ -116,7 +135,7 @@ class Reading:
         elif item is not None:
             before = self.values.get(name)
             self.written[name] = written
-            self.values[name] = self._checked(name, known, item)
+            self.values[name] = self.checked(name, known, item)
             if before is not None and before != self.values[name]:
                 raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
 
@@ -129,10 +148,31 @@ class Reading:
             raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
         self.foreign.append(f"--{name}")
 
-    def _checked(self, name: str, known: Field, item: Any) -> Any:
+    def _settled(self, name: str, known: Field, left: str) -> Any:
+        """What an option of ours says in place of a value that is left open."""
+        key, _, inner = known.option.partition(".")
+        said = self.given.options.get(key)
+        if key == "deepspeed" and said is None and "zero_stage" in self.given.options:
+            said = {"zero_optimization": {"stage": self.given.options["zero_stage"]}, "bf16": {"enabled": "auto"}}
+        if inner:
+            said = said.get(inner) if isinstance(said, Mapping) else None
+        elif said is not None:
+            self.left_open[key] = value(key, left, READ, self.given.name, self.called(name))
+        if said is None:
+            option = "MODEL" if key == "model" else "--" + key.replace("_", "-") + (f" {inner}=…" if inner else "")
+            raise self.wrong(name, f"is {show(left)}: {shell.why(left, self.given.unknown)}" + (
+                f", or give {option}" if key else ""))
+        return said
+
+    def checked(self, name: str, known: Field, item: Any) -> Any:
+        """The value of a key or an environment variable; what an option of ours says, where the shell leaves it open.
+
+        Raises:
+            InputError: no value of that kind, or one that is not known, refused or not predicted.
+        """
         for text in item if isinstance(item, list) and self.given.flags else [item]:
             if isinstance(text, str) and shell.LEFT.search(text):
-                raise self.wrong(name, f"is {show(text)}: {shell.why(text, self.given.unknown)}")
+                return self._settled(name, known, text)
         try:
             found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
         except Invalid as error:
@@ -213,7 +253,5 @@ def _allocator(reading: Reading) -> None:
     if len(set(found.values())) > 1:
         raise InputError(f"{given.starts}: {' and '.join(found)} differ: keep one")
     for name, text in found.items():
-        if shell.LEFT.search(text):
-            raise InputError(f"{given.starts}: {name} is {show(text)}: {shell.why(text, given.unknown)}")
-        reading.workload["allocator_conf"] = text
+        reading.workload["allocator_conf"] = reading.checked(name, SETTINGS, text)
         reading.rows["allocator_conf"] = value("allocator_conf", text, READ, given.starts, name)

@@ -8,23 +8,19 @@ from typing import Any
 from predictor import compared, hub, models
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
-from predictor.files import read_mapping
-from predictor.readers import deepspeed
+from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import show
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
-          "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
 
 def model(reading: Reading, name: str) -> str:
-    """The model that a hub id means; empty where none is named."""
-    if name not in reading:
-        return ""
-    found = hub.known(reading[name])
-    reading.put("model", found, name, because="" if found == reading[name] else reading[name])
-    return found
+    """The model that a hub id means, or an option of ours names; empty where none is named."""
+    if name in reading:
+        found = hub.known(reading[name])
+        reading.put("model", found, name, because="" if found == reading[name] else reading[name])
+    return reading.model
 
 
 def attention(reading: Reading, wanted: str | None, *names: str, default: str = "sdpa") -> None:
@@ -53,95 +49,46 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
     """DeepSpeed if a config is named, FSDP2 if asked for, DDP on several GPUs, plain PyTorch on one; ``unused`` is
     what the framework makes of ``ddp_find_unused_parameters`` where it is not given; None leaves it to the Trainer."""
     config = config or reading["deepspeed"]
-    if config is not None and reading["fsdp"] not in (None, False, "", ()):
+    sharded = reading["fsdp"] not in (None, False, "", (), "false")
+    if config is not None and sharded:
         raise reading.wrong("fsdp", "is given, and so is deepspeed: keep one")
     if config is not None:
         path = reading.file("deepspeed") if isinstance(config, str) else config
         deepspeed.use(reading, path, "deepspeed", model=name)
         return
     reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
-    if reading["fsdp"] not in (None, False, "", (), "false"):
-        _fsdp(reading)
+    if sharded:
+        fsdp.use(reading)
     elif reading.world_size > 1:
         reading.put("engine", "ddp", because=f"{reading.world_size} GPUs without DeepSpeed and FSDP")
         asked = {"bucket_cap_mb": "ddp_bucket_cap_mb", "static_graph": "ddp_static_graph"}
         given = {key: reading[theirs] for key, theirs in asked.items() if theirs in reading and reading[theirs]}
-        if given:
-            reading.put("ddp", given, *(asked[key] for key in given))
-        _unused(reading, unused)
+        key = "ddp_find_unused_parameters"
+        if unused is None:
+            unused = finds_unused(reading.workload["gradient_checkpointing"], "lora" in reading.workload)
+        unused = unused if reading[key] is None else reading[key]
+        if given or unused:
+            found = given | ({"find_unused_parameters": True} if unused else {})
+            reading.put("ddp", found, *(asked[key] for key in given))
+        reading.say("ddp.find_unused_parameters", unused, key)
 
 
-def _unused(reading: Reading, unused: bool | None) -> None:
-    """transformers 5.17, trainer.py, ``_build_accelerator_args``: gradient checkpointing turns
-    ``find_unused_parameters`` off, but not beside adapters, as peft's model is no ``PreTrainedModel``.
-
-    Where it is on, DDP clones the outputs (torch 2.11, nn/parallel/distributed.py, ``_DDPSink``), and never makes its
-    buckets anew (reducer.cpp, ``should_rebuild_buckets``).
-    On emulated GPUs (GPT-2 under the Trainer with two ranks: fp32 and bf16 autocast, 256 and 1,024 tokens, 4 and 12
-    layers, with checkpointing and with LoRA) the peak was then what is predicted, and 8 bytes a token (labels, which
-    are still there when outputs are cloned) and 4 a tensor that trains (``local_used_map_``); the reserved bytes were
-    equal.
+def finds_unused(checkpoints: bool, adapters: bool) -> bool:
+    """What the Trainer makes of ``ddp_find_unused_parameters`` where it is not given (transformers 5.17, trainer.py,
+    ``_build_accelerator_args``): checkpoints turn it off, but not under peft's model, which is no ``PreTrainedModel``.
     """
-    key = "ddp_find_unused_parameters"
-    if unused is None:
-        unused = "lora" in reading.workload or not reading.workload["gradient_checkpointing"]
-    unused = unused if reading[key] is None else reading[key]
-    reading.say("ddp.find_unused_parameters", unused, key)
-    if unused:
-        reading.note(f"{key} true: DDP clones the outputs and never makes its buckets anew; measured peaks of GPT-2 "
-                     "were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
-
-
-def _fsdp(reading: Reading) -> None:
-    """transformers 5.17, training_args.py, ``_process_fsdp_args``: version 2 unless it says 1."""
-    config = reading["fsdp_config"] or {}
-    if isinstance(config, str):
-        config = read_mapping(reading.file("fsdp_config"), "fsdp_config")
-    config = {str(key).removeprefix("fsdp_"): item for key, item in config.items()}
-    words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
-    if str(config.get("version", 2)) != "2":
-        raise reading.wrong("fsdp_config", "has version 1: FSDP1 is not predicted, give version 2")
-    if "offload" in words or config.get("cpu_offload") or config.get("offload_params"):
-        raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
-    if "hybrid_shard" in words:
-        raise reading.wrong("fsdp", "is hybrid_shard, which is not predicted: use full_shard")
-    fsdp = {"wrap": "accelerate"}
-    reshards = config.get("reshard_after_forward", "shard_grad_op" not in words)
-    fsdp["reshard_after_forward"] = str(reshards).lower() in ("true", "full_shard")
-    wrapped = config.get("transformer_layer_cls_to_wrap")
-    if wrapped:
-        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
-    if reading.half:
-        fsdp["param_dtype"] = reading.half
-    reading.put("engine", "fsdp2", "fsdp")
-    reading.put("fsdp", fsdp, "fsdp", "fsdp_config", *filter(None, [reading.half]))
-    reading.put("dtype", "bf16", because="weights as the checkpoint has them: bf16 assumed")
-    if config.get("activation_checkpointing"):
-        reading.put("gradient_checkpointing", True, "fsdp_config")
-        reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
-                     "checkpointing")
-
-
-def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
-              because: str = "dtype auto: as the checkpoint has them, bf16 assumed") -> None:
-    """Weights and autocast without DeepSpeed: bf16 and fp16 of the training arguments are autocast."""
-    half = reading.half
-    if half == "fp16" and weights is None:
-        default, because = "fp32", "loss scaling takes no gradients of fp16"
-    if half:
-        reading.put("mixed_precision", half, half)
-    reading.put("dtype", weights or default, *names, because="" if weights else because)
-    if weights is None:
-        reading.note("the dtype of the checkpoint, which decides that of the weights: "
-                     f"{reading.workload['dtype']} is assumed (give dtype)")
+    return adapters or not checkpoints
 
 
 def together(reading: Reading) -> None:
     """Not everything was compared with every kernel: the nearest that was is predicted, and named."""
     workload = reading.workload
-    if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
+    narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
+    if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
         reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
-        reading.note("flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention")
+        mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
+        reading.note("flash_attention_2 in a tower that peft makes fp32, which runs under autocast alone: predicted as "
+                     f"PyTorch's own attention{mask}")
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return
@@ -242,9 +189,10 @@ def _present(name: str, patterns: tuple[str, ...]) -> list[str]:
 
 
 def pictures(reading: Reading, name: str, pixels: int | None, *names: str) -> None:
-    """The largest picture that the framework lets through, where the model takes any size."""
+    """The largest picture that the framework lets through, where the model takes any size; ``pixels`` may be the
+    ``image_size`` of an option, which settles it."""
     config = hub.config(name)
-    if config is None or pixels is None or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
+    if config is None or not isinstance(pixels, int) or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
         return
     side = math.isqrt(pixels)
     if not 1 <= side <= 16_384:

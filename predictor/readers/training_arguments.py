@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from predictor import hub
-from predictor.readers import trainer
+from predictor.errors import InputError
+from predictor.readers import trainer, weights
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
@@ -21,22 +24,22 @@ ARGUMENTS = {
     "optim": to("optim", TEXT, "adamw_torch_fused"),
     "optim_args": to("optim_args", Any_()),
     "weight_decay": to("weight_decay", Number(), 0.0),
-    "max_grad_norm": part(Number(), 1.0),
+    "max_grad_norm": part(Number(), 1.0, "max_grad_norm"),
     "gradient_checkpointing": to("gradient_checkpointing", FLAG, False),
-    "gradient_checkpointing_kwargs": part(Mapped()),
+    "gradient_checkpointing_kwargs": part(Mapped(), option="gradient_checkpointing_kwargs"),
     "bf16": part(FLAG, False),
     "fp16": part(FLAG, False),
     "use_liger_kernel": to("use_liger_kernel", FLAG, False),
     "torch_compile": to("torch_compile", FLAG),
-    "deepspeed": part(ConfigFile()),
+    "deepspeed": part(ConfigFile(), option="deepspeed"),
     "fsdp": part(Any_()),
     "fsdp_config": part(ConfigFile()),
-    "ddp_bucket_cap_mb": part(Number()),
+    "ddp_bucket_cap_mb": part(Number(), option="ddp.bucket_cap_mb"),
     "ddp_find_unused_parameters": part(FLAG),
     "ddp_static_graph": part(FLAG),
     "eval_strategy": part(TEXT, "no"),
     "do_eval": part(FLAG, False),
-    "per_device_eval_batch_size": part(BATCH, 8),
+    "per_device_eval_batch_size": part(BATCH, 8, "per_device_eval_batch_size"),
     "liger_kernel_config": noted("which of Liger's kernels are left out", Mapped(), off=(None,)),
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
     "torch_empty_cache_steps": noted("the cache is emptied after so many steps", Whole(0, 1 << 40)),
@@ -49,15 +52,16 @@ ARGUMENTS = {
 }
 """transformers 5.17, training_args.py."""
 SCRIPT = {
-    "model_name_or_path": part(TEXT),
-    "torch_dtype": part(TEXT),
-    "attn_implementation": part(TEXT),
+    "model_name_or_path": part(TEXT, option="model"),
+    "torch_dtype": part(weights.DTYPE_OR_AUTO, option="dtype"),
+    "attn_implementation": part(TEXT, option="attn_implementation"),
     "sequence_length": to("sequence_length", LENGTH),
 }
 """What scripts have beside them: those of transformers' examples and of TRL."""
 PEFT = {
-    "use_peft": part(FLAG, False), "lora_r": part(Whole(1, 65_536), 16), "lora_alpha": part(Number(), 32),
-    "lora_dropout": part(Number(), 0.05), "lora_target_modules": part(Words()), "lora_modules_to_save": part(Words()),
+    "use_peft": part(FLAG, False), "lora_r": part(Whole(1, 65_536), 16, "lora.r"),
+    "lora_alpha": part(Number(), 32, "lora.lora_alpha"), "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
+    "lora_target_modules": part(Words(), option="lora.target_modules"), "lora_modules_to_save": part(Words()),
     "use_rslora": part(FLAG, False), "use_dora": part(FLAG, False),
     "load_in_4bit": refused("of a script nobody knows how its model is prepared: give quantization"),
     "load_in_8bit": refused("weights of 8 bits are not predicted"),
@@ -66,6 +70,10 @@ PEFT = {
 ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
+TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
+OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
+          "1024), and a loss of its own, which is not predicted: use peakcast learn")
+"""TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
 WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
@@ -78,10 +86,16 @@ SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "m
 
 def rules(reading: Reading) -> None:
     """A script of the Trainer: all parameters train, weights are of the checkpoint's dtype, unless it says more."""
+    program = reading.given.program
+    if TRL.search(program):
+        raise InputError(f"{reading.given.name}: {program} trains with {OF_TRL}")
     name = trainer.model(reading, "model_name_or_path")
     if reading["use_peft"]:
+        reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
+                     "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
+                     "it needs less")
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -90,10 +104,10 @@ def rules(reading: Reading) -> None:
     trainer.checkpointing(reading)
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, trainer.DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
+        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
-               reading["eval_on_start"])
+                       reading["eval_on_start"])
 
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:

@@ -128,11 +128,13 @@ def _files(console: Console, plan: Plan) -> None:
     workload = document.launched(plan)
     if workload is None:
         return
-    why, frozen = launch.no_arguments(workload), document.frozen(plan)
+    why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)
     _print(console, f"Files: {launch.WORKLOAD} alone, {why}." if why else f"Arguments: {launch.command_line(workload)}")
-    adapters = "add peft's adapters (lora in workload.json), and " if workload.recipe == "lora" else ""
-    if frozen:
-        _print(console, f"Before training, as no argument says it: {adapters}freeze {', '.join(frozen)}.")
+    steps = ["add peft's adapters (lora in workload.json), which freeze the rest"] if workload.lora else []
+    steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
+    steps += [f"freeze {', '.join(frozen)}"] if frozen else []
+    if steps:
+        _print(console, f"Before training, as no argument says it: {'; '.join(steps)}.")
     console.print()
 
 

@@ -31,13 +31,16 @@ NESTED = LANGUAGE_ONLY | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_qua
     {"quantization": NESTED | {"prepare": "trl"}, "lora": {"modules_to_save": ["lm_head"], "bias": "all"}},
     {"quantization": NESTED, "engine": "ddp", "data_parallel_size": 4},
     {"quantization": NESTED, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
+    {"quantization": NESTED, "padding": "packed"},
     {"quantization": EIGHT, "lora": {"lora_dropout": 0.1, "autocast_adapter_dtype": False},
      "gradient_accumulation_steps": 2, "gradient_checkpointing": False},
     {"quantization": EIGHT | {"prepare": "trl"}, "lora": {"modules_to_save": ["lm_head"], "bias": "all"},
      "gradient_checkpointing_kwargs": {"use_reentrant": True}, "attn_implementation": "eager", "padding": "right"},
     {"quantization": EIGHT | {"llm_int8_threshold": 0}, "engine": "ddp", "data_parallel_size": 4},
     {"quantization": EIGHT, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
-], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2", "8 bits", "8 bits as TRL", "8 bits ddp", "8 bits zero2"])
+    {"quantization": EIGHT, "padding": "packed"},
+], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2", "packed", "8 bits", "8 bits as TRL", "8 bits ddp",
+        "8 bits zero2", "8 bits packed"])
 def test_a_measured_job_is_predicted(tmp_path, keys):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", sequence_length=160, per_device_train_batch_size=4,
                      **{"lora": {"r": 16}} | keys)

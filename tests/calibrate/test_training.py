@@ -234,6 +234,15 @@ def test_a_batch_is_within_another_if_no_side_is_larger(one, other):
     assert Extent(*one).within(Extent(*other)) == all(a <= b for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize(("asked", "checkpoints", "adapters", "finds"), [
+    (None, False, False, True), (None, True, False, False), (None, True, True, True), (False, False, False, False),
+    (True, True, False, True)])
+def test_unused_parameters_are_looked_for_as_the_readers_say(tmp_path, asked, checkpoints, adapters, finds):
+    keys = loop_keys.trainer_ddp_keys(arguments(tmp_path, ddp_find_unused_parameters=asked), checkpoints, adapters)
+    made = Workload(model="gpt2", data_parallel_size=2, **keys)
+    assert made.ddp.get("find_unused_parameters", False) is finds
+
+
 # --- what is said ---------------------------------------------------------------------------------------
 
 
@@ -423,6 +432,9 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
     assert row.workload() == Workload.from_mapping({**keys, "rank": 0})
     with pytest.raises(InputError, match="run.json: it was not predicted"):
         given_records.row_of(replace(made, predicted=None), "run.json")
+    several = replace(TRAINED, smaller=("2 x 32 tokens",))
+    with pytest.raises(InputError, match="run.json: batches of several shapes .* 2 x 32 tokens: leave it out"):
+        given_records.row_of(replace(made, in_training=several), "run.json")
 
 
 # --- what a plain loop shows ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,10 +19,11 @@ from predictor.cli import main
 from predictor.errors import InputError
 from predictor.explore import packing, page, settings
 from predictor.explore.candidates import candidates
+from predictor.explore.content import Content
 from predictor.run import evaluate, sizes_at
 from predictor.sizes import Shape
 from predictor.workload import Workload
-from tests.predictor.explore_scripts import MODEL, made
+from tests.predictor.explore_scripts import MODEL, Scripts, made
 
 SMALL = ["explore", MODEL, "--no-gradient-checkpointing", "--capacity-bytes", "60GiB", "--degrees", "1"]
 
@@ -100,13 +102,45 @@ def test_the_page_loads_nothing():
     assert re.findall(r"""(?:src|href|url|import|fetch)\s*[=(]\s*["']?([^"'\s>)]+)""", text) == ["data:,"]
 
 
-def test_the_page_holds_its_content_and_is_the_same_again():
-    text = page.page(made())
+def unpacked(text: str) -> tuple[dict, bytes]:
+    """The document and the columns of a page."""
     packed = gzip.decompress(base64.b64decode(re.search('id="content">([^<]*)<', text)[1]))
     length = int.from_bytes(packed[:4], "little")
-    assert packed[4 + length:] == made().columns
-    assert json.loads(packed[4:4 + length]) == json.loads(json.dumps(made().document))
+    return json.loads(packed[4:4 + length]), packed[4 + length:]
+
+
+def test_the_page_holds_its_content_and_is_the_same_again():
+    text = page.page(made())
+    assert unpacked(text) == (json.loads(json.dumps(made().document)), made().columns)
     assert page.page(made()) == text
+
+
+@pytest.mark.parametrize("form", ["file", "command"])
+def test_a_page_of_a_training_has_its_command_and_what_of_it_is_not_modelled(tmp_path, form):
+    job, options = tmp_path / "job.json", ["--recipe", "finetune", "--capacity-bytes", "60GiB"]
+    keys = {"output_dir": "x", "model_name_or_path": "llava-hf/llava-1.5-7b-hf", "max_length": "1024"}
+    job.write_text(json.dumps(keys))
+    training = ["--", "python", "run.py", *(word for key, item in keys.items() for word in (f"--{key}", item))]
+    words = ["--from", str(job)] if form == "file" else []
+    behind = training if form == "command" else []
+    assert main(["explore", *words, *options, "--degrees", "1", "-o", str(tmp_path / "page.html"), *behind]) == 0
+    document = unpacked((tmp_path / "page.html").read_text())[0]
+    assert (document["command"], document["training"]) == ([*words, *options], behind)
+    assert any("the dtype of the checkpoint" in note for note in document["engines"][0]["notes"])
+
+
+def test_the_command_of_a_page_has_the_deepspeed_config_that_was_read_which_an_engine_by_an_option_replaces(tmp_path, capsys):
+    config = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}}
+    job, options = tmp_path / "job.json", ["--recipe", "finetune", "--gpu", "h100-80gb", "--capacity-bytes", "60GiB", "--data-parallel-size", "4"]
+    job.write_text(json.dumps({"output_dir": "x", "model_name_or_path": MODEL, "max_length": 1024, "bf16": True, "deepspeed": config}))
+    assert main(["explore", "--from", str(job), *options, "--degrees", "4", "-o", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    document, columns = unpacked((tmp_path / "page.html").read_text())
+    answer = Scripts(Content(document, columns))("setting => predict(data, setting).answer", document["first"] | {"batch": 2})
+    shown = [*shlex.split(" ".join(document["command"])), "--per-device-train-batch-size", "2", "--zero-stage", "2", *options[2:4], *options[6:]]
+    main(["predict", *shown, "--json"])
+    expected = json.loads(capsys.readouterr().out)
+    assert answer == {name: expected[name] for name in answer}
 
 
 def test_every_control_has_a_label():

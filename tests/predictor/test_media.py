@@ -75,7 +75,7 @@ def test_video_tokens_are_told_from_those_of_pictures():
     ("whisper", {"sequence_length": 20, "image_size": 28}, "takes no images"),
     ("whisper", {"sequence_length": 20, "video_frames": 4}, "takes no videos"),
     ("qwen2_audio", {"sequence_length": 12}, "no room for 1 clip.s. of sound, which fill 12 tokens: give at least 13"),
-    ("qwen2_5_vl", {"sequence_length": 99, "video_frames": 4}, "takes videos of any size: say which"),
+    ("qwen2_5_vl", {"sequence_length": 99, "video_frames": 4}, "takes videos of any size: say which by --image-size"),
 ])
 def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys, line):
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))

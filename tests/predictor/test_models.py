@@ -150,7 +150,7 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     ("llama", {"image_size": 336}, "takes no images"),
     ("llama", {"recipe": "pretrain"}, "nothing is left to train"),
     ("qwen2_5_vl", {"images_per_sample": 0}, "samples without are not predicted yet"),
-    ("qwen2_5_vl", {}, "takes pictures of any size: say which"),
+    ("qwen2_5_vl", {}, "takes pictures of any size: say which by --image-size"),
     ("qwen2_5_vl", {"sequence_length": None, "image_size": 56}, "sequence_length is not given"),
     ("gemma3", {"image_size": 100}, "takes 28 only"),
     ("gemma3", {"image_size": "28,56"}, "takes 28 only"),

@@ -151,6 +151,19 @@ def test_what_the_recipe_freezes_is_named(recipe, expected):
     assert launch.frozen(pipeline.prepare(asked).formula.facts) == expected
 
 
+ADAPTED = {"tower.weight": False, "projector.weight": True, "projector.bias": True, **{
+    f"layers.{at}.{name}.weight": "lora" in name for at in (0, 1) for name in ("q.base_layer", "q.lora_A.default", "norm")}}
+
+
+@pytest.mark.parametrize("changes, bias, expected", [
+    ({}, "none", ((), ("projector",))), ({"projector.weight": False, "projector.bias": False}, "none", ((), ())),
+    ({"layers.0.q.lora_A.default.weight": False}, "none", (("layers.0",), ("projector",))),
+    ({"projector.weight": False}, "all", ((), ()))])
+def test_beside_adapters_peft_freezes_the_rest(changes, bias, expected):
+    facts = SimpleNamespace(parameters=[Parameter(name, (1,), 2, trains) for name, trains in (ADAPTED | changes).items()])
+    assert (launch.frozen(facts), launch.unfrozen(facts, bias)) == expected
+
+
 def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():
     names = {"model.0.a.weight": True, "model.0.b.weight": False, "model.1.a.weight": True, "model.1.b.weight": False,
              "head.0.weight": False, "head.1.weight": True}

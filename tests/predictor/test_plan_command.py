@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from predictor.cli import main
+from tests.calibrate.small_jobs import model_file
 from tests.calibrate.test_learn import on_disk
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,21 @@ def test_a_plan_is_told_and_its_files_are_written(tmp_path, capsys):
     assert main(["predict", "--workload", str(tmp_path / "job" / "workload.json")]) == 0
     assert main(words) == 2
     assert "add --force" in capsys.readouterr().err
+
+
+def test_files_of_an_earlier_plan_go_and_others_stay(tmp_path, capsys):
+    for name in ("ds_config.json", "training_arguments.json", "workload.json", "train.py"):
+        (tmp_path / name).write_text("{}")
+    assert main([*ASKED, "--gpu", "h100-80gb", "--engine", "fsdp2", "--top", "1", "--no-trace", "--write", str(tmp_path), "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "workload.json"]
+
+
+def test_beside_adapters_only_what_peft_freezes_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "formulas"))
+    assert main(["plan", model_file(tmp_path), "--sequence-length", "64", "--per-device-train-batch-size", "2", "--gpus", "8", "--gpu",
+                 "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--gradient-checkpointing", "--keep", "offload,optim", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["frozen"], found["unfrozen"]) == ([], ["model.multi_modal_projector"])
 
 
 def test_the_json_has_units_and_what_is_not_modelled(capsys):

@@ -27,9 +27,13 @@ def read(path=None, words=None, **more):
 
 
 def error_of(**given) -> str:
+    """As the command line shows it."""
     with pytest.raises(InputError) as caught:
         values, source = read(**given)
-        Workload.from_mapping(values, source=lambda key: {row.key: row.place for row in source.values}.get(key, key))
+        try:
+            Workload(**values)
+        except InputError as error:
+            raise InputError(source.told(str(error))) from None
     return str(caught.value)
 
 
@@ -69,7 +73,7 @@ def test_an_example_of_each_framework_is_read_as_it_is(path, framework, expected
 
 
 def test_each_value_says_where_it_came_from():
-    _, source = read(LLAVA / "finetune.sh", gpus=8)
+    _, source = read(LLAVA / "finetune.sh", options={"data_parallel_size": 8})
     rows = {row.key: row for row in source.values}
     assert (rows["sequence_length"].origin, rows["sequence_length"].names) == (READ, ("--model_max_length",))
     assert (rows["optim"].origin, rows["optim"].where) == (DEFAULT, "LLaVA 1.2 (transformers 4.37)")
@@ -115,7 +119,7 @@ def test_accelerates_configuration_file_is_read(tmp_path):
 
 def test_without_a_launcher_an_option_says_it():
     assert "data_parallel_size" not in read(words=["python", *TRAIN])[0]
-    assert read(words=["python", *TRAIN], gpus=4)[0]["engine"] == "ddp"
+    assert read(words=["python", *TRAIN], options={"data_parallel_size": 4})[0]["engine"] == "ddp"
 
 
 def test_a_command_may_override_the_file_that_it_names():
@@ -175,6 +179,12 @@ def test_a_deepspeed_config_must_say_what_the_arguments_say(tmp_path, document, 
     config = written(tmp_path, {"zero_optimization": {"stage": 2}} | document, "ds.json")
     path = written(tmp_path, {"output_dir": "x", "deepspeed": str(config), "per_device_train_batch_size": 2})
     assert error_of(path=path) == message.format(path, config) + ': write "auto" there, or the same in both'
+
+
+def test_beside_training_arguments_a_deepspeed_config_is_plain_json_as_the_trainer_reads_it(tmp_path):
+    config = written(tmp_path, '{"zero_optimization": {"stage": 2},}', "ds.json")
+    path = written(tmp_path, {"output_dir": "x", "deepspeed": str(config)})
+    assert error_of(path=path).startswith(f"{config}: not valid JSON at line 1") and read(config)[0]["deepspeed"]
 
 
 @pytest.mark.parametrize("words, message", [

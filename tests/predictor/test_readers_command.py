@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -63,8 +64,63 @@ def test_an_engine_that_is_asked_for_replaces_the_one_that_was_read(capsys, comm
 
 def test_a_contradiction_names_the_key_as_it_was_read(capsys, command):
     code, _, err = answer(capsys, "predict", "--zero-stage", "2", *command)
-    assert (code, err) == (2, "peakcast: error: the command: --bf16 is bf16, but DeepSpeed trains without autocast: leave it out and give "
-                              "dtype bf16\n")
+    assert (code, err) == (2, "peakcast: error: the command: --bf16: mixed_precision is bf16, but DeepSpeed trains without autocast: "
+                              "leave it out and give dtype bf16\n")
+
+
+RUN = ["python", "run.py", "--output_dir", "x", "--model_name_or_path", "gpt2"]
+QWEN = ["--model", "Qwen/Qwen2.5-VL-3B-Instruct", "--dataset", "x"]
+LLAVA = ["python", "llava/train/train_mem.py", "--model_name_or_path", "lmsys/vicuna-7b-v1.5", "--mm_projector_type", "mlp2x_gelu", "--vision_tower"]
+FLASH = 'dtype "fp32": not predicted with flash_attention_2 yet: leave one of them out, or use peakcast learn'
+ABSENT = "sequence_length is not given: say how many tokens a sample has, image tokens included"
+
+
+@pytest.mark.parametrize("words, message", [
+    ([*RUN, "--block_size", "64", "--optim", "adem"], "--optim must be one of adamw_torch,*"),
+    ([*RUN, "--block_size", "4000000", "--per_device_train_batch_size", "999"],
+     "--per_device_train_batch_size, --block_size: sequence_length x per_device_train_batch_size is *"),
+    ([*RUN[:-1], "gpt22", "--block_size", "64"], "--model_name_or_path: model 'gpt22': not a known name*"),
+    ([*RUN, "--block_size", "64", "--fp16", "--torch_dtype", "float16"],
+     "--fp16, --torch_dtype: dtype is fp16, but mixed_precision fp16 goes over fp32 weights: leave one of them out"),
+    (["swift", "sft", *QWEN, "--padding_free", "true", "--attn_impl", "flash_attn", "--max_length", "64"],
+     "--padding_free: padding packed: not predicted for model_type qwen2_5_vl yet*"),
+    (["swift", "sft", *QWEN], f"{ABSENT} (by --max_length)"),
+    (RUN, f"{ABSENT} (by one of --sequence_length, --model_max_length, *--block_size, *)"),
+    (RUN[:-2], "model is not given: name one, such as llava-1.5-7b (by one of --model_name_or_path, --model_id)"),
+    ([*LLAVA, "openai/clip-vit-large-patch14-336"], f"{FLASH} (*; dtype fp32: default of LLaVA 1.2 (transformers 4.37), as bf16 is not given)"),
+    ([*LLAVA, "google/siglip-so400m-patch14-384"], '--vision_tower is "google/siglip-so400m-patch14-384": beside *'),
+    (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16, which ms-swift trains under autocast*"),
+    (["swift", "rlhf", "--rlhf_type", "dpo", *QWEN], "swift rlhf is not supported: supervised training *"),
+    (["trl", "sft", *RUN[4:]], "trl sft trains with TRL's SFTConfig, *"),
+])
+def test_an_error_about_a_key_names_the_one_that_the_user_wrote_or_left_out(capsys, words, message):
+    code, _, err = answer(capsys, "predict", "--", *words)
+    assert code == 2 and fnmatchcase(err, f"peakcast: error: the command: {message}\n")
+
+
+def test_an_error_behind_a_file_names_it_with_its_key(capsys, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("stage: sft\nfinetuning_type: full\ncutoff_len: 64\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\npure_bf16: true\n"
+                    "enable_liger_kernel: true\n")
+    err = answer(capsys, "predict", "--from", str(path))[2]
+    assert err.startswith(f"peakcast: error: {path}: enable_liger_kernel: use_liger_kernel: not predicted for model_type qwen2 yet")
+
+
+def test_what_a_page_has_not_is_refused_with_the_key_that_asked_for_it(capsys, tmp_path):
+    err = answer(capsys, "explore", "-o", str(tmp_path / "page.html"), "--", *RUN, "--block_size", "64", "--optim", "adafactor")[2]
+    assert err.startswith("peakcast: error: the command: --optim: explore: optim adafactor allocates by the GPU's size")
+
+
+def test_an_error_about_what_an_option_says_names_no_file(capsys):
+    err = answer(capsys, "predict", "--sequence-length", "4000000", "--per-device-train-batch-size", "999", "--", *RUN, "--block_size", "64")[2]
+    assert err.startswith("peakcast: error: --sequence-length x per_device_train_batch_size is ")
+
+
+def test_auto_of_a_config_alone_is_not_called_absent(capsys, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
+    err = answer(capsys, "predict", "gpt2", "--sequence-length", "64", "--from", str(path))[2]
+    assert err == f'peakcast: error: {path}: fp16.enabled is "auto", and nothing says what it becomes: give dtype fp16 or fp32\n'
 
 
 @pytest.mark.parametrize("words, message", [
@@ -79,3 +135,12 @@ def test_a_contradiction_names_the_key_as_it_was_read(capsys, command):
 def test_a_mistake_is_one_line(capsys, words, message):
     code, out, err = answer(capsys, "predict", *words)
     assert (code, out) == (2, "") and err.startswith(f"peakcast: error: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [("job.sh", "python train.py --output_dir x"), ("job.yaml", "base_model: x"),
+                                            ("job.json", '{"output_dir": "x"}')])
+def test_a_training_where_a_model_is_expected_is_pointed_to_from(capsys, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    code, _, err = answer(capsys, "predict", str(path))
+    assert code == 2 and f"if a training is configured there, give it as --from {path}" in " ".join(err.split())

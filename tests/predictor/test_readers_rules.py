@@ -29,7 +29,7 @@ def of_file(directory: Path, keys: dict, gpus: int | None = None):
     path = directory / "job.yaml"
     path.write_text("".join(f"{key}: {str(item).lower() if isinstance(item, bool) else item}\n"
                             for key, item in keys.items()))
-    return readers.read(path=str(path), gpus=gpus)
+    return readers.read(path=str(path), options=gpus and {"data_parallel_size": gpus})
 
 
 def of_llava(flags: str):
@@ -103,8 +103,8 @@ def test_unused_parameters_are_looked_for_as_the_trainer_decides(tmp_path, keys,
     values, source = of_file(tmp_path, keys, gpus=2)
     row = next(row for row in source.values if row.key == "ddp.find_unused_parameters")
     assert (values["engine"], row.origin, row.value) == ("ddp", origin, unused)
-    assert any(UNUSED in note for note in source.not_modelled) == unused
-    Workload.from_mapping(values)
+    asked = Workload.from_mapping(values | {"frozen": "*vision_tower*"} if "qwen" in values["model"] else values)
+    assert asked.ddp.get("find_unused_parameters", False) == unused
 
 
 EVALUATES = {"eval_strategy": "steps", "per_device_eval_batch_size": 4}
@@ -179,3 +179,100 @@ def test_several_visible_gpus_without_a_launcher_are_named():
     _, source = readers.read(words=shlex.split("env CUDA_VISIBLE_DEVICES=0,1 python run_clm.py --model_name_or_path gpt2 "
                                                "--output_dir x"))
     assert any("nn.DataParallel" in note for note in source.not_modelled)
+
+
+@pytest.mark.parametrize(("base", "attention"), [("NousResearch/Llama-3.2-1B", "flash_attention_2"), ("Qwen/Qwen2-VL-7B", "sdpa")])
+def test_axolotls_packed_qlora_is_predicted(tmp_path, base, attention):
+    values, source = of_file(tmp_path, AXOLOTL | {"base_model": base, "adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
+                                                  "sequence_len": 512, "flash_attention": True})
+    asked = Workload.from_mapping(values)
+    compared.check(asked)
+    assert asked.quantization and asked.padding == "packed" and asked.attn_implementation == attention
+    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled) == (attention == "sdpa")
+
+
+FSDP = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {{fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: {}, fsdp_offload_params: false,
+  fsdp_cpu_ram_efficient_loading: true, fsdp_state_dict_type: SHARDED_STATE_DICT, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer}}
+"""
+LLAMA = "train.py --model_name_or_path Llama-3.1-8B --max_length 512 --output_dir x"
+
+
+def launched(directory: Path, text: str, words: str = LLAMA):
+    (directory / "a.yaml").write_text(text)
+    return readers.read(words=shlex.split(f"accelerate launch --config_file {directory / 'a.yaml'} {words}"))
+
+
+@pytest.mark.parametrize("reshards", ["true", "false"])
+def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshards):
+    found, source = launched(tmp_path, FSDP.format(reshards))
+    said = json.dumps({"transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "reshard_after_forward": reshards})
+    same, _ = readers.read(words=shlex.split(f"torchrun --nproc_per_node 4 {LLAMA} --bf16 True --fsdp full_shard --fsdp_config '{said}'"))
+    assert found == same and found["engine"] == "fsdp2" and found["fsdp"]["reshard_after_forward"] == (reshards == "true")
+    assert source.place("engine").endswith("a.yaml: distributed_type")
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ("fsdp_version: 2, ", "", "version 1 (accelerate's default): FSDP1 is not predicted, give version 2"),
+    ("fsdp_version: 2", "fsdp_version: 1", "version 1: FSDP1 is not predicted, give version 2"),
+    ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, ", "", "auto_wrap_policy NO_WRAP (accelerate's default), which is not predicted: "
+     "give TRANSFORMER_BASED_WRAP"),
+    ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy SIZE_BASED_WRAP, which is not predicted: give TRANSFORMER_BASED_WRAP"),
+    ("offload_params: false", "offload_params: true", "offload_params True: parameters on the CPU are not predicted: leave it out"),
+    ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": under version 2 it is true or false'),
+    ("fsdp_state_dict", "fsdp_state_dic", 'the key "state_dic_type", which FSDP has not (did you mean "state_dict_type"?)'),
+])
+def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said):
+    with pytest.raises(InputError) as caught:
+        launched(tmp_path, FSDP.format("true").replace(before, after))
+    assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "torch_compile is not supported yet"),
+    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
+    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
+def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        Workload.from_mapping(launched(tmp_path, text)[0])
+
+
+def local(directory: Path, **keys) -> str:
+    (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]} | keys))
+    return str(directory)
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [({"torch_dtype": "float32"}, "fp32"), ({"dtype": "float16"}, "fp16"),
+                                             ({"dtype": "bfloat16"}, "bf16")])
+@pytest.mark.parametrize("asked", [{}, {"torch_dtype": "auto"}])
+def test_weights_are_of_the_dtype_in_the_models_own_configuration(tmp_path, keys, dtype, asked):
+    path = local(tmp_path, **keys)
+    values, source = of_file(tmp_path, GPT2 | {"model_name_or_path": path} | asked)
+    assert values["dtype"] == dtype and source.place("dtype") == f"{path}: {next(iter(keys))}"
+    assert not any("dtype of the checkpoint" in note for note in source.not_modelled)
+
+
+@pytest.mark.parametrize("keys", [{}, {"fsdp": "full_shard"}])
+def test_where_the_model_does_not_say_its_dtype_the_assumed_one_is_named(tmp_path, keys):
+    values, source = of_file(tmp_path, GPT2 | keys)
+    assert values["dtype"] == "bf16"
+    assert "the dtype of the checkpoint, which decides that of the weights: bf16 is assumed (give dtype)" in source.not_modelled
+
+
+def test_an_option_s_model_is_the_one_that_is_read_for(tmp_path):
+    found, _ = readers.read(words=["python", "train.py", "--output_dir", "x", "--max_length", "8", "--use_peft", "True"],
+                            options={"model": local(tmp_path, dtype="float32")})
+    assert found["lora"]["target_modules"] == ["c_attn"] and found["dtype"] == "fp32"
+
+
+def test_ms_swift_trains_in_the_half_of_the_models_own_dtype(tmp_path):
+    values, _ = of_file(tmp_path, SWIFT | {"model": local(tmp_path, torch_dtype="float32")})
+    assert (values["dtype"], values["mixed_precision"]) == ("fp32", "fp16")
+
+
+def test_a_dtype_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(InputError, match="job.yaml: torch_dtype must be one of auto, bf16, fp16, fp32, not \"bfloat61\""):
+        of_file(tmp_path, GPT2 | {"torch_dtype": "bfloat61"})

@@ -14,7 +14,8 @@ from predictor.errors import InputError
 from predictor.readers import shell
 
 TRAIN = "train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --per_device_train_batch_size $BS"
-CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS)'
+CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS), or give ' \
+    '--per-device-train-batch-size'
 
 
 @pytest.fixture
@@ -62,7 +63,8 @@ def test_a_loop_that_changes_a_variable_makes_it_unknown_inside(read, tmp_path):
     ["BS=8", "if (( BS > 4 )); then echo $BS; fi"],
     ["cd somewhere && BS=8"],
     ["cat <<EOF", "BS=4", "EOF", "BS=8"],
-    ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"], ['BS="${N:-8}"'],
+    ["BS=${BS:-8}"], [": ${BS:=8}"], ["BS=$((2*4))"], ["N=16", "BS=$(( (N - 0) / 2 ))"], ["BS='8'"],
+    ["BS=$((${N:-2} * $(expr 2 + 2)))"], ["N=4", "BS=$(expr 32 / $N)"], ["BS=`expr 2 \\* \\( 1 + 3 \\)`"], ["N=2", 'BS="$(expr 16 / "$N")"'], ['BS="${N:-8}"'],
     ["A=(2 8)", "BS=${A[1]}"], ['eval "BS=8"'], ["BS=8 # not 4"], ["export BS=8; echo"],
 ])
 def test_what_the_text_decides_is_read(read, lines):
@@ -92,15 +94,21 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
 
 
 @pytest.mark.parametrize("lines, message", [
-    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…)": "$(nproc --all)" in line 1 is not understood: write its value'),
+    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…--all)": "$(nproc --all)" in line 1 is not understood: write its value, '
+     "or give --per-device-train-batch-size"),
     (["if x; then", "A='--bf16 True'; fi", f"BS=2; python {TRAIN} $A"],
      '"$A" stands where flags may stand: A is set under a condition in line 2: say its value (write it in place of $A)'),
     ([f"BS=2; torchrun $A {TRAIN}"], '"$A" stands where flags may stand: the variable is not set there; write its value'),
-    ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value'),
+    ([f"BS=2; torchrun --nproc_per_node $N {TRAIN}"], '--nproc_per_node is "$N": the variable is not set there; write its value, or give --data-parallel-size'),
     ([f"BS=2; accelerate launch --mixed_precision $P {TRAIN}"], '--mixed_precision is "$P": the variable is not set there; write its value'),
     (["A=x; if a; then A=deepspeed; fi", f"BS=2; $A {TRAIN}"],
      '"$A" starts a training: A is set under a condition in line 1: say its value (write it in place of $A)'),
     (["echo", 'echo "'], 'line 2: " has no end'),
+    (["python train.py --output_dir x \\", "  --per_device_train_batch_size \\", "  $(expr 8 : 8)"],
+     '--per_device_train_batch_size is "$(expr…8…:…8)": "$(expr 8 : 8)" in line 3 is not understood: write its value, or give --per-device-train-batch-size'),
+    (["source env.sh", "BS=$((64 / (2 * SLURM_NNODES)))", f'srun bash -c "torchrun --nproc_per_node 4 {TRAIN}"'],
+     '--per_device_train_batch_size is "$((64…/…(2…*…SLURM_NNODES)))": SLURM_NNODES in line 2 is not set: write its value, or give --per-device-train-batch-size'),
+    (["echo", f'srun bash -c "torchrun {TRAIN} \'"'], "bash -c: line 1: ' has no end"),
 ])
 def test_what_is_not_understood_is_named_with_its_line(read, tmp_path, lines, message):
     assert error_of(read, *lines) == f"{tmp_path / 'job.sh'}: {message}"
@@ -112,7 +120,7 @@ def test_settings_of_the_allocator_are_read(read, tmp_path, name, line):
     values, source = read(line.format(name, TRAIN))
     row = next(row for row in source.values if row.key == "allocator_conf")
     assert values["allocator_conf"] == row.value == "expandable_segments:True"
-    assert row.place == f"{tmp_path / 'job.sh'}: {name}"
+    assert source.place("allocator_conf") == f"{tmp_path / 'job.sh'}: {name}"
 
 
 def test_a_variable_that_is_not_exported_is_in_no_environment(read):
@@ -215,3 +223,62 @@ def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp
         assert "PYTORCH_CUDA_ALLOC_CONF may be set by" in said and "env.sh, which is not read (line 2): say its value" in said
     again = [*before, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", *after]
     assert read(*again)[0]["allocator_conf"] == "expandable_segments:True"
+
+
+SETTLED = {"data_parallel_size": 4, "model": "gpt2", "per_device_train_batch_size": 2, "lora": {"r": 4}, "dtype": "fp32"}
+OPEN = ("[ $1 ] && N=8 M=x B=8 R=8 D=bfloat16", "torchrun --nproc_per_node $N train.py --model_name_or_path $M --use_peft "
+        "--per_device_train_batch_size $B --lora_r $R --torch_dtype $D --max_length 64 --output_dir x")
+
+
+def test_an_option_settles_the_variable_that_feeds_its_key(tmp_path):
+    (tmp_path / "job.sh").write_text("\n".join(OPEN))
+    found, source = readers.read(path=str(tmp_path / "job.sh"), options=SETTLED)
+    assert (found["model"], found["per_device_train_batch_size"], found["dtype"]) == ("gpt2", 2, "fp32")
+    assert found["lora"]["r"] == 4 and found["lora"]["target_modules"] == ["c_attn"]
+    assert {row.key: row.value for row in source.values}["per_device_train_batch_size"] == "$B"
+
+
+@pytest.mark.parametrize("options", [{"zero_stage": 2}, {"deepspeed": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}}])
+def test_a_deepspeed_config_that_is_not_known_is_settled_by_ours(tmp_path, options):
+    (tmp_path / "job.sh").write_text(f"[ -f x ] && D=x.json\ndeepspeed --num_gpus 2 {TRAIN.replace('$BS', '2')} --bf16 True --deepspeed $D")
+    found, _ = readers.read(path=str(tmp_path / "job.sh"), options=options)
+    assert found["deepspeed"]["zero_optimization"] == {"stage": 2} and found["dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(("key", "said"), [
+    ("data_parallel_size", '--nproc_per_node is "$N"'), ("model", '--model_name_or_path is "$M"'),
+    ("per_device_train_batch_size", '--per_device_train_batch_size is "$B"'), ("lora", '--lora_r is "$R"'),
+    ("dtype", '--torch_dtype is "$D"')])
+def test_a_variable_that_no_option_settles_is_refused(tmp_path, key, said):
+    (tmp_path / "job.sh").write_text("\n".join(OPEN))
+    with pytest.raises(InputError) as caught:
+        readers.read(path=str(tmp_path / "job.sh"), options={name: item for name, item in SETTLED.items() if name != key})
+    assert said in str(caught.value) and "or give " in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [
+    ["args=(", "  --a 1 # one", "  # --b 2", "  --c '3' # don't (", ")", 'show "${args[@]}"'],
+    ["args=(--a 1 \\", " # note", " --b 2", ")", 'show "${args[@]}"'],
+    ["cd / && # then", "# and", "show --a 1"], ["true && \\", "# note", "show --a 1"], ["true # && show", "show --a 1 # 2"],
+    ["show --a $(expr 2 \\* 4)"],
+])
+def test_comments_are_what_they_are_to_bash(lines):
+    text = "\n".join(lines)
+    real = subprocess.run(["bash", "-c", 'show() { printf "%s\\n" "$@"; }\n' + text], capture_output=True, text=True, check=True)
+    words = next(one.words for one in shell.commands(text, "job.sh") if one.words[0] == "show")[1:]
+    assert [word if "$" not in word else "8" for word in words] == real.stdout.splitlines()
+
+
+def test_a_comment_that_swallows_the_backslash_is_refused(read, tmp_path):
+    said = error_of(read, "BS=2", f"python {TRAIN} # now \\", "  --bf16 True")
+    assert said == f"{tmp_path / 'job.sh'}: line 2: a comment ends the command here: bash runs it without what follows; move it out"
+
+
+@pytest.mark.parametrize(("lines", "at"), [
+    (["N=$(cat n m)", f"python {TRAIN} \\", "  --gradient_accumulation_steps $N \\", "  --lora_r $(cat r s)"], 1),
+    (["NPROC=`nproc`", f"python {TRAIN} \\", "  --bf16 True \\", "  --gradient_accumulation_steps $(expr 3 : 5)"], 4),
+    ([f"python {TRAIN} --gradient_accumulation_steps {{2,4}}"], 1),
+    (["[[ -n \"${X:-}\" ]] && N=4", f"python {TRAIN} --gradient_accumulation_steps $N"], 1)])
+def test_a_message_names_the_line_of_what_it_is_about(read, lines, at):
+    said = error_of(read, *[line.replace("$BS", "2") for line in lines])
+    assert "--gradient_accumulation_steps is " in said and f" in line {at}" in said

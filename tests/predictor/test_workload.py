@@ -187,8 +187,6 @@ def test_switching_off_what_is_not_supported_is_fine(keys):
     ({"engine": "torch", "zero_stage": 2}, "engine is torch, but zero_stage is given: leave one of them out"),
     ({"ddp": {"bucket_cap_mb": 50}}, "ddp is given, but engine is not ddp: add engine ddp"),
     ({"engine": "ddp", "ddp": {"bucket_cap_mb": 0}}, "ddp has bucket_cap_mb 0: give the MiB of a bucket"),
-    ({"engine": "ddp", "ddp": {"find_unused_parameters": True}},
-     "ddp find_unused_parameters is not supported yet: freeze the parameters without gradient"),
     ({"engine": "ddp", "ddp": {"static_graph": True}}, "ddp static_graph is not supported yet"),
     ({"fsdp": {"param_dtype": "bf16"}}, "fsdp is given, but engine is not fsdp2: add engine fsdp2"),
     ({"engine": "deepspeed"},
