@@ -20,8 +20,6 @@ from predictor.suggest import show
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
-EXPR = re.compile(r"\$\(\s*expr((?:\s+(?:\\\*|'\*'|[-+/]|\$?\{?\w+\}?))+)\s*\)")
-"""The command ``expr`` of numbers and variables, whose ``*`` is quoted."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """What bash makes several words of."""
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
@@ -271,10 +269,8 @@ class _Shell:
     def _value(self, part: Part) -> str | list[str]:
         """What an expansion stands for; itself if that is not known."""
         text = part.text
-        if text.startswith("$(("):
-            return self._arithmetic(part, text[3:-2])
-        if found := EXPR.fullmatch(text):
-            return self._arithmetic(part, re.sub(r"[\\']", "", found[1]))
+        if (computed := arithmetic.inside(text)) is not None:
+            return self._arithmetic(part, computed)
         inner = text[2:-1] if text.startswith("${") else text[1:]
         if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
             return self._unread(text, part.line) if text.startswith("$(") else "$@"
