@@ -85,6 +85,7 @@ class _Shell:
         self.line = 1
         self.sourced = ""  # why a variable is not known since a file was sourced
         self.lines: dict[str, int] = {}
+        self.unread: dict[str, dict[int, None]] = {}  # where an expansion stands that is not understood
 
     def run(self, text: str, line: int | None = None) -> None:
         statements = list(Lexer(text, self.name, line).statements())
@@ -181,7 +182,10 @@ class _Shell:
     def _unread(self, text: str, line: int, because: str = "") -> str:
         """What stays of an expansion that is not understood, in one word, which another shell would leave as well."""
         left = re.sub(r"\s+", "…", text)
-        self.unknown[left] = because or f"{show(text, 60)} in line {line} is not understood: write its value"
+        lines = self.unread.setdefault(left, {})
+        lines[line] = None
+        where = " and ".join(map(str, lines))
+        self.unknown[left] = because or f"{show(text, 60)} in line {where} is not understood: write its value"
         return left
 
     def _command(self, words: list[Word], certain: bool) -> None:
