@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibrate.measure import ALLOCATOR_VARIABLES
-from predictor import gpus
+from predictor import deepspeed_config, gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
-from predictor.readers.trainer import finds_unused
+from predictor.readers import trainer
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -59,8 +59,20 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
 def trainer_ddp_keys(args: Any, checkpoints: bool, adapters: bool) -> dict[str, Any]:
     """``engine`` and ``ddp`` of a Trainer on several GPUs."""
     unused = args.ddp_find_unused_parameters
-    unused = finds_unused(checkpoints, adapters) if unused is None else unused
+    unused = trainer.finds_unused(checkpoints, adapters) if unused is None else unused
     return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, unused, bool(args.ddp_static_graph), False)
+
+
+def evaluation_keys(args: Any, keys: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """``per_device_eval_batch_size`` beside these keys, where an evaluation is asked for and predicted; where it is not
+    predicted, what is left out."""
+    config, size = keys.get("deepspeed"), args.per_device_eval_batch_size
+    stage = deepspeed_config.parse(config, "the DeepSpeed config")["zero_optimization.stage"] if config else None
+    if not trainer.asks_for_evaluation(args.eval_strategy, args.do_eval, args.eval_on_start):
+        return {}, ()
+    if trainer.evaluates(keys, stage):
+        return {"per_device_eval_batch_size": size}, ()
+    return {}, (trainer.evaluation_left_out(size),)
 
 
 def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> dict[str, Any]:

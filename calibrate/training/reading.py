@@ -21,11 +21,13 @@ class Reading:
         keys: of a workload.
         document: the model's ``config.json``; None where the user gave the workload.
         assumed: keys that neither the loop shows before its first step nor the user gave, with what is taken.
+        notes: what else of the training is left out.
     """
 
     keys: Mapping[str, Any]
     document: Mapping[str, Any] | None = None
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def seen(self, keys: Mapping[str, Any]) -> Reading:
         """With keys that the loop has shown."""
@@ -83,7 +85,9 @@ def of_trainer(args: Any, model: Any, optimizer: Any, processing_class: Any, sam
     ranks = loop_keys.ranks()[1]
     if ranks > 1 and "deepspeed" not in keys:
         keys |= loop_keys.trainer_ddp_keys(args, mine["gradient_checkpointing"], "lora" in mine)
-    return _reading(keys | mine, model, processing_class, device, directory)
+    keys |= mine
+    evaluation, note = loop_keys.evaluation_keys(args, keys)
+    return replace(_reading(keys | evaluation, model, processing_class, device, directory), notes=note)
 
 
 WRAPPERS = ("DistributedDataParallel", "DeepSpeedEngine")

@@ -93,8 +93,8 @@ def rules(reading: Reading) -> None:
     if "dtype" not in reading.workload:
         trainer.precision(reading, trainer.DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
     trainer.together(reading)
-    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
-               reading["eval_on_start"])
+    trainer.evaluation(reading, "eval_strategy", trainer.asks_for_evaluation(
+        reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))
 
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:

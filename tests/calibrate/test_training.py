@@ -16,7 +16,7 @@ from transformers import AutoConfig, TrainingArguments
 
 from calibrate.campaign import given as given_records
 from calibrate.peaks import MomentPeaks
-from calibrate.record import InTraining, Predicted, RankChoice, read
+from calibrate.record import InTraining, Predicted, PredictedMoment, RankChoice, read
 from calibrate.record import Peak as RecordedPeak
 from calibrate.regression import files
 from calibrate.training import advice, ahead, batch_keys, loop_keys, model_keys, reading, written
@@ -268,7 +268,7 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
     ahead_of = foresight(lines)
     ahead_of.start(lambda: READ, lambda: sample(tokens=64))
     for tokens in (64, 32, 90, 64, 120, 130):
-        ahead_of.coming(sample(tokens=tokens), counts=True)
+        ahead_of.coming(sample(tokens=tokens))
     assert [question.workload["sequence_length"] for question in asked] == [64, 90, 120, 130]
     assert lines == ["64 fits.", "warning: the batch of 2 x 120 tokens that comes now: 120 does_not_fit. Less memory: less."]
     assert ahead_of.largest == ("2 x 130 tokens",)
@@ -278,8 +278,7 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
 def test_the_record_is_of_the_largest_batch_that_ran_not_of_the_first_samples(asked):
     ahead_of = foresight([])
     ahead_of.start(lambda: READ, lambda: sample(tokens=90))
-    ahead_of.coming(sample(tokens=64), counts=True)
-    ahead_of.coming(sample(tokens=80), counts=False)  # after it was written
+    ahead_of.coming(sample(tokens=64))
     workload, predicted, why = ahead_of.recorded(may_ask=True)
     assert (workload.sequence_length, predicted.peak_requested.bytes, why) == (64, 64, None)
 
@@ -289,7 +288,7 @@ def test_other_ranks_say_only_what_threatens_their_own_batches(asked):
     ahead_of = foresight(lines, rank=3)
     ahead_of.start(lambda: READ, lambda: sample(tokens=128))
     assert lines == [] and not asked[0].worst
-    ahead_of.coming(sample(tokens=256), counts=True)
+    ahead_of.coming(sample(tokens=256))
     assert lines[0].startswith("rank 3: warning: the batch of 2 x 256 tokens")
 
 
@@ -305,8 +304,8 @@ def test_a_given_workload_needs_no_batch_and_is_warned_of_larger_ones(asked):
     ahead_of = foresight(lines)
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2)
     ahead_of.start(lambda: reading.given(own, None), lambda: pytest.fail("no batch is needed"))
-    ahead_of.coming(sample(tokens=64), counts=True)
-    ahead_of.coming(sample(tokens=128), counts=True)
+    ahead_of.coming(sample(tokens=64))
+    ahead_of.coming(sample(tokens=128))
     assert [question.workload["sequence_length"] for question in asked] == [64, 128]
 
 
@@ -334,6 +333,57 @@ def test_danger_is_less_left_than_what_predict_calls_uncertain():
     assert "1023.00 MiB were left" in danger(replace(calm, others=GIB + (1 << 20))).replace(",", "")
     assert "gave cached memory back 2 time(s)" in danger(replace(calm, retries=2))
     assert "expandable_segments:True (8.00 GiB are reserved and idle)" in advice_of(calm, None)
+
+
+# --- the Trainer's evaluation ---------------------------------------------------------------------------
+
+
+def of_trainer_with_evaluation(tmp_path, **changes) -> reading.Reading:
+    given = arguments(tmp_path, per_device_eval_batch_size=6, **{"eval_strategy": "steps"} | changes)
+    model = small_llava()
+    return reading.of_trainer(given, model, torch.optim.AdamW(model.parameters()), None, 2, None, tmp_path / "model")
+
+
+def test_an_evaluation_is_read_as_a_configuration_with_the_same_arguments_is(tmp_path):
+    from predictor import readers
+
+    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "out", "eval_strategy": "steps", "per_device_eval_batch_size": 6}))
+    said, _ = readers.read(path=str(tmp_path / "args.json"))
+    assert of_trainer_with_evaluation(tmp_path).keys["per_device_eval_batch_size"] == said["per_device_eval_batch_size"] == 6
+    assert "per_device_eval_batch_size" not in of_trainer_with_evaluation(tmp_path, eval_strategy="no").keys
+    assert of_trainer_with_evaluation(tmp_path, eval_strategy="no", eval_on_start=True).keys["per_device_eval_batch_size"] == 6
+
+
+def test_an_evaluation_that_is_not_predicted_is_said(tmp_path):
+    made = of_trainer_with_evaluation(tmp_path, use_liger_kernel=True)
+    assert "per_device_eval_batch_size" not in made.keys
+    assert made.notes == ("the evaluation of batches of 6 (where it can be predicted: per_device_eval_batch_size)",)
+
+
+def test_before_its_evaluation_a_training_is_recorded_without_it(monkeypatch):
+    rows = (PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9))
+    monkeypatch.setattr(ahead, "ask", lambda question: replace(SAID, predicted=Predicted(
+        RecordedPeak(9, Moment.EVALUATION, 3), rows)))
+    found = foresight([])
+    own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2, per_device_eval_batch_size=6)
+    found.start(lambda: reading.given(own, None), lambda: None)
+    found.coming(sample(tokens=64))
+    workload, said, _ = found.recorded(may_ask=False)
+    assert (workload.per_device_eval_batch_size, said) == (None, Predicted(RecordedPeak(7, Moment.BACKWARD, 1), rows[:1]))
+    found.evaluates(sample(6, 64, 6))
+    found.evaluates(sample(2, 64, 2))
+    workload, said, _ = found.recorded(may_ask=False)
+    assert (workload.per_device_eval_batch_size, said.peak_requested.bytes, found.evaluations) == (6, 9, ("6 x 64 tokens",))
+
+
+def test_a_record_of_another_evaluation_than_the_workloads_is_refused():
+    keys = {"model": "llava-1.5-7b", "sequence_length": 64, "per_device_eval_batch_size": 6}
+    own = replace(TRAINED, evaluations=("6 x 64 tokens",))
+    record(workload=keys, in_training=own).check_shapes()
+    with pytest.raises(InputError, match="batches of 6 x 80 tokens were evaluated, and the workload has per_device_eval_batch_size 6"):
+        record(workload=keys, in_training=replace(own, evaluations=("6 x 80 tokens",))).check_shapes()
+    with pytest.raises(InputError, match="batches of 6 x 64 tokens were evaluated, and .* None"):
+        record(workload=keys | {"per_device_eval_batch_size": None}, in_training=own).check_shapes()
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
@@ -456,13 +506,13 @@ def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch)
                                         {"gradient_accumulation_steps": 1}), lambda: None)
     found.autocasts("bf16")
     batch = {"input_ids": torch.ones(2, 1024, dtype=torch.int64)}
-    found.coming(batch, counts=True)
+    found.coming(batch)
     assert "assumed of the loop: gradient_accumulation_steps 1" in lines[-1]
     found.seen(gradient_accumulation_steps=2)
-    found.coming(batch, counts=True)
+    found.coming(batch)
     assert [(one["mixed_precision"], one["gradient_accumulation_steps"]) for one in asked] == [("bf16", 1), ("bf16", 2)]
     assert "assumed" not in lines[-1]
-    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)}, counts=True)
+    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)})
     assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
 
 
