@@ -86,8 +86,12 @@ def finds_unused(checkpoints: bool, adapters: bool) -> bool:
 
 def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
               because: str = "dtype auto: as the checkpoint has them, bf16 assumed") -> None:
-    """Weights and autocast without DeepSpeed: bf16 and fp16 of the training arguments are autocast."""
+    """Weights, which DeepSpeed casts where bf16 or fp16 is on, and autocast, which these are without it."""
     half = reading.half
+    if "deepspeed" in reading.workload:  # which has cast nothing, or there would be a dtype
+        weights = weights or reading.given.options.get("dtype")
+        if (weights or default) != "fp32":
+            raise reading.wrong("deepspeed", f"is given, but {deepspeed.uncast(weights or default)}")
     if half == "fp16" and weights is None:
         default, because = "fp32", "loss scaling takes no gradients of fp16"
     if half:
