@@ -12,6 +12,7 @@ from predictor import deepspeed_config, gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
 from predictor.readers import trainer
+from predictor.readers.training_arguments import NOT_PREDICTED
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -19,10 +20,6 @@ SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradien
 """Of a DeepSpeed config: sizes that are keys of their own, and what may be infinite, for which JSON has no word."""
 DEFAULT_CAP_MB = 25
 """``bucket_cap_mb`` of DistributedDataParallel (torch 2.11, nn/parallel/distributed.py)."""
-NOT_PREDICTED = {
-    "torch_compile": False, "neftune_noise_alpha": None, "label_smoothing_factor": 0.0, "torch_empty_cache_steps": None,
-    "parallelism_config": None}
-"""``TrainingArguments`` that change what a step allocates in a way that no key says, and the value that does not."""
 
 
 def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
@@ -36,10 +33,10 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
     Raises:
         InputError: something that no key can say.
     """
-    for name, harmless in NOT_PREDICTED.items():
-        if getattr(args, name, harmless) not in (harmless, None):
-            raise InputError(f"{name} {getattr(args, name)} of the training arguments is not predicted: leave it out, "
-                             "or use peakcast learn")
+    for name, known in NOT_PREDICTED.items():
+        found = getattr(args, name, None)
+        if known.is_on(found):
+            raise InputError(f"{name} {found} of the training arguments is not supported: {known.refusal}")
     if args.n_gpu > 1:
         raise InputError("the Trainer uses nn.DataParallel on several GPUs, which is not predicted: start it with "
                          "torchrun, or set CUDA_VISIBLE_DEVICES")

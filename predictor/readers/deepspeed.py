@@ -113,8 +113,8 @@ def uncast(dtype: str) -> str:
     """Why weights of 16 bits are not predicted where neither bf16 nor fp16 is on: DeepSpeed leaves them as they are,
     and accumulates and reduces gradients in fp32 (0.19.8, runtime/engine.py, ``_configure_distributed_model``,
     ``get_data_types``, ``communication_data_type``)."""
-    return (f"neither bf16 nor fp16 is on, so weights stay {dtype} and DeepSpeed keeps their gradients in fp32 besides, "
-            "which is not predicted: turn one on, or give weights of fp32")
+    return (f"neither bf16 nor fp16 is on, so weights stay {dtype} and DeepSpeed keeps their gradients in fp32, which "
+            "is not predicted: turn one on, or give weights of fp32")
 
 
 def _word(given: Any) -> str:

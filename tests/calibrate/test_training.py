@@ -159,10 +159,18 @@ def test_the_trainers_arguments_say_the_rest(tmp_path):
                     "optim": "adamw_torch_fused", "optim_args": {}, "param_groups": "single", "weight_decay": 0.01}
 
 
-@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4}])
-def test_arguments_that_are_not_predicted_are_refused_by_name(tmp_path, changes):
-    with pytest.raises(InputError, match=next(iter(changes))):
+@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4},
+                                     {"use_cache": True}, {"liger_kernel_config": {"swiglu": False}}])
+def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_configuration(tmp_path, changes):
+    from predictor import readers
+
+    name, = changes
+    with pytest.raises(InputError, match=f"^{name} .* is not supported: ") as refusal:
         loop_keys.trainer_keys(arguments(tmp_path, **changes), ADAMW, samples=1)
+    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "out"} | changes))
+    with pytest.raises(InputError, match=f": {name} .* is not supported: ") as said:
+        readers.read(path=str(tmp_path / "args.json"))
+    assert str(said.value).endswith(str(refusal.value).partition("supported: ")[2])
 
 
 def test_deepspeeds_own_optimizer_comes_with_its_config():
