@@ -159,7 +159,8 @@ class Foresight:
         if first and self._speaks and self._show != "nothing":
             told = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
             if told:
-                self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE)")
+                self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE). The "
+                               "model's output is assumed to be gone before backward, as after loss = model(…).loss")
             for note in self._reading.notes:
                 self._said.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):

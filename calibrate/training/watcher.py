@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from calibrate.training.reading import Reading
 from calibrate.training.said import Said
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.report.units import size_text
+from predictor.suggest import named as named_path
 
 STEPS = 3
 
@@ -82,14 +85,17 @@ class Watcher:
         self._stop()
         self._accumulation, self._step, self._micro = accumulation or 1, 1, 0
         self._told, self._forwards = accumulation is not None, 0
+        self._output: weakref.ref | None = None
         self._used, self._done, self._covers_evaluation = 0, False, False
         self._files: dict[str, str] = {}  # of this rank
         self._refusal: OutOfMemory | None = None
         self._said = Said(self._tell, rank)
-        alone = SETTING in os.environ  # a dry run has one rank of many
-        self._foresight = Foresight(self._said, self._show, speaks=rank == 0 or alone)
+        speaks = rank == 0 or SETTING in os.environ  # a dry run has one rank of many
+        self._foresight = Foresight(self._said, self._show, speaks)
         with self._harmless():
             self._files = {path: written.path_of(path, rank, ranks) for path in (self._path, self._snapshot) if path}
+            if speaks and self._files.get(self._path, self._path) != self._path:
+                self._said.say(f"the record of this rank goes to {named_path(self._files[self._path])}")
         with self._harmless():
             self._foresight.start(read, first)
         with self._harmless():
@@ -105,9 +111,10 @@ class Watcher:
             self._said.say("no record: memory ran out before this start, so its peaks cannot be told apart")
         # DeepSpeed reduces what is left after autograd's backward: there ZeRO's step ends the moment
         self._boundaries = Boundaries(
-            backward=self._hook(lambda: self._enter(Moment.BACKWARD)),
+            backward=self._hook(self._before_backward),
             after_backward=self._hook(self._after_backward if zero is None else lambda: None),
-            step=self._hook(lambda: self._enter(Moment.OPTIMIZER_STEP)), called=self._hook(self._called))
+            step=self._hook(lambda: self._enter(Moment.OPTIMIZER_STEP)), called=self._hook(self._called),
+            returned=self._hook(self._returned))
         self._boundaries.open(model, zero)
         torch._C._cuda_attach_out_of_memory_observer(self._observer(self._boundaries))
         self._enter(Moment.FORWARD)
@@ -132,6 +139,13 @@ class Watcher:
     def failed(self, message: str) -> None:
         """The loop ended with PyTorch's out-of-memory error."""
         self._hook(lambda: self._refused(message, None))()
+        self.close()
+
+    def broken_off(self, error: BaseException) -> None:
+        """The loop ended with another error."""
+        if self._path in self._files and self.record is None:
+            self._hook(lambda: self._said.say(f"no record: the loop ended with {type(error).__name__} before it was "
+                                              "written"))()
         self.close()
 
     def close(self) -> None:
@@ -176,6 +190,19 @@ class Watcher:
         if self._step == self._forwards == 1:
             self._at_first(model, keywords)
         self._foresight.coming(batch)
+
+    def _returned(self, model: Any, output: Any) -> None:
+        """A forward is over."""
+        self._output = weakref.ref(output) if model.training and isinstance(output, dict) else None
+
+    def _before_backward(self) -> None:
+        """The loop that is predicted has let the model's output go by now."""
+        kept = self._output and self._output()
+        if kept:
+            size = sum(value.nbytes for value in kept.values() if getattr(value, "ndim", 0))
+            self._said.warn("output", f"the model's output lives on through backward, {size_text(size)} that are not "
+                                      "predicted: let it go before, as loss = model(…).loss does")
+        self._enter(Moment.BACKWARD)
 
     @property
     def _enough(self) -> bool:

@@ -77,8 +77,8 @@ ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"),
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
-OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length 1024), "
-          "and a loss of its own that keeps no logits of all tokens, which is not predicted: use peakcast learn")
+OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
+          "1024), and a loss of its own that keeps no logits of all tokens, which is not predicted: use peakcast learn")
 """TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
@@ -97,8 +97,9 @@ def rules(reading: Reading) -> None:
         raise InputError(f"{reading.given.name}: {program} trains with {OF_TRL}")
     name = trainer.model(reading, "model_name_or_path")
     if reading["use_peft"]:
-        reading.note("use_peft, of TRL's ModelConfig: a script that trains with its SFTConfig has gradient_checkpointing "
-                     "and bf16 on where they are not given, and keeps no logits of all tokens: it needs less")
+        reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
+                     "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
+                     "it needs less")
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
              targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):

@@ -173,6 +173,24 @@ def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_conf
     assert str(said.value).endswith(str(refusal.value).partition("supported: ")[2])
 
 
+def test_arguments_of_trl_are_refused(tmp_path):
+    own = type("SFTConfig", (TrainingArguments,), {"__module__": "trl.trainer.sft_config"})
+    with pytest.raises(InputError, match="the training arguments are TRL's SFTConfig"):
+        loop_keys.trainer_keys(own(output_dir=str(tmp_path), report_to=[], use_cpu=True), ADAMW, samples=1)
+
+
+@pytest.mark.parametrize(("dtype", "enabled", "expected"), [("bf16", True, None), ("fp32", True, None), ("fp32", False, "fp32")])
+def test_deepspeed_casts_weights_where_bf16_is_on_and_nowhere_else(dtype, enabled, expected):
+    mine = {"dtype": dtype}
+    reading._cast(mine, {"bf16": {"enabled": enabled}, "fp16": {"enabled": False}})
+    assert mine.get("dtype") == expected
+
+
+def test_weights_of_bf16_that_deepspeed_does_not_cast_are_not_predicted():
+    with pytest.raises(InputError, match="neither bf16 nor fp16 is on, so weights stay bf16"):
+        reading._cast({"dtype": "bf16"}, {"bf16": {"enabled": False}})
+
+
 def test_deepspeeds_own_optimizer_comes_with_its_config():
     config = {"optimizer": {"type": "AdamW", "params": {}}, "zero_optimization": {"stage": 2}, "steps_per_print": float("inf")}
     assert loop_keys.deepspeed_keys(config, None) == {"deepspeed": {key: config[key] for key in ("optimizer", "zero_optimization")}}
@@ -424,16 +442,17 @@ def test_boundaries_tell_each_outermost_backward_and_leave_pytorch_as_it_was():
     before = torch.autograd._engine_run_backward
     heard = []
     told = Boundaries(backward=lambda: heard.append("backward"), after_backward=lambda: heard.append("after"),
-                      step=lambda: heard.append("step"), called=lambda model, arguments, keywords: heard.append(tuple(keywords)))
+                      step=lambda: heard.append("step"), called=lambda model, arguments, keywords: heard.append(tuple(keywords)),
+                      returned=lambda model, output: heard.append("returned"))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     told.open(model, None)
     x = torch.ones(1, 2, requires_grad=True)
     torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()
-    assert heard == [(), "backward", (), "after"]
+    assert heard == [(), "returned", "backward", (), "returned", "after"]
     told.close()
     assert torch.autograd._engine_run_backward is before is torch.autograd.graph._engine_run_backward
     model(x).sum().backward()
-    assert len(heard) == 4
+    assert len(heard) == 6
 
 
 @pytest.mark.parametrize(("path", "ranks", "expected"), [

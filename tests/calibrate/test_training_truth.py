@@ -141,8 +141,10 @@ def test_an_evaluation_that_finds_no_memory_is_recorded_as_the_end(directory):
 # --- what is said ---------------------------------------------------------------------------------------
 
 
-def test_one_line_at_the_start_and_nothing_else(finished):
-    line, = finished.said
+def test_one_line_at_the_start_and_nothing_else_but_where_a_ranks_own_record_goes(finished):
+    *where, line = finished.said
+    assert where == ([] if finished.path.name == "run.json" else
+                     [f"peakcast: rank 7: the record of this rank goes to {finished.path}"])
     assert line.removeprefix("peakcast: ").removeprefix("rank 7: ").startswith("Fits h100-80gb: peak ")
     assert "The peak is in backward of step 2 on rank" in line
 
