@@ -543,6 +543,29 @@ def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch)
     assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
 
 
+def test_an_output_that_lives_through_backward_is_said_with_its_size():
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    lines: list[str] = []
+    watcher = Watcher(loop="watch", record=None, steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.begin(lambda: READ, None, None, 0, 1, 1)
+    watcher._peaks = RunningPeaks(Counted())
+    for kept in (False, True):
+        output = CausalLMOutputWithPast(loss=torch.zeros(()), logits=torch.zeros(2, 64, 2048))
+        watcher._returned(torch.nn.Linear(1, 1), output)
+        if not kept:
+            del output
+        watcher._before_backward()
+        assert lines == (["warning: the model's output lives on through backward, 1.00 MiB that are not predicted: let it go "
+                          "before, as loss = model(…).loss does"] if kept else [])
+
+
+def test_a_record_of_a_rank_is_named_where_that_of_all_is_looked_for(tmp_path):
+    written.write(str(tmp_path / "run-rank0.json"), record())
+    with pytest.raises(InputError, match=r"run.json: no such file or directory: there is .*run-rank0.json, of one rank"):
+        files.read([tmp_path / "run.json"])
+
+
 # --- never in the way -----------------------------------------------------------------------------------
 
 
