@@ -29,7 +29,7 @@ class PeakcastCallback(TrainerCallback):
         record: path of the record, which ``peakcast report`` and ``peakcast calibrate --records`` read. With several
             ranks each writes its own: ``{rank}`` in the name, or ``-rank7`` before its suffix.
         steps: of the optimizer, after which the record is written; None: at the end of the training. It is written
-            again, of everything until then, once the first evaluation is over, and where memory runs out.
+            again, of everything until then, once the first predicted evaluation is over, and where memory runs out.
         show: of the prediction at the start: ``line``, ``full`` (as ``peakcast predict``), ``nothing``.
         snapshot: also keep PyTorch's memory history, and write it there with the record, for pytorch.org/memory_viz
             and ``peakcast replay``.

@@ -54,6 +54,11 @@ class Foresight:
         """Of the batches that were evaluated, those that no other was as large as in everything."""
         return tuple(map(str, self._evaluated))
 
+    @property
+    def expects_evaluation(self) -> bool:
+        """Whether one is predicted."""
+        return bool(self._reading and self._reading.keys.get("per_device_eval_batch_size"))
+
     def evaluates(self, batch: Mapping[str, Any]) -> None:
         """The model is about to run on a batch of an evaluation."""
         size = extent(batch)

@@ -65,10 +65,10 @@ def trainer_ddp_keys(args: Any, checkpoints: bool, adapters: bool) -> dict[str, 
 def evaluation_keys(args: Any, keys: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """``per_device_eval_batch_size`` beside these keys, where an evaluation is asked for and predicted; where it is not
     predicted, what is left out."""
-    config, size = keys.get("deepspeed"), args.per_device_eval_batch_size
-    stage = deepspeed_config.parse(config, "the DeepSpeed config")["zero_optimization.stage"] if config else None
     if not trainer.asks_for_evaluation(args.eval_strategy, args.do_eval, args.eval_on_start):
         return {}, ()
+    config, size = keys.get("deepspeed"), args.per_device_eval_batch_size
+    stage = deepspeed_config.parse(config, "the DeepSpeed config")["zero_optimization.stage"] if config else None
     if trainer.evaluates(keys, stage):
         return {"per_device_eval_batch_size": size}, ()
     return {}, (trainer.evaluation_left_out(size),)

@@ -89,8 +89,8 @@ def of_trainer(args: Any, model: Any, optimizer: Any, processing_class: Any, sam
     if ranks > 1 and "deepspeed" not in keys:
         keys |= loop_keys.trainer_ddp_keys(args, mine["gradient_checkpointing"], "lora" in mine)
     keys |= mine
-    evaluation, note = loop_keys.evaluation_keys(args, keys)
-    return replace(_reading(keys | evaluation, model, processing_class, device, directory), notes=note)
+    evaluation, notes = loop_keys.evaluation_keys(args, keys)
+    return replace(_reading(keys | evaluation, model, processing_class, device, directory), notes=notes)
 
 
 def _cast(mine: dict[str, Any], config: Mapping[str, Any]) -> None:

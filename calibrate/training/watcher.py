@@ -211,8 +211,9 @@ class Watcher:
 
     @property
     def _lacks(self) -> bool:
-        """Whether nothing is written yet, or something without the evaluation that has come since."""
-        return not self._done or (bool(self._foresight.evaluations) and not self._covers_evaluation)
+        """Whether nothing is written yet, or something without the predicted evaluation that has come since."""
+        evaluated = self._foresight.expects_evaluation and bool(self._foresight.evaluations)
+        return not self._done or (evaluated and not self._covers_evaluation)
 
     def _at_first(self, model: Any, keywords: Mapping[str, Any]) -> None:
         """What only the first forward shows of a loop that is not the Trainer's."""
@@ -250,7 +251,7 @@ class Watcher:
             self._said.warn("step", f"near the end of the GPU's memory in step {self._step}: {found}. "
                                     f"{advice(seen, self._foresight.workload)}")
         self._step, self._micro = self._step + 1, 0
-        if self._enough and self._lacks and not evaluation_follows:
+        if self._enough and self._lacks and not (evaluation_follows and self._foresight.expects_evaluation):
             self._write()
         self._enter(Moment.EVALUATION if evaluation_follows else Moment.FORWARD)
 

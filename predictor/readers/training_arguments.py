@@ -21,8 +21,7 @@ _LEARN = "leave it out, or use peakcast learn"
 NOT_PREDICTED = {
     "torch_compile": refused("compiled models allocate differently: leave it out", kind=FLAG),
     "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}", kind=Number()),
-    "neftune_noise_alpha": refused(f"its noise is as large as the embeddings, and stays beside them: {_LEARN}", (None,),
-                                   Number()),
+    "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
     "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
                                        kind=Whole(0, 1 << 40)),
     "use_cache": refused("keys and values of all layers would stay in training: leave it out", kind=FLAG),
@@ -78,7 +77,7 @@ ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"),
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
 OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
-          "1024), and a loss of its own that keeps no logits of all tokens, which is not predicted: use peakcast learn")
+          "1024), and a loss of its own, which is not predicted: use peakcast learn")
 """TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}

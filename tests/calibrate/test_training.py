@@ -361,6 +361,13 @@ def test_danger_is_less_left_than_what_predict_calls_uncertain():
     assert "expandable_segments:True (8.00 GiB are reserved and idle)" in advice_of(calm, None)
 
 
+CALM = Seen(total=80 * GIB, others=GIB, allocated=GIB, reserved=GIB, retries=0)
+
+
+ROWS = PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9)
+EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION, 3), ROWS))
+
+
 # --- the Trainer's evaluation ---------------------------------------------------------------------------
 
 
@@ -386,16 +393,35 @@ def test_an_evaluation_that_is_not_predicted_is_said(tmp_path):
     assert made.notes == ("the evaluation of batches of 6 (where it can be predicted: per_device_eval_batch_size)",)
 
 
+@pytest.mark.parametrize("predicted", [True, False])
+def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_path, monkeypatch, predicted):
+    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
+    monkeypatch.setattr(written, "record", lambda **said: said["in_training"])
+    monkeypatch.setattr(written, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
+    wrote: list[tuple] = []
+    watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=1, show="nothing", snapshot=None, tell=print)
+    own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_eval_batch_size=6 if predicted else None)
+    watcher.begin(lambda: reading.given(own, None), None, None, 0, 1, 1)
+    watcher._peaks, watcher._ooms_before, watcher._look = RunningPeaks(Counted()), 0, lambda: CALM
+    watcher._boundaries = SimpleNamespace(close=lambda: None)
+    model = torch.nn.Linear(1, 1)
+    for follows in (False, True, False):
+        watcher._called(model.train(), (), sample())
+        watcher.step(follows)
+        if follows:
+            watcher._called(model.eval(), (), sample(6, 64, 6))
+            watcher.micro_step()
+    assert wrote == [(1, ()), (2, ("6 x 64 tokens",))][:1 + predicted]
+
+
 def test_before_its_evaluation_a_training_is_recorded_without_it(monkeypatch):
-    rows = (PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9))
-    monkeypatch.setattr(ahead, "ask", lambda question: replace(SAID, predicted=Predicted(
-        RecordedPeak(9, Moment.EVALUATION, 3), rows)))
+    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
     found = foresight([])
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2, per_device_eval_batch_size=6)
     found.start(lambda: reading.given(own, None), lambda: None)
     found.coming(sample(tokens=64))
     workload, said, _ = found.recorded(may_ask=False)
-    assert (workload.per_device_eval_batch_size, said) == (None, Predicted(RecordedPeak(7, Moment.BACKWARD, 1), rows[:1]))
+    assert (workload.per_device_eval_batch_size, said) == (None, Predicted(RecordedPeak(7, Moment.BACKWARD, 1), ROWS[:1]))
     found.evaluates(sample(6, 64, 6))
     found.evaluates(sample(2, 64, 2))
     workload, said, _ = found.recorded(may_ask=False)
