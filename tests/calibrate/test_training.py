@@ -362,8 +362,6 @@ def test_danger_is_less_left_than_what_predict_calls_uncertain():
 
 
 CALM = Seen(total=80 * GIB, others=GIB, allocated=GIB, reserved=GIB, retries=0)
-
-
 ROWS = PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9)
 EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION, 3), ROWS))
 
