@@ -114,6 +114,8 @@ def main() -> None:
     """Imports, then forks a job for each order until nobody gives any."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(int(sys.argv[1]))
+    # beside flash-attn transformers asks for a device at once, which through CUDA itself would not survive a fork
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)

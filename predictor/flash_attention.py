@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -99,9 +100,16 @@ def pad_input(hidden_states, indices, batch, seqlen):
 def on_meta() -> Iterator[None]:
     """transformers finds the package while the block runs (5.17: modeling_flash_attention_utils.py)."""
     from transformers import modeling_flash_attention_utils as library
+    from transformers.integrations import flash_attention as caller
 
     found = (flash_attn_func, flash_attn_varlen_func, None, pad_input, None)
-    with (patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: found),
+    asks = caller.get_target_dtype
+
+    def of_gpu(query, module):  # it asks for autocast by the device's name, and meta has none
+        return asks(SimpleNamespace(dtype=query.dtype, device=torch.device("cuda")), module)
+
+    with (patch.object(caller, "get_target_dtype", of_gpu),
+          patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: found),
           patch.dict(library.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True)):
         yield
 

@@ -76,7 +76,10 @@ class Inputs:
         pixels = self._pixels([[size] * count])
         if "pixel_values_videos" not in inspect.signature(features).parameters:  # LLaVA-NeXT-Video's own name
             pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
-        found = ask(features, self._fitting(pixels, features)).pooler_output
+        from predictor import flash_attention
+
+        with flash_attention.on_meta():  # the package itself takes no such tensors
+            found = ask(features, self._fitting(pixels, features)).pooler_output
         parts = found if isinstance(found, (tuple, list)) else [found]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._told_apart else 1

@@ -44,7 +44,7 @@ class _Given(Flag):
 
 
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
-            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager"),
+            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
             "padding": ("none", "right", "packed"), "use_liger_kernel": (False,),
             "gradient_checkpointing_modules": ((),),
             "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
@@ -132,6 +132,7 @@ def replace(model, wanted: Quantized) -> None:
     from bitsandbytes.nn import Linear4bit
     from transformers import BitsAndBytesConfig
     from transformers.integrations import replace_with_bnb_linear
+    from transformers.quantizers.base import _assign_is_quantized
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     linear = [name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
@@ -152,6 +153,7 @@ def replace(model, wanted: Quantized) -> None:
                              "bitsandbytes may take another kernel, which is not predicted: use peakcast learn")
         layer.weight = _packed(layer, wanted)
     model.is_loaded_in_4bit = True  # as transformers marks it; peft asks
+    _assign_is_quantized(model)  # and flash attention
 
 
 def _packed(layer, wanted: Quantized):

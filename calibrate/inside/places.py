@@ -17,7 +17,7 @@ NOT_THE_USERS = tuple(os.path.realpath(path) + os.sep for path in {
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py",
          "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
-         "calibrate/inside/")
+         "calibrate/inside/", "calibrate/backwards.py")
 """Parts of paths whose frames say nothing about where one is."""
 MOST_FRAMES = 8
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrate import device
+from calibrate import backwards, device
 from calibrate.inside import places
 from calibrate.inside.whole import Whole
 from calibrate.peaks import COUNTERS, Counters
@@ -92,7 +92,7 @@ class Watcher:
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
         self._marks = [Mark(0, "init", 0, None)]
-        self._live = self._depth = 0
+        self._live = 0
         self._backward_since_step = False
 
     # what PyTorch calls -----------------------------------------------------------------------
@@ -108,27 +108,10 @@ class Watcher:
 
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        self._wrap_backward()
+        backwards.follow(self._begin_backward, lambda: self._mark("other"))
         self._wrap_excepthook()
         self._record()
         atexit.register(self._finish)
-
-    def _wrap_backward(self) -> None:
-        original = torch.autograd.graph._engine_run_backward
-
-        def run(*arguments, **options):
-            if self._depth == 0:  # a checkpoint's backward inside another stays inside it
-                self._begin_backward()
-            self._depth += 1
-            try:
-                return original(*arguments, **options)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._mark("other")
-
-        for module in (torch.autograd, torch.autograd.graph):
-            module._engine_run_backward = run
 
     def _wrap_excepthook(self) -> None:
         original = sys.excepthook

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from calibrate import backwards
 from calibrate.peaks import COUNTERS, Counters, MomentPeaks
 from predictor.events import Moment
 
@@ -59,13 +60,10 @@ class Boundaries:
         self._backward, self._after_backward, self._step = backward, after_backward, step
         self._called, self._returned = called, returned
         self._undo: list[Callable[[], None]] = []
-        self._depth = 0
 
     def open(self, model: Any, zero_optimizer: Any) -> None:
         """Begin to tell; ``model`` and ``zero_optimizer`` may be None."""
-        import torch
-
-        self._wrap_backward(torch)
+        self._undo.append(backwards.follow(self._backward, self._after_backward))
         if model is not None:
             handles = (model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
                        model.register_forward_hook(self._after_forward))
@@ -91,31 +89,6 @@ class Boundaries:
     def _after_forward(self, model: Any, arguments: tuple, output: Any) -> None:
         self._returned(model, output)
 
-    def _wrap_backward(self, torch: Any) -> None:
-        """``Tensor.backward`` and ``autograd.backward`` both call this function (torch 2.11, autograd/graph.py)."""
-        original = torch.autograd.graph._engine_run_backward
-
-        def run(*arguments, **options):
-            if self._depth == 0:  # the backward of a checkpoint's recomputation is inside another
-                self._backward()
-            self._depth += 1
-            try:
-                return original(*arguments, **options)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._after_backward()
-
-        places = torch.autograd, torch.autograd.graph
-        for place in places:
-            place._engine_run_backward = run
-
-        def undo() -> None:
-            for place in places:
-                if place._engine_run_backward is run:  # not if somebody wrapped it again
-                    place._engine_run_backward = original
-
-        self._undo.append(undo)
 
 
 def zero_optimizer(optimizer: Any) -> Any:

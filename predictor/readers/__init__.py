@@ -35,9 +35,10 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     Raises:
         InputError: what is wrong, with file and key.
     """
-    said = options or {}
-    given = command.from_words(words, options=said) if words is not None else _file(str(path), said)
-    given, implied = _named_by_command(replace(given, options=said))
+    given = command.from_words(words) if words is not None else _file(str(path))
+    given, implied = _named_by_command(replace(given, options=options or {}))
+    if given.problem and given.gpus is None:
+        raise InputError(given.problem)
     found = _format(given, form or implied)
     if found.name == "deepspeed":
         from predictor.readers.deepspeed import alone
@@ -46,11 +47,11 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     return read_fields(found, given)
 
 
-def _file(path: str, options: Mapping[str, Any]) -> Given:
+def _file(path: str) -> Given:
     name = named(path)
     text = read_text(path, WHAT)
     if name.lower().endswith((".sh", ".bash", ".slurm")) or text.startswith("#!"):
-        return command.from_script(text, name, path, options)
+        return command.from_script(text, name, path)
     value = parse_json(text, name) if name.lower().endswith(".json") else parse_yaml(text, name)
     if not isinstance(value, dict):
         raise InputError(f"{name}: holds no mapping of keys to values: give YAML, JSON, or a shell script (.sh)")
@@ -77,7 +78,7 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
         if words:
             raise InputError(f"{given.name}: {show(words[0])} is not expected where it stands: give flags")
         return replace(given, values=values), implied
-    inner = _file(files[0], given.options)
+    inner = _file(files[0])
     extra = dict(word.partition("=")[::2] for word in words if "=" in word and word not in files)
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:

@@ -48,20 +48,24 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         found[precision] = ("true", f"{where}: mixed_precision")
     elif precision == "fp8":
         raise InputError(f"{path or name}: mixed_precision fp8 is not predicted: use bf16")
-    compiled = (document.get("dynamo_config") or {}).get("dynamo_backend", "NO")
-    if str(options.get("dynamo_backend", compiled)).upper() != "NO":
+    compiled = options.get("dynamo_backend", _section(document, "dynamo_config").get("dynamo_backend", "NO"))
+    if str(compiled).upper() != "NO":
         found["torch_compile"] = ("true", f"{where}: dynamo_backend")
     if kind == "FSDP" and "fsdp" not in given:
-        said = {**(document.get("fsdp_config") or {}), **{key: options[key] for key in options if key[:5] == "fsdp_"}}
+        said = _section(document, "fsdp_config") | {key: options[key] for key in options if key.startswith("fsdp_")}
         asked = FSDP | {key.removeprefix("fsdp_"): item for key, item in said.items()}
         found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
-    section = document.get(SECTION) if kind == "DEEPSPEED" else None
-    section = dict(section) if isinstance(section, Mapping) else {}
+    section = _section(document, SECTION) if kind == "DEEPSPEED" else {}
     section |= {key: options[key] for key in (STAGE, FILE, "offload_optimizer_device", "offload_param_device")
                 if key in options and ("use_deepspeed" in options or section)}
     if section and "deepspeed" not in given:
         found["deepspeed"] = (section.get(FILE) or _config(section, path or name), f"{where}: {SECTION}")
     return found
+
+
+def _section(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = document.get(key)
+    return {str(name): item for name, item in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _config(section: Mapping[str, Any], name: str) -> dict[str, Any]:

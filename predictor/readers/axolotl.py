@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -113,7 +113,7 @@ def rules(reading: Reading) -> None:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
+        weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
     if isinstance(reading["image_size"], int):
         trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
@@ -166,7 +166,7 @@ def _trained(reading: Reading, name: str) -> None:
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
     trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-            targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
+                 targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from predictor.errors import InputError
 from predictor.readers import accelerate, shell
@@ -43,9 +42,8 @@ class Command:
 
 
 def from_words(words: Sequence[str], name: str = "the command", path: str | None = None,
-               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None,
-               options: Mapping[str, Any] | None = None) -> Given:
-    """A command's flags, and what its launcher starts, unless ``options`` of ours say how many GPUs share the work.
+               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None) -> Given:
+    """A command's flags, and what its launcher starts.
 
     Raises:
         InputError: nothing that trains.
@@ -58,39 +56,45 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     unknown = {**(unknown or {}), **command.unknown}
     if command.launcher in LAUNCHERS and shell.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
-    for option in accelerate.OPTIONS if command.launcher == "accelerate" else ():
-        if shell.LEFT.search(given := command.options.get(option, "")):
-            raise InputError(f"{name}: --{option} is {show(given)}: {shell.why(given, unknown)}")
+    for option, given in command.options.items() if command.launcher == "accelerate" else ():
+        if option in accelerate.OPTIONS or option.startswith("fsdp_"):
+            _known(name, f"--{option}", given, unknown)
     values = _flags(command.words, name, unknown)
     decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
+    world_size, launched_by, problem = None, "", ""
     try:
         world_size, launched_by = _world_size(command, name, unknown)
     except InputError as error:
-        if "data_parallel_size" not in (options or {}):
-            raise InputError(f"{error}, or give --data-parallel-size") from None
-        world_size, launched_by = None, ""
+        problem = f"{error}, or give --data-parallel-size"
     return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
-                 command.environment, world_size, launched_by, {key: by for key, (_, by) in decided.items()},
+                 command.environment, world_size, launched_by, problem, {key: by for key, (_, by) in decided.items()},
                  unknown=unknown)
 
 
-def from_script(text: str, name: str, path: str, options: Mapping[str, Any] | None = None) -> Given:
+def from_script(text: str, name: str, path: str) -> Given:
     """The one training command of a shell script: continued lines joined, its own variables put in.
 
     Raises:
         InputError: it has none, or several.
     """
     lines = shell.commands(text, name)
-    found = [line for line in lines if (made := parse(line.words)) and _trains(made)]
+    found = _training(lines, name, "lines")
     for line in lines if not found else ():
         first = line.words[0]
         if shell.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
             raise InputError(f"{name}: {show(first)} starts a training: {shell.why(first, line.unknown)}")
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
+    line, _ = found
+    return from_words(line.words, name, path, line.exported, line.unknown)
+
+
+def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[shell.Command, Command] | None:
+    """The one command of a script that trains, and its parts; None without one."""
+    found = [(line, made) for line in lines if (made := parse(line.words)) and _trains(made)]
     if len(found) > 1:
-        raise InputError(f"{name}: {len(found)} lines start a training: give the one that is meant after --")
-    return from_words(found[0].words, name, path, found[0].exported, found[0].unknown, options)
+        raise InputError(f"{name}: {len(found)} {what} start a training: give the one that is meant after --")
+    return found[0] if found else None
 
 
 def parse(words: Sequence[str]) -> Command | None:
@@ -138,15 +142,13 @@ def parse(words: Sequence[str]) -> Command | None:
 
 def _inner(words: list[str]) -> Command | None:
     """The one training of ``bash -c TEXT``."""
-    lines = shell.commands(words[0], "bash -c") if words else []
-    found = [(line, made) for line in lines if (made := parse(line.words)) and _trains(made)]
-    if len(found) > 1:
-        raise InputError(f"bash -c: {len(found)} commands start a training: give the one that is meant after --")
-    for line, made in found:
-        made.environment = {**line.exported, **made.environment}
-        made.unknown = {**line.unknown, **made.unknown}
-        return made
-    return None
+    found = _training(shell.commands(words[0], "bash -c") if words else [], "bash -c", "commands")
+    if not found:
+        return None
+    line, made = found
+    made.environment = {**line.exported, **made.environment}
+    made.unknown = {**line.unknown, **made.unknown}
+    return made
 
 
 def _step(words: list[str]) -> Command | None:
@@ -197,28 +199,32 @@ def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tupl
                             ("--num_nodes", options.get("num_nodes", "1")))
         chosen = options.get("include", options.get("i"))
         if chosen is not None:
-            if shell.LEFT.search(chosen):
-                raise InputError(f"{name}: --include is {show(chosen)}: {shell.why(chosen, unknown)}")
+            _known(name, "--include", chosen, unknown)
             return sum(len(node.partition(":")[2].split(",")) for node in chosen.split("@")), f"--include {chosen}"
     if "NPROC_PER_NODE" in environment:
         return _product(name, unknown, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
                         ("NNODES", environment.get("NNODES", "1")))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible and (command.launcher == "deepspeed" or command.program.startswith(("llamafactory", "axolotl", "lmf"))):
-        if shell.LEFT.search(visible):
-            raise InputError(f"{name}: CUDA_VISIBLE_DEVICES is {show(visible)}: {shell.why(visible, unknown)}")
+        _known(name, "CUDA_VISIBLE_DEVICES", visible, unknown)
         return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
     if command.program.startswith("swift "):
         return 1, "no NPROC_PER_NODE"
     return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
 
 
+def _known(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
+    """Refuses a value that the shell leaves open."""
+    if shell.LEFT.search(text):
+        raise InputError(f"{name}: {what} is {show(text)}: {shell.why(text, unknown)}")
+
+
 def _product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:
     total, shown = 1, []
     for option, text in parts:
+        _known(name, option, text, unknown)
         if not re.fullmatch(r"[1-9]\d{0,4}", text):
-            raise InputError(f"{name}: {option} is {show(text)}: " + (
-                shell.why(text, unknown) if shell.LEFT.search(text) else "a number of GPUs or nodes is needed"))
+            raise InputError(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
         total *= int(text)
         if text != "1" or not shown:
             shown.append(f"{option} {text}")

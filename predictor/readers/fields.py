@@ -109,6 +109,7 @@ class Given:
         environment: variables that the command sets.
         world_size: what the launcher starts; None where it does not say.
         launched_by: what says so, or the launcher that does not.
+        problem: why that cannot be read, if an option of ours does not say it.
         launched_with: keys that the launcher decides -> what says so.
         options: keys of the workload that options of ours give, which settle what a shell leaves open.
         unknown: what a shell script leaves of variables -> why their values are not known.
@@ -123,6 +124,7 @@ class Given:
     environment: Mapping[str, str] = field(default_factory=dict)
     world_size: int | None = None
     launched_by: str = ""
+    problem: str = ""
     launched_with: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from predictor.files import read_mapping
+from predictor.readers import weights
 from predictor.readers.reading import Reading
 from predictor.suggest import nearest, show
 
@@ -39,7 +40,8 @@ def use(reading: Reading) -> None:
         InputError: FSDP1, or what is not predicted.
     """
     config = _config(reading)
-    words = reading["fsdp"].split() if isinstance(reading["fsdp"], str) else ()
+    words = reading["fsdp"]
+    words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:
@@ -61,7 +63,7 @@ def use(reading: Reading) -> None:
         fsdp["param_dtype"] = reading.half
     reading.put("engine", "fsdp2", "fsdp")
     reading.put("fsdp", fsdp, "fsdp", "fsdp_config", *filter(None, [reading.half]))
-    reading.put("dtype", "bf16", because="weights as the checkpoint has them: bf16 assumed")
+    _weights(reading)
     if _flag(reading, config, "activation_checkpointing", False):
         reading.put("gradient_checkpointing", True, "fsdp_config")
         reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
@@ -77,6 +79,18 @@ def _config(reading: Reading) -> dict[str, Any]:
         if key not in KNOWN:
             raise reading.wrong("fsdp_config", f"has the key {show(key)}, which FSDP has not{nearest(key, KNOWN)}")
     return found
+
+
+def _weights(reading: Reading) -> None:
+    """Where all of them train and compute in a narrower dtype, accelerate makes them fp32 whatever they were
+    (utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
+    asked = reading["torch_dtype"] if "torch_dtype" in reading.form.fields else reading.half or "fp32"
+    if asked in (None, "auto"):
+        weights.loaded(reading, "torch_dtype")
+    else:
+        reading.put("dtype", asked, "torch_dtype")
+    if reading.workload["dtype"] == "fp32" and reading.half and reading.workload["recipe"] == "full":
+        reading.put("dtype", "bf16", because="all train: fp32 whatever they were")
 
 
 def _flag(reading: Reading, config: dict[str, Any], key: str, default: bool) -> bool:

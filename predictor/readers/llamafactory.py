@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -84,7 +84,7 @@ def rules(reading: Reading) -> None:
         _precision(reading, adapters)
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
-                  bool(reading["val_size"] or reading["eval_dataset"]))
+                       bool(reading["val_size"] or reading["eval_dataset"]))
 
 
 def _adapters(reading: Reading, name: str) -> None:
@@ -92,9 +92,10 @@ def _adapters(reading: Reading, name: str) -> None:
     targets = reading["lora_target"]
     if everywhere:
         targets = trainer.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
-                                         not reading["freeze_language_model"])
+                                              not reading["freeze_language_model"])
     trainer.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
-            dropout="lora_dropout", extra="additional_target", targets=targets, by=("finetuning_type", "lora_target"))
+                 dropout="lora_dropout", extra="additional_target", targets=targets,
+                 by=("finetuning_type", "lora_target"))
     trainer.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:
         reading.put("quantization", {
@@ -110,7 +111,7 @@ def _whole(reading: Reading, name: str) -> None:
     if reading["quantization_bit"]:
         raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
     trainer.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
-               language="freeze_language_model")
+                    language="freeze_language_model")
 
 
 def _precision(reading: Reading, adapters: bool) -> None:
@@ -118,9 +119,9 @@ def _precision(reading: Reading, adapters: bool) -> None:
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"
-        trainer.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+        weights.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
     else:
-        trainer.precision(reading, "fp32", because="what trains is fp32")
+        weights.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
 

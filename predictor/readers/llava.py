@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -58,7 +58,7 @@ def rules(reading: Reading) -> None:
     reading.put("no_grad", [NO_GRAD], because="llava/model/multimodal_encoder/clip_encoder.py")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+        weights.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
     _differences(reading)

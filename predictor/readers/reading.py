@@ -34,7 +34,7 @@ class Reading:
         self.notes: list[str] = []
         self.unread: list[str] = []
         self.foreign: list[str] = []
-        self.open: dict[str, Value] = {}
+        self.left_open: dict[str, Value] = {}
         for name, item in given.values.items():
             self._take(name.replace("-", "_") if given.flags else name, item)
 
@@ -54,6 +54,11 @@ class Reading:
     def world_size(self) -> int:
         """GPUs that share the work, as far as anybody says."""
         return self.given.gpus or self.given.world_size or 1
+
+    @property
+    def model(self) -> str:
+        """The model, as far as anybody says."""
+        return self.given.options.get("model") or self.workload.get("model", "")
 
     def called(self, name: str) -> str:
         """A key as the user wrote it."""
@@ -104,8 +109,9 @@ class Reading:
         """What was read, once the rules have run."""
         if self.foreign:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
-        return Source(self.form.name, self.form.framework, self.given.name, tuple((self.rows | self.open).values()),
-                      tuple(sorted(self.unread)), tuple(dict.fromkeys(self.notes)))
+        rows = tuple((self.rows | self.left_open).values())
+        return Source(self.form.name, self.form.framework, self.given.name, rows, tuple(sorted(self.unread)),
+                      tuple(dict.fromkeys(self.notes)))
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)
@@ -137,10 +143,12 @@ class Reading:
         """What an option of ours says in place of a value that is left open."""
         key, _, inner = known.option.partition(".")
         said = self.given.options.get(key)
+        if key == "deepspeed" and said is None and "zero_stage" in self.given.options:
+            said = {"zero_optimization": {"stage": self.given.options["zero_stage"]}, "bf16": {"enabled": "auto"}}
         if inner:
             said = said.get(inner) if isinstance(said, Mapping) else None
         elif said is not None:
-            self.open[key] = value(key, left, READ, self.given.name, self.called(name))
+            self.left_open[key] = value(key, left, READ, self.given.name, self.called(name))
         if said is None:
             option = "MODEL" if key == "model" else "--" + key.replace("_", "-") + (f" {inner}=…" if inner else "")
             raise self.wrong(name, f"is {show(left)}: {shell.why(left, self.given.unknown)}" + (

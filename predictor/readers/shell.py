@@ -20,6 +20,8 @@ from predictor.suggest import show
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
+BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+"""What bash makes several words of."""
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
 LONGEST = 1 << 19
@@ -52,9 +54,9 @@ class _Block:
 def why(text: str, unknown: Mapping[str, str]) -> str:
     """What is missing where the shell's ``$`` is left in a word."""
     names = {f"${name}" for name in re.findall(r"\$\{?(\w+)", text)}
-    for left, reason in unknown.items():
+    for left in sorted(unknown, key=len, reverse=True):  # what is around before what is inside
         if left in names or left.startswith(("$(", "${")) and left in text:
-            return reason
+            return unknown[left]
     return "the variable is not set there; write its value"
 
 
@@ -85,10 +87,10 @@ class _Shell:
         self.lines: dict[str, int] = {}
 
     def run(self, text: str, line: int | None = None) -> None:
-        statements = list(Lexer(text, self.name).statements())
+        statements = list(Lexer(text, self.name, line).statements())
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
-            self.line, words = line or statement.line, list(statement.words)
+            self.line, words = statement.line, list(statement.words)
             certain = certain or before not in ("&&", "||")
             if not words and statement.after == "\n" or statement.names_function:
                 function = function or bool(words)
@@ -176,10 +178,10 @@ class _Shell:
         self.unknown[f"${name}"] = f"{name} {self.sourced}"
         self.variables[name] = f"${name}"
 
-    def _unread(self, text: str) -> str:
+    def _unread(self, text: str, line: int) -> str:
         """What stays of an expansion that is not understood, in one word."""
-        left = text if not re.search(r"\s", text) else f"{text.split()[0]}…{')' if text[1] == '(' else '}'}"
-        self.unknown[left] = f"{show(text, 60)} in line {self.line} is not understood: write its value"
+        left = re.sub(r"\s+", "…", text)
+        self.unknown[left] = f"{show(text, 60)} in line {line} is not understood: write its value"
         return left
 
     def _command(self, words: list[Word], certain: bool) -> None:
@@ -233,6 +235,8 @@ class _Shell:
         done, current, size = [], None, 0
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
+            if splits and not (part.quoted or part.expands) and BRACES.search(part.text):
+                found = self._unread(f"${part.text}", self.line)
             size += len(found) + sum(map(len, found))
             if size > LONGEST:
                 raise InputError(f"{self.name}: line {self.line}: a word grows too long to be read")
@@ -262,13 +266,13 @@ class _Shell:
         """What an expansion stands for; itself if that is not known."""
         text = part.text
         if text.startswith("$(("):
-            return self._arithmetic(text)
+            return self._arithmetic(part)
         inner = text[2:-1] if text.startswith("${") else text[1:]
         if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
-            return self._unread(text) if text.startswith("$(") else "$@"
+            return self._unread(text, part.line) if text.startswith("$(") else "$@"
         match = PARAMETER.fullmatch(inner)
         if not match:
-            return self._unread(text)
+            return self._unread(text, part.line)
         name, index, colon, sign, word = match.groups()
         if self.sourced and name not in self.variables and not name.isdigit():
             self._may_be_set(name)
@@ -289,11 +293,11 @@ class _Shell:
         return f"${name}" if item is None else self._text(item)
 
     def _default(self, word: str) -> str:
-        return "".join(self.expanded(Word([part for part in Lexer(word, self.name).double("")
+        return "".join(self.expanded(Word([part for part in Lexer(word, self.name, self.line).double("")
                                            if part.text not in ('"', "'")]), False))
 
-    def _arithmetic(self, text: str) -> str:
+    def _arithmetic(self, part: Part) -> str:
         """Plain integers, with ``+ - * /``."""
         found = arithmetic.computed(re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text[3:-2]))
-        return self._unread(text) if found is None else str(found)
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), part.text[3:-2]))
+        return self._unread(part.text, part.line) if found is None else str(found)

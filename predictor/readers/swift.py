@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from predictor import hub
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -24,7 +24,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "bf16": part(FLAG),
     "fp16": part(FLAG),
     "model": part(TEXT, option="model"),
-    "torch_dtype": part(TEXT, option="dtype"),
+    "torch_dtype": part(weights.DTYPE, option="dtype"),
     "attn_impl": part(TEXT, option="attn_implementation"),
     "max_length": to("sequence_length", hf.LENGTH),
     "max_pixels": part(Whole(1, 1 << 28), option="image_size"),
@@ -42,14 +42,14 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "lora_alpha": part(Number(), 32, "lora.lora_alpha"),
     "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
     "lora_bias": part(Choice(("none", "all")), "none"),
-    "lora_dtype": part(TEXT),
+    "lora_dtype": part(weights.DTYPE),
     "use_rslora": part(FLAG, False),
     "use_dora": part(FLAG, False),
     "quant_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "quanto", "fp8"), "use bnb"))),
     "quant_bits": part(Choice((4,), dict.fromkeys((1, 2, 3, 8), "use 4"))),
     "bnb_4bit_quant_type": part(Choice(("nf4", "fp4")), "nf4"),
     "bnb_4bit_use_double_quant": part(FLAG, True),
-    "bnb_4bit_compute_dtype": part(TEXT),
+    "bnb_4bit_compute_dtype": part(weights.DTYPE),
     "packing": part(FLAG, False),
     "padding_free": part(FLAG, False),
     "val_dataset": part(Any_()),
@@ -67,7 +67,6 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
                          None, "", False, 0, "0", "false", "False", ()))),
     "task_type": refused("training with next-token loss is predicted", (None, "", "causal_lm")),
 }
-DTYPES = trainer.DTYPES
 PIXELS = "MAX_PIXELS"
 BUCKET = 2e8
 
@@ -94,12 +93,12 @@ def rules(reading: Reading) -> None:
     _dtype(reading)
     trainer.engine(reading, name, builtin(reading["deepspeed"]))
     if "dtype" not in reading.workload:
-        trainer.precision(reading, DTYPES.get(reading["torch_dtype"] or ""), "torch_dtype")
+        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
     trainer.together(reading)
     trainer.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
-                  bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
+                       bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
 
 
 def builtin(name: Any) -> Any:
@@ -134,13 +133,13 @@ def _adapters(reading: Reading, name: str) -> None:
         targets = trainer.parts_with_adapters(name, *trains)
     by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
     trainer.lora(reading, r="lora_rank", alpha="lora_alpha", dropout="lora_dropout", extra="modules_to_save",
-            targets=targets, by=by, bias=reading["lora_bias"])
+                 targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
-        wide = DTYPES.get(reading["lora_dtype"]) == "fp32"
+        wide = reading["lora_dtype"] == "fp32"
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"] or reading["quant_bits"]:
-        half = DTYPES.get(reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16", "bf16")
+        half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["bnb_4bit_quant_type"], "bnb_4bit_compute_dtype": half,
             "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl"},
@@ -168,8 +167,9 @@ def _pictures(reading: Reading, name: str) -> None:
 def _dtype(reading: Reading) -> None:
     """arguments/base_args/model_args.py, ``_init_mixed_precision``: weights of bf16 train in bf16, others in fp16."""
     if "bf16" not in reading and "fp16" not in reading:
-        weights = DTYPES.get(reading["torch_dtype"] or "bf16")
-        reading.decided_half = "bf16" if weights == "bf16" else "fp16"
+        said = weights.said_by_model(reading)
+        loaded = reading["torch_dtype"] or (said[1] if said else "bf16")
+        reading.decided_half = "bf16" if loaded == "bf16" else "fp16"
 
 
 FORMAT = Format(

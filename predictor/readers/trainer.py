@@ -13,18 +13,15 @@ from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import show
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
-          "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
 
 def model(reading: Reading, name: str) -> str:
-    """The model that a hub id means; empty where none is named."""
-    if name not in reading:
-        return ""
-    found = hub.known(reading[name])
-    reading.put("model", found, name, because="" if found == reading[name] else reading[name])
-    return found
+    """The model that a hub id means, or an option of ours names; empty where none is named."""
+    if name in reading:
+        found = hub.known(reading[name])
+        reading.put("model", found, name, because="" if found == reading[name] else reading[name])
+    return reading.model
 
 
 def attention(reading: Reading, wanted: str | None, *names: str, default: str = "sdpa") -> None:
@@ -84,31 +81,15 @@ def finds_unused(checkpoints: bool, adapters: bool) -> bool:
     return adapters or not checkpoints
 
 
-def precision(reading: Reading, weights: str | None, *names: str, default: str = "bf16",
-              because: str = "dtype auto: as the checkpoint has them, bf16 assumed") -> None:
-    """Weights, which DeepSpeed casts where bf16 or fp16 is on, and autocast, which these are without it."""
-    half = reading.half
-    if "deepspeed" in reading.workload:  # which has cast nothing, or there would be a dtype
-        weights = weights or reading.given.options.get("dtype")
-        if (weights or default) != "fp32":
-            raise reading.wrong("deepspeed", f"is given, but {deepspeed.uncast(weights or default)}")
-    if half == "fp16" and weights is None:
-        default, because = "fp32", "loss scaling takes no gradients of fp16"
-    if half:
-        reading.put("mixed_precision", half, half)
-    reading.put("dtype", weights or default, *names, because="" if weights else because)
-    if weights is None:
-        reading.note("the dtype of the checkpoint, which decides that of the weights: "
-                     f"{reading.workload['dtype']} is assumed (give dtype)")
-
-
 def together(reading: Reading) -> None:
     """Not everything was compared with every kernel: the nearest that was is predicted, and named."""
     workload = reading.workload
-    if workload.get("quantization") and workload["attn_implementation"] == "flash_attention_2":
+    narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
+    if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
         reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
         mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
-        reading.note(f"flash_attention_2 beside weights of 4 bits: predicted as PyTorch's own attention{mask}")
+        reading.note("flash_attention_2 in a tower that peft makes fp32, which runs under autocast alone: predicted as "
+                     f"PyTorch's own attention{mask}")
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return

@@ -6,7 +6,7 @@ import re
 
 from predictor import hub
 from predictor.errors import InputError
-from predictor.readers import trainer
+from predictor.readers import trainer, weights
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
@@ -58,7 +58,7 @@ ARGUMENTS = {
 """transformers 5.17, training_args.py."""
 SCRIPT = {
     "model_name_or_path": part(TEXT, option="model"),
-    "torch_dtype": part(TEXT, option="dtype"),
+    "torch_dtype": part(weights.DTYPE_OR_AUTO, option="dtype"),
     "attn_implementation": part(TEXT, option="attn_implementation"),
     "sequence_length": to("sequence_length", LENGTH),
 }
@@ -100,7 +100,7 @@ def rules(reading: Reading) -> None:
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
                      "it needs less")
         trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-             targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -109,7 +109,7 @@ def rules(reading: Reading) -> None:
     trainer.checkpointing(reading)
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        trainer.precision(reading, trainer.DTYPES.get(reading["torch_dtype"] or "auto"), "torch_dtype")
+        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", trainer.asks_for_evaluation(
         reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))

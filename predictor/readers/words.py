@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -26,11 +27,12 @@ CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word: text as it stands, or what ``$`` begins."""
+    """A piece of a word: text as it stands, or what ``$`` begins, with its line."""
 
     text: str
     quoted: bool
     expands: bool = False
+    line: int = 0
 
 
 @dataclass
@@ -85,27 +87,31 @@ class Statement:
 
 
 class Lexer:
-    """Reads one text.
+    """Reads one text; all of it stands in ``line``, if one is given.
 
     Raises:
         InputError: a quotation or bracket that does not end; the line is named.
     """
 
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name, self.at, self.documents = text, name, 0, []
+    def __init__(self, text: str, name: str, line: int | None = None) -> None:
+        self.text, self.name, self.line, self.at, self.documents = text, name, line, 0, []
+        self.breaks = [found.start() for found in re.finditer("\n", text)]
+
+    def line_at(self, at: int) -> int:
+        """From 1."""
+        return self.line or bisect_left(self.breaks, at) + 1
 
     def statements(self) -> Iterator[Statement]:
         """Every simple command, and empty ones between operators."""
-        words, line, counted, lines = [], 1, 0, 1
+        words, line = [], 1
         while True:
             self._blank(inside=bool(words))
-            lines, counted = lines + self.text.count("\n", counted, self.at), self.at
-            line = line if words else lines
+            line = line if words else self.line_at(self.at)
             if self.at >= len(self.text):
                 yield Statement(words, line, "\n")
                 return
             if all(word.keyword in RESERVED for word in words) and self.text.startswith("((", self.at):
-                words.append(Word([Part(self._closed("(("), False, True)]))
+                words.append(Word([Part(self._closed("(("), False, True, line)]))
             elif found := REDIRECTION.match(self.text, self.at):
                 self.at = found.end()
                 target = self.word()
@@ -174,15 +180,16 @@ class Lexer:
 
     def _expansion(self, quoted: bool) -> Part:
         text, start = self.text, self.at
+        line = self.line_at(start)
         if text[start] == "`":
             self.at = self._find("`", start + 1) + 1
-            return Part(f"$({text[start + 1 : self.at - 1]})", quoted, True)
+            return Part(f"$({text[start + 1 : self.at - 1]})", quoted, True, line)
         opening = next((opening for opening in CLOSED if text.startswith(opening, start)), None)
         if opening:
-            return Part(self._closed(opening), quoted, True)
+            return Part(self._closed(opening), quoted, True, line)
         found = NAME.match(text, start)
         self.at = found.end() if found else start + 1
-        return Part(found[0] if found else "$", quoted, bool(found))
+        return Part(found[0] if found else "$", quoted, bool(found), line)
 
     def _closed(self, opening: str) -> str:
         """From a bracket to the one that closes it."""
@@ -217,7 +224,7 @@ class Lexer:
             self.at = len(self.text) if end < 0 else end
             first = not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip()
             following = re.compile(r"(?:\n[ \t]*#[^\n]*)*\n[ \t]*[^\s#]").match(self.text, self.at)
-            if inside and first and following:
+            if inside and following and (first or self.text[self.at - 1] == "\\"):
                 raise self._ends("a comment", start, "move it out")
             if newlines:
                 self._blank(newlines)
@@ -239,11 +246,11 @@ class Lexer:
         return end
 
     def _ends(self, what: str, at: int, instead: str) -> InputError:
-        return InputError(f"{self.name}: line {self.text.count(chr(10), 0, at) + 1}: {what} ends the command here: "
+        return InputError(f"{self.name}: line {self.line_at(at)}: {what} ends the command here: "
                           f"bash runs it without what follows; {instead}")
 
     def _endless(self, opening: str, start: int) -> InputError:
-        return InputError(f"{self.name}: line {self.text.count(chr(10), 0, start) + 1}: {opening} has no end")
+        return InputError(f"{self.name}: line {self.line_at(start)}: {opening} has no end")
 
 
 def assigned_within(statements: list[Statement], start: int) -> set[str]:

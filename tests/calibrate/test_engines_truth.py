@@ -34,6 +34,14 @@ def test_an_engine_holds_what_is_predicted(keys, tmp_path: Path):
     assert prediction.peak_reserved.bytes == record.peak("reserved_bytes").bytes
 
 
+def test_ddp_that_finds_unused_parameters_holds_what_the_note_says(tmp_path: Path):
+    job = workload(tmp_path, gpu="h100-80gb", profile="none", **JOBS[0], ddp={"find_unused_parameters": True})
+    record, prediction = measure(job), pipeline.predict(job)
+    trained = sum(one.trainable for one in pipeline.prepare(job).setup.facts.parameters)
+    assert record.peak("requested_bytes").bytes - prediction.peak_requested.bytes == 4 * trained  # its own loop clones nothing
+    assert any("4 a tensor that trains" in note for note in prediction.not_modelled)
+
+
 def test_ddp_measures_the_same_twice(tmp_path: Path):
     one, other = (measure(workload(tmp_path, gpu="h100-80gb", profile="none", **JOBS[0])) for _ in range(2))
     assert one.job.moments == other.job.moments

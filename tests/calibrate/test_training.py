@@ -260,6 +260,15 @@ def test_a_batch_is_within_another_if_no_side_is_larger(one, other):
     assert Extent(*one).within(Extent(*other)) == all(a <= b for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize(("asked", "checkpoints", "adapters", "finds"), [
+    (None, False, False, True), (None, True, False, False), (None, True, True, True), (False, False, False, False),
+    (True, True, False, True)])
+def test_unused_parameters_are_looked_for_as_the_readers_say(tmp_path, asked, checkpoints, adapters, finds):
+    keys = loop_keys.trainer_ddp_keys(arguments(tmp_path, ddp_find_unused_parameters=asked), checkpoints, adapters)
+    made = Workload(model="gpt2", data_parallel_size=2, **keys)
+    assert made.ddp.get("find_unused_parameters", False) is finds
+
+
 # --- what is said ---------------------------------------------------------------------------------------
 
 

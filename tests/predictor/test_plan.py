@@ -151,13 +151,17 @@ def test_what_the_recipe_freezes_is_named(recipe, expected):
     assert launch.frozen(pipeline.prepare(asked).formula.facts) == expected
 
 
-@pytest.mark.parametrize("keys, expected", [
-    ({}, ((), ("model.multi_modal_projector",))), ({"frozen": ["*multi_modal_projector*"]}, ((), ())),
-    ({"frozen": ["*layers.0.*"]}, (("model.language_model.layers.0",), ("model.multi_modal_projector",)))])
-def test_beside_adapters_peft_freezes_the_rest(keys, expected):
-    asked = Workload(**GIVEN | {"recipe": "lora", "zero_stage": 2} | keys)
-    facts = pipeline.prepare(asked).formula.facts
-    assert (launch.frozen(facts), launch.unfrozen(facts, "none")) == expected
+ADAPTED = {"tower.weight": False, "projector.weight": True, "projector.bias": True, **{
+    f"layers.{at}.{name}.weight": "lora" in name for at in (0, 1) for name in ("q.base_layer", "q.lora_A.default", "norm")}}
+
+
+@pytest.mark.parametrize("changes, bias, expected", [
+    ({}, "none", ((), ("projector",))), ({"projector.weight": False, "projector.bias": False}, "none", ((), ())),
+    ({"layers.0.q.lora_A.default.weight": False}, "none", (("layers.0",), ("projector",))),
+    ({"projector.weight": False}, "all", ((), ()))])
+def test_beside_adapters_peft_freezes_the_rest(changes, bias, expected):
+    facts = SimpleNamespace(parameters=[Parameter(name, (1,), 2, trains) for name, trains in (ADAPTED | changes).items()])
+    assert (launch.frozen(facts), launch.unfrozen(facts, bias)) == expected
 
 
 def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from predictor.cli import main
+from tests.calibrate.small_jobs import model_file
 from tests.calibrate.test_learn import on_disk
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +48,10 @@ def test_files_of_an_earlier_plan_go_and_others_stay(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "workload.json"]
 
 
-def test_beside_adapters_only_what_peft_freezes_is_named(capsys):
-    assert main([*ASKED, "--gpu", "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--top", "1", "--gradient-checkpointing",
-                 "--keep", "offload,optim", "--json"]) == 0
+def test_beside_adapters_only_what_peft_freezes_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "formulas"))
+    assert main(["plan", model_file(tmp_path), "--sequence-length", "64", "--per-device-train-batch-size", "2", "--gpus", "8", "--gpu",
+                 "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--gradient-checkpointing", "--keep", "offload,optim", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["frozen"], found["unfrozen"]) == ([], ["model.multi_modal_projector"])
 

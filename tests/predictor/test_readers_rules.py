@@ -130,7 +130,7 @@ def test_every_key_that_is_given_is_listed(path):
     _, source = readers.read(path=str(path))
     said = {name.lstrip("-") for row in source.values if row.origin == READ for name in row.names}
     notes = " ".join(source.not_modelled)
-    given = readers._named_by_command(readers._file(str(path), {}))[0].values
+    given = readers._named_by_command(readers._file(str(path)))[0].values
     assert [key for key, item in given.items() if item is not None and key not in {*said, *source.without_effect} and
             key not in notes] == []
 
@@ -181,13 +181,14 @@ def test_several_visible_gpus_without_a_launcher_are_named():
     assert any("nn.DataParallel" in note for note in source.not_modelled)
 
 
-def test_axolotls_packed_qlora_is_predicted(tmp_path):
-    values, source = of_file(tmp_path, AXOLOTL | {"adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
+@pytest.mark.parametrize(("base", "attention"), [("NousResearch/Llama-3.2-1B", "flash_attention_2"), ("Qwen/Qwen2-VL-7B", "sdpa")])
+def test_axolotls_packed_qlora_is_predicted(tmp_path, base, attention):
+    values, source = of_file(tmp_path, AXOLOTL | {"base_model": base, "adapter": "qlora", "load_in_4bit": True, "sample_packing": True,
                                                   "sequence_len": 512, "flash_attention": True})
     asked = Workload.from_mapping(values)
     compared.check(asked)
-    assert asked.quantization and asked.padding == "packed"
-    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled)
+    assert asked.quantization and asked.padding == "packed" and asked.attn_implementation == attention
+    assert any("with a mask of all pairs of tokens" in note for note in source.not_modelled) == (attention == "sdpa")
 
 
 FSDP = """distributed_type: FSDP
@@ -263,3 +264,51 @@ def test_what_trls_flags_of_another_script_may_mean_is_said():
 def test_a_loss_of_other_logits_is_refused(tmp_path, keys):
     with pytest.raises(InputError, match=f"job.yaml: {list(keys)[-1]} True is not supported: .* logits"):
         of_file(tmp_path, keys)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "a.yaml: dynamo_backend True is not supported: compiled models"),
+    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
+    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
+def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        Workload.from_mapping(launched(tmp_path, text)[0])
+
+
+def local(directory: Path, **keys) -> str:
+    (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]} | keys))
+    return str(directory)
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [({"torch_dtype": "float32"}, "fp32"), ({"dtype": "float16"}, "fp16"),
+                                             ({"dtype": "bfloat16"}, "bf16")])
+@pytest.mark.parametrize("asked", [{}, {"torch_dtype": "auto"}])
+def test_weights_are_of_the_dtype_in_the_models_own_configuration(tmp_path, keys, dtype, asked):
+    path = local(tmp_path, **keys)
+    values, source = of_file(tmp_path, GPT2 | {"model_name_or_path": path} | asked)
+    assert values["dtype"] == dtype and source.place("dtype") == f"{path}: {next(iter(keys))}"
+    assert not any("dtype of the checkpoint" in note for note in source.not_modelled)
+
+
+@pytest.mark.parametrize("keys", [{}, {"fsdp": "full_shard"}])
+def test_where_the_model_does_not_say_its_dtype_the_assumed_one_is_named(tmp_path, keys):
+    values, source = of_file(tmp_path, GPT2 | keys)
+    assert values["dtype"] == "bf16"
+    assert "the dtype of the checkpoint, which decides that of the weights: bf16 is assumed (give dtype)" in source.not_modelled
+
+
+def test_an_option_s_model_is_the_one_that_is_read_for(tmp_path):
+    found, _ = readers.read(words=["python", "train.py", "--output_dir", "x", "--max_length", "8", "--use_peft", "True"],
+                            options={"model": local(tmp_path, dtype="float32")})
+    assert found["lora"]["target_modules"] == ["c_attn"] and found["dtype"] == "fp32"
+
+
+def test_ms_swift_trains_in_the_half_of_the_models_own_dtype(tmp_path):
+    values, _ = of_file(tmp_path, SWIFT | {"model": local(tmp_path, torch_dtype="float32")})
+    assert (values["dtype"], values["mixed_precision"]) == ("fp32", "fp16")
+
+
+def test_a_dtype_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(InputError, match="job.yaml: torch_dtype must be one of auto, bf16, fp16, fp32, not \"bfloat61\""):
+        of_file(tmp_path, GPT2 | {"torch_dtype": "bfloat61"})

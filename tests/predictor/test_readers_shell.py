@@ -93,7 +93,7 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
 
 
 @pytest.mark.parametrize("lines, message", [
-    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…)": "$(nproc --all)" in line 1 is not understood: write its value, '
+    (["BS=$(nproc --all)", f"python {TRAIN}"], '--per_device_train_batch_size is "$(nproc…--all)": "$(nproc --all)" in line 1 is not understood: write its value, '
      "or give --per-device-train-batch-size"),
     (["if x; then", "A='--bf16 True'; fi", f"BS=2; python {TRAIN} $A"],
      '"$A" stands where flags may stand: A is set under a condition in line 2: say its value (write it in place of $A)'),
@@ -232,6 +232,13 @@ def test_an_option_settles_the_variable_that_feeds_its_key(tmp_path):
     assert {row.key: row.value for row in source.values}["per_device_train_batch_size"] == "$B"
 
 
+@pytest.mark.parametrize("options", [{"zero_stage": 2}, {"deepspeed": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}}])
+def test_a_deepspeed_config_that_is_not_known_is_settled_by_ours(tmp_path, options):
+    (tmp_path / "job.sh").write_text(f"[ -f x ] && D=x.json\ndeepspeed --num_gpus 2 {TRAIN.replace('$BS', '2')} --bf16 True --deepspeed $D")
+    found, _ = readers.read(path=str(tmp_path / "job.sh"), options=options)
+    assert found["deepspeed"]["zero_optimization"] == {"stage": 2} and found["dtype"] == "bf16"
+
+
 @pytest.mark.parametrize(("key", "said"), [
     ("data_parallel_size", '--nproc_per_node is "$N"'), ("model", '--model_name_or_path is "$M"'),
     ("per_device_train_batch_size", '--per_device_train_batch_size is "$B"'), ("lora", '--lora_r is "$R"'),
@@ -241,3 +248,31 @@ def test_a_variable_that_no_option_settles_is_refused(tmp_path, key, said):
     with pytest.raises(InputError) as caught:
         readers.read(path=str(tmp_path / "job.sh"), options={name: item for name, item in SETTLED.items() if name != key})
     assert said in str(caught.value) and "or give " in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [
+    ["args=(", "  --a 1 # one", "  # --b 2", "  --c '3' # don't (", ")", 'show "${args[@]}"'],
+    ["args=(--a 1 \\", " # note", " --b 2", ")", 'show "${args[@]}"'],
+    ["cd / && # then", "# and", "show --a 1"], ["true && \\", "# note", "show --a 1"], ["true # && show", "show --a 1 # 2"],
+    ["show --a $(expr 2 \\* 4)"],
+])
+def test_comments_are_what_they_are_to_bash(lines):
+    text = "\n".join(lines)
+    real = subprocess.run(["bash", "-c", 'show() { printf "%s\\n" "$@"; }\n' + text], capture_output=True, text=True, check=True)
+    words = next(one.words for one in shell.commands(text, "job.sh") if one.words[0] == "show")[1:]
+    assert [word if "$" not in word else "8" for word in words] == real.stdout.splitlines()
+
+
+def test_a_comment_that_swallows_the_backslash_is_refused(read, tmp_path):
+    said = error_of(read, "BS=2", f"python {TRAIN} # now \\", "  --bf16 True")
+    assert said == f"{tmp_path / 'job.sh'}: line 2: a comment ends the command here: bash runs it without what follows; move it out"
+
+
+@pytest.mark.parametrize(("lines", "at"), [
+    (["N=$(expr 2 \\* 4)", f"python {TRAIN} \\", "  --gradient_accumulation_steps $N \\", "  --lora_r $(expr 3 \\* 5)"], 1),
+    (["NPROC=`nproc`", f"python {TRAIN} \\", "  --bf16 True \\", "  --gradient_accumulation_steps $(expr 3 \\* 5)"], 4),
+    ([f"python {TRAIN} --gradient_accumulation_steps {{2,4}}"], 1),
+    (["[[ -n \"${X:-}\" ]] && N=4", f"python {TRAIN} --gradient_accumulation_steps $N"], 1)])
+def test_a_message_names_the_line_of_what_it_is_about(read, lines, at):
+    said = error_of(read, *[line.replace("$BS", "2") for line in lines])
+    assert "--gradient_accumulation_steps is " in said and f" in line {at}" in said
