@@ -105,7 +105,7 @@ def rules(reading: Reading) -> None:
         reading.put("use_liger_kernel", True, *LIGER)
     elif liger:
         reading.note(f"{', '.join(liger)}: some of Liger's kernels without the others ({', '.join(LIGER)} together are "
-                     "predicted)")
+                     "predicted): it needs less than is predicted without them")
     _dtype(reading)
     if reading["fsdp_config"] and not reading["fsdp"]:
         reading.values["fsdp"] = "full_shard"

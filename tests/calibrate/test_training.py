@@ -593,6 +593,15 @@ def test_an_output_that_lives_through_backward_is_said_with_its_size():
                           "before, as loss = model(…).loss does"] if kept else [])
 
 
+def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):
+    lines: list[str] = []
+    watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.begin(lambda: READ, None, None, 0, 1, 1)
+    watcher._boundaries = SimpleNamespace(close=lambda: None)
+    watcher.broken_off(ValueError("boom"))
+    assert lines == ["no record: the loop ended with ValueError before it was written"]
+
+
 def test_a_record_of_a_rank_is_named_where_that_of_all_is_looked_for(tmp_path):
     written.write(str(tmp_path / "run-rank0.json"), record())
     with pytest.raises(InputError, match=r"run.json: no such file or directory: there is .*run-rank0.json, of one rank"):
