@@ -133,6 +133,7 @@ class InTraining:
         batches: the micro-batches than which no other that ran was larger, as text such as ``2 x 64 tokens``.
         warnings: what was said of memory that might run out.
         smaller: the other shapes that ran while it counted, each within one of ``batches``.
+        evaluations: of the batches that were evaluated until then, those than which no other was larger.
     """
 
     loop: str
@@ -140,6 +141,12 @@ class InTraining:
     batches: tuple[str, ...]
     warnings: tuple[str, ...]
     smaller: tuple[str, ...] = ()
+    evaluations: tuple[str, ...] = ()
+
+
+def shape_text(samples: int, tokens: int | None) -> str:
+    """How a batch is named in a record."""
+    return f"{samples:,} x {tokens:,} tokens" if tokens else f"{samples:,}"
 
 
 @dataclass(frozen=True)
@@ -171,12 +178,18 @@ class Record:
         """Refuses a training whose batches no one workload describes.
 
         Raises:
-            InputError: batches of several shapes ran.
+            InputError: batches of several shapes ran, or others were evaluated than the workload says.
         """
-        shapes = self.in_training.batches + self.in_training.smaller if self.in_training else ()
+        if self.in_training is None:
+            return
+        shapes, evaluated = self.in_training.batches + self.in_training.smaller, self.in_training.evaluations
         if len(shapes) > 1:
             raise InputError("batches of several shapes ran in these steps, and a workload has one: "
                              f"{', '.join(shapes)}")
+        size, tokens = self.workload.get("per_device_eval_batch_size"), self.workload.get("sequence_length")
+        if evaluated != ((shape_text(size, tokens),) if size else ()):
+            raise InputError(f"batches of {', '.join(evaluated) or 'nothing'} were evaluated, and the workload has "
+                             f"per_device_eval_batch_size {size}, sequence_length {tokens}")
 
     def peak(self, counter: str) -> Peak:
         """Largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def files(path: str | os.PathLike[str]) -> tuple[list[str], list[Skipped]]:
     except (OSError, ValueError):
         found = False
     if not found:
-        raise InputError(f"{named(path)}: no such file or directory: name measurements of peakcast measure or "
-                         "calibrate")
+        ranks = given.parent.glob(f"{glob.escape(given.stem)}-rank*{glob.escape(given.suffix)}")
+        near = next(iter(sorted(map(str, ranks))), None)
+        raise InputError(f"{named(path)}: no such file or directory: " + (
+            f"there is {named(near)}, of one rank" if near else "name measurements of peakcast measure or calibrate"))
     if not given.is_file():
         return [], [Skipped(str(path), 0, NOT_REGULAR)]
     if not _suffix(given.name):

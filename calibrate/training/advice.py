@@ -38,6 +38,9 @@ def _kinds(workload: Workload) -> Iterator[Iterable[Way]]:
     if not workload.gradient_checkpointing:
         yield [("gradient_checkpointing", {"gradient_checkpointing": True})]
     yield _smaller_batches(workload)
+    if workload.evaluates:
+        sizes = (workload.per_device_eval_batch_size >> halved for halved in range(1, 32))
+        yield [(f"per_device_eval_batch_size {size}", {"per_device_eval_batch_size": size}) for size in sizes if size]
     if workload.engine == "ddp":
         yield [("DeepSpeed ZeRO stage 2", {"engine": None, "ddp": None, "zero_stage": 2, "mixed_precision": None,
                                            "dtype": workload.computes_in})]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from calibrate.record import shape_text
 from predictor.errors import InputError
 
 MEDIA = ("pixel_values", "input_features")
@@ -29,8 +30,7 @@ class Extent:
                 and self.media_elements <= other.media_elements)
 
     def __str__(self) -> str:
-        tokens = f" x {self.tokens:,} tokens" if self.tokens else ""
-        return f"{self.samples:,}{tokens}"
+        return shape_text(self.samples, self.tokens)
 
 
 def named(model: Any, arguments: tuple, keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class PeakcastCallback(TrainerCallback):
         workload: instead of what the Trainer says, such as where ``sequence_length`` of the longest batch is known.
         record: path of the record, which ``peakcast report`` and ``peakcast calibrate --records`` read. With several
             ranks each writes its own: ``{rank}`` in the name, or ``-rank7`` before its suffix.
-        steps: of the optimizer, after which the record is written; None: at the end of the training.
+        steps: of the optimizer, after which the record is written; None: at the end of the training. It is written
+            again, of everything until then, once the first predicted evaluation is over, and where memory runs out.
         show: of the prediction at the start: ``line``, ``full`` (as ``peakcast predict``), ``nothing``.
         snapshot: also keep PyTorch's memory history, and write it there with the record, for pytorch.org/memory_viz
             and ``peakcast replay``.
@@ -77,14 +78,25 @@ class PeakcastCallback(TrainerCallback):
         rank, ranks = loop_keys.ranks()
         self._watcher.begin(read, model, optimizer, rank, ranks, args.gradient_accumulation_steps,
                             lambda: first_batch(train_dataloader, samples))
+        if args.eval_on_start:
+            self._watcher.evaluation()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A micro-batch that no optimizer step follows."""
         self._watcher.micro_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step."""
-        self._watcher.step()
+        """An optimizer step; the Trainer's own callback, which goes first, has said whether an evaluation follows."""
+        self._watcher.step(control.should_evaluate)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Where an evaluation of each epoch comes."""
+        if control.should_evaluate:
+            self._watcher.evaluation()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An evaluation has ended."""
+        self._watcher.micro_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The last one."""

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrate.record import Predicted
+from calibrate.record import Peak, Predicted
 from calibrate.training import ahead
 from calibrate.training.batch_keys import Extent, extent
 from calibrate.training.reading import Reading
 from calibrate.training.said import Said
 from predictor.errors import InputError
+from predictor.events import Moment
 from predictor.workload import Workload
 
 SHOWN = ("line", "full", "nothing")
@@ -34,18 +35,35 @@ class Foresight:
         self._covered: list[Extent] = []
         self._largest: dict[Extent, Workload | InputError] = {}
         self._ran: dict[Extent, None] = {}
+        self._evaluated: tuple[Extent, ...] = ()
         self.answer: ahead.Answer | None = None
         self.workload: Workload | None = None
 
     @property
     def largest(self) -> tuple[str, ...]:
-        """Of the batches that ran while it counted, those that no other was as large as in everything."""
+        """Of the batches that ran, those that no other was as large as in everything."""
         return tuple(map(str, self._largest))
 
     @property
     def smaller(self) -> tuple[str, ...]:
-        """The other shapes that ran while it counted."""
+        """The other shapes that ran."""
         return tuple(str(size) for size in self._ran if size not in self._largest)
+
+    @property
+    def evaluations(self) -> tuple[str, ...]:
+        """Of the batches that were evaluated, those that no other was as large as in everything."""
+        return tuple(map(str, self._evaluated))
+
+    @property
+    def expects_evaluation(self) -> bool:
+        """Whether one is predicted."""
+        return bool(self._reading and self._reading.keys.get("per_device_eval_batch_size"))
+
+    def evaluates(self, batch: Mapping[str, Any]) -> None:
+        """The model is about to run on a batch of an evaluation."""
+        size = extent(batch)
+        if size is not None and not any(map(size.within, self._evaluated)):
+            self._evaluated = (*(known for known in self._evaluated if not known.within(size)), size)
 
     def seen(self, **keys: Any) -> None:
         """What the loop shows of itself, before its first batch or after: what is known is predicted again."""
@@ -77,15 +95,14 @@ class Foresight:
         except InputError as error:
             self._said.not_predicted(error)
 
-    def coming(self, batch: Mapping[str, Any], counts: bool) -> None:
-        """The model is about to run on a batch; ``counts``: the record is of it."""
+    def coming(self, batch: Mapping[str, Any]) -> None:
+        """The model is about to run on a batch."""
         size = extent(batch)
         if size is None or self._reading is None:
             return
-        if counts:
-            self._ran[size] = None
+        self._ran[size] = None
         foreseen, seen = (any(map(size.within, known)) for known in (self._covered, self._largest))
-        if foreseen and (seen or not counts):
+        if foreseen and seen:
             return
         try:
             workload = self._reading.workload(batch, size)
@@ -93,7 +110,7 @@ class Foresight:
             workload = error
             self._covered.append(size)
             self._said.not_predicted(error)
-        if counts and not seen:
+        if not seen:
             kept = {known: one for known, one in self._largest.items() if not known.within(size)}
             self._largest = kept | {size: workload}
         if isinstance(workload, Workload) and not foreseen:
@@ -111,13 +128,23 @@ class Foresight:
         for workload in ran:
             try:
                 if may_ask or workload in self._answers:
-                    predicted[workload] = self._ask(workload).predicted
+                    own, said = self._as_ran(workload, self._ask(workload).predicted)
+                    predicted[own] = said
             except InputError as error:
                 why = str(error)
         if not predicted:
-            return (ran[0] if ran else self._reading.keys if self._reading else {}), None, why
+            return (self._as_ran(ran[0], None)[0] if ran else self._reading.keys if self._reading else {}), None, why
         worst = max(predicted, key=lambda workload: predicted[workload].peak_requested.bytes)
         return worst, predicted[worst], None
+
+    def _as_ran(self, workload: Workload, said: Predicted | None) -> tuple[Workload, Predicted | None]:
+        """Without the evaluation, if none has run yet."""
+        if self._evaluated or not workload.evaluates:
+            return workload, said
+        rows = [row for row in said.moments if row.moment is not Moment.EVALUATION] if said else []
+        top = max(rows, key=lambda row: row.requested_bytes, default=None)
+        return workload.replace(per_device_eval_batch_size=None), top and Predicted(
+            Peak(top.requested_bytes, top.moment, top.step), tuple(rows))
 
     def _foresee(self, workload: Workload, size: Extent | None) -> None:
         """Predict what comes, and say what is to be said; ``size`` None: the workload's own."""
@@ -134,9 +161,13 @@ class Foresight:
             self._said.say("\n" + found.text)
         if first and self._speaks and self._show == "line" and safe:
             self._said.say(found.line)
-        if first and self._speaks and self._show != "nothing" and self._reading.assumed:
+        if first and self._speaks and self._show != "nothing":
             told = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
-            self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE)")
+            if told:
+                self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE). The "
+                               "model's output is assumed to be gone before backward, as after loss = model(…).loss")
+            for note in self._reading.notes:
+                self._said.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):
             kind, what = ("start", "") if first else ("batch", f"the batch of {size} that comes now: ")
             self._said.warn(kind, f"{what}{found.line} Less memory: {'; '.join(found.advice)}.")

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibrate.measure import ALLOCATOR_VARIABLES
-from predictor import gpus
+from predictor import deepspeed_config, gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
-from predictor.readers.trainer import finds_unused
+from predictor.readers import trainer
+from predictor.readers.training_arguments import NOT_PREDICTED, OF_TRL, TRL
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -19,10 +20,6 @@ SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradien
 """Of a DeepSpeed config: sizes that are keys of their own, and what may be infinite, for which JSON has no word."""
 DEFAULT_CAP_MB = 25
 """``bucket_cap_mb`` of DistributedDataParallel (torch 2.11, nn/parallel/distributed.py)."""
-NOT_PREDICTED = {
-    "torch_compile": False, "neftune_noise_alpha": None, "label_smoothing_factor": 0.0, "torch_empty_cache_steps": None,
-    "parallelism_config": None}
-"""``TrainingArguments`` that change what a step allocates in a way that no key says, and the value that does not."""
 
 
 def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
@@ -36,10 +33,12 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
     Raises:
         InputError: something that no key can say.
     """
-    for name, harmless in NOT_PREDICTED.items():
-        if getattr(args, name, harmless) not in (harmless, None):
-            raise InputError(f"{name} {getattr(args, name)} of the training arguments is not predicted: leave it out, "
-                             "or use peakcast learn")
+    if any(TRL.search(kind.__module__) for kind in type(args).__mro__):
+        raise InputError(f"the training arguments are {OF_TRL}")
+    for name, known in NOT_PREDICTED.items():
+        found = getattr(args, name, None)
+        if known.is_on(found):
+            raise InputError(f"{name} {found} of the training arguments is not supported: {known.refusal}")
     if args.n_gpu > 1:
         raise InputError("the Trainer uses nn.DataParallel on several GPUs, which is not predicted: start it with "
                          "torchrun, or set CUDA_VISIBLE_DEVICES")
@@ -59,8 +58,20 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
 def trainer_ddp_keys(args: Any, checkpoints: bool, adapters: bool) -> dict[str, Any]:
     """``engine`` and ``ddp`` of a Trainer on several GPUs."""
     unused = args.ddp_find_unused_parameters
-    unused = finds_unused(checkpoints, adapters) if unused is None else unused
+    unused = trainer.finds_unused(checkpoints, adapters) if unused is None else unused
     return ddp_keys(args.ddp_bucket_cap_mb or DEFAULT_CAP_MB, unused, bool(args.ddp_static_graph), False)
+
+
+def evaluation_keys(args: Any, keys: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """``per_device_eval_batch_size`` beside these keys, where an evaluation is asked for and predicted; where it is not
+    predicted, what is left out."""
+    if not trainer.asks_for_evaluation(args.eval_strategy, args.do_eval, args.eval_on_start):
+        return {}, ()
+    config, size = keys.get("deepspeed"), args.per_device_eval_batch_size
+    stage = deepspeed_config.parse(config, "the DeepSpeed config")["zero_optimization.stage"] if config else None
+    if trainer.evaluates(keys, stage):
+        return {"per_device_eval_batch_size": size}, ()
+    return {}, (trainer.evaluation_left_out(size),)
 
 
 def ddp_keys(bucket_cap_mb: float, unused: bool, static: bool, view: bool) -> dict[str, Any]:

@@ -52,19 +52,22 @@ class RunningPeaks:
 
 class Boundaries:
     """Tells when the outermost backward begins and ends, when ZeRO's optimizer steps, and what the model is called
-    with, from :meth:`open` to :meth:`close`."""
+    with and returns, from :meth:`open` to :meth:`close`."""
 
     def __init__(self, *, backward: Callable[[], None], after_backward: Callable[[], None],
-                 step: Callable[[], None], called: Callable[[Any, tuple, dict], None]) -> None:
-        self._backward, self._after_backward, self._step, self._called = backward, after_backward, step, called
+                 step: Callable[[], None], called: Callable[[Any, tuple, dict], None],
+                 returned: Callable[[Any, Any], None]) -> None:
+        self._backward, self._after_backward, self._step = backward, after_backward, step
+        self._called, self._returned = called, returned
         self._undo: list[Callable[[], None]] = []
 
     def open(self, model: Any, zero_optimizer: Any) -> None:
         """Begin to tell; ``model`` and ``zero_optimizer`` may be None."""
         self._undo.append(backwards.follow(self._backward, self._after_backward))
         if model is not None:
-            handle = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            self._undo.append(handle.remove)
+            handles = (model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+                       model.register_forward_hook(self._after_forward))
+            self._undo += [handle.remove for handle in handles]
         if zero_optimizer is not None:
             original = zero_optimizer.step
 
@@ -82,6 +85,10 @@ class Boundaries:
 
     def _before_forward(self, model: Any, arguments: tuple, keywords: dict) -> None:
         self._called(model, arguments, keywords)
+
+    def _after_forward(self, model: Any, arguments: tuple, output: Any) -> None:
+        self._returned(model, output)
+
 
 
 def zero_optimizer(optimizer: Any) -> Any:

@@ -74,7 +74,7 @@ def watch(what: Any, *, optimizer: Any = None, record: str | None = None, steps:
     except torch.OutOfMemoryError as error:
         watcher.failed(" ".join(str(error).split()))
         raise
-    except BaseException:
-        watcher.close()
+    except BaseException as error:
+        watcher.broken_off(error)
         raise
     watcher.end()

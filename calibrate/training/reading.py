@@ -10,6 +10,7 @@ from typing import Any
 from calibrate.training import loop_keys, model_keys
 from calibrate.training.batch_keys import Extent, batch_keys
 from predictor.errors import InputError
+from predictor.readers.deepspeed import uncast
 from predictor.workload import Workload
 
 
@@ -21,11 +22,13 @@ class Reading:
         keys: of a workload.
         document: the model's ``config.json``; None where the user gave the workload.
         assumed: keys that neither the loop shows before its first step nor the user gave, with what is taken.
+        notes: what else of the training is left out.
     """
 
     keys: Mapping[str, Any]
     document: Mapping[str, Any] | None = None
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def seen(self, keys: Mapping[str, Any]) -> Reading:
         """With keys that the loop has shown."""
@@ -79,12 +82,24 @@ def of_trainer(args: Any, model: Any, optimizer: Any, processing_class: Any, sam
     """
     keys = loop_keys.trainer_keys(args, optimizer, samples)
     mine = model_keys.model_keys(model)
-    if "deepspeed" in keys or keys.get("mixed_precision") and "quantization" in mine:
-        mine.pop("dtype")  # DeepSpeed casts every weight; under autocast those of 4 bits have a default
+    if "deepspeed" in keys:
+        _cast(mine, keys["deepspeed"])
+    elif keys.get("mixed_precision") and "quantization" in mine:
+        mine.pop("dtype")  # which has a default under autocast
     ranks = loop_keys.ranks()[1]
     if ranks > 1 and "deepspeed" not in keys:
         keys |= loop_keys.trainer_ddp_keys(args, mine["gradient_checkpointing"], "lora" in mine)
-    return _reading(keys | mine, model, processing_class, device, directory)
+    keys |= mine
+    evaluation, notes = loop_keys.evaluation_keys(args, keys)
+    return replace(_reading(keys | evaluation, model, processing_class, device, directory), notes=notes)
+
+
+def _cast(mine: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """DeepSpeed casts every weight where bf16 or fp16 is on, and none elsewhere."""
+    if any((config.get(name) or {}).get("enabled") is True for name in ("bf16", "bfloat16", "fp16")):
+        mine.pop("dtype")
+    elif mine["dtype"] != "fp32":
+        raise InputError(f"of the DeepSpeed config {uncast(mine['dtype'])}")
 
 
 WRAPPERS = ("DistributedDataParallel", "DeepSpeedEngine")
@@ -109,7 +124,7 @@ def of_loop(model: Any, optimizer: Any, device: int | None, directory: Path) -> 
     if engine == "DeepSpeedEngine":
         keys = loop_keys.deepspeed_keys(model._config._param_dict, optimizer)  # read, if it was the path of a file
         keys |= {"gradient_accumulation_steps": model.gradient_accumulation_steps()}
-        mine.pop("dtype")
+        _cast(mine, keys["deepspeed"])
     else:
         keys = loop_keys.optimizer_keys(optimizer) | {"max_grad_norm": 0.0}
         if engine == "DistributedDataParallel":

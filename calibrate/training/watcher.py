@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from calibrate.training.reading import Reading
 from calibrate.training.said import Said
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.report.units import size_text
+from predictor.suggest import named as named_path
 
 STEPS = 3
 
@@ -32,7 +35,8 @@ class Watcher:
     Args:
         loop: for the record.
         record, snapshot: paths of the record and of PyTorch's memory history, or None.
-        steps: both are written after so many optimizer steps; None: at the end.
+        steps: both are written after so many optimizer steps; None: at the end. The record is written again after the
+            first evaluation that comes later, and where memory runs out later.
         show: ``line``, ``full`` or ``nothing`` of the prediction; warnings are said in any case.
         tell: gets each line.
 
@@ -81,14 +85,17 @@ class Watcher:
         self._stop()
         self._accumulation, self._step, self._micro = accumulation or 1, 1, 0
         self._told, self._forwards = accumulation is not None, 0
-        self._used, self._done = 0, False
+        self._output: weakref.ref | None = None
+        self._used, self._done, self._covers_evaluation = 0, False, False
         self._files: dict[str, str] = {}  # of this rank
         self._refusal: OutOfMemory | None = None
         self._said = Said(self._tell, rank)
-        alone = SETTING in os.environ  # a dry run has one rank of many
-        self._foresight = Foresight(self._said, self._show, speaks=rank == 0 or alone)
+        speaks = rank == 0 or SETTING in os.environ  # a dry run has one rank of many
+        self._foresight = Foresight(self._said, self._show, speaks)
         with self._harmless():
             self._files = {path: written.path_of(path, rank, ranks) for path in (self._path, self._snapshot) if path}
+            if speaks and self._files.get(self._path, self._path) != self._path:
+                self._said.say(f"the record of this rank goes to {named_path(self._files[self._path])}")
         with self._harmless():
             self._foresight.start(read, first)
         with self._harmless():
@@ -100,31 +107,45 @@ class Watcher:
 
         self._peaks = RunningPeaks(self._counters)
         self._ooms_before = self._peaks.look().get("num_ooms", 0)
+        if self._ooms_before and self._files:
+            self._said.say("no record: memory ran out before this start, so its peaks cannot be told apart")
         # DeepSpeed reduces what is left after autograd's backward: there ZeRO's step ends the moment
         self._boundaries = Boundaries(
-            backward=self._hook(lambda: self._enter(Moment.BACKWARD)),
+            backward=self._hook(self._before_backward),
             after_backward=self._hook(self._after_backward if zero is None else lambda: None),
-            step=self._hook(lambda: self._enter(Moment.OPTIMIZER_STEP)), called=self._hook(self._called))
+            step=self._hook(lambda: self._enter(Moment.OPTIMIZER_STEP)), called=self._hook(self._called),
+            returned=self._hook(self._returned))
         self._boundaries.open(model, zero)
         torch._C._cuda_attach_out_of_memory_observer(self._observer(self._boundaries))
         self._enter(Moment.FORWARD)
 
     def micro_step(self) -> None:
-        """The next micro-batch of the same step comes."""
+        """The next micro-batch comes."""
         self._hook(lambda: self._enter(Moment.FORWARD))()
 
-    def step(self) -> None:
+    def step(self, evaluation_follows: bool = False) -> None:
         """An optimizer step is complete."""
-        self._hook(self._after_step)()
+        self._hook(self._after_step)(evaluation_follows)
+
+    def evaluation(self) -> None:
+        """An evaluation begins."""
+        self._hook(lambda: self._enter(Moment.EVALUATION))()
 
     def end(self) -> None:
         """The loop has ended."""
-        self._hook(self._write)()
+        self._hook(lambda: self._write() if self._lacks else None)()
         self.close()
 
     def failed(self, message: str) -> None:
         """The loop ended with PyTorch's out-of-memory error."""
         self._hook(lambda: self._refused(message, None))()
+        self.close()
+
+    def broken_off(self, error: BaseException) -> None:
+        """The loop ended with another error."""
+        if self._path in self._files and self.record is None:
+            self._hook(lambda: self._said.say(f"no record: the loop ended with {type(error).__name__} before it was "
+                                              "written"))()
         self.close()
 
     def close(self) -> None:
@@ -154,19 +175,45 @@ class Watcher:
     # --- looking --------------------------------------------------------------------------------------
 
     def _enter(self, moment: Moment) -> None:
-        if not self._done:
-            self._peaks.enter(moment, self._step)
+        self._peaks.enter(moment, self._step - (moment is Moment.EVALUATION))  # which is of the step before
 
     def _called(self, model: Any, arguments: tuple, keywords: dict) -> None:
         """The model is about to run."""
-        wanted = Moment.FORWARD if model.training else Moment.EVALUATION
-        if not self._done and self._peaks.at[1] is not wanted:
+        wanted, batch = Moment.FORWARD if model.training else Moment.EVALUATION, named(model, arguments, keywords)
+        if self._peaks.at[1] is not wanted:
             self._enter(wanted)
-        if model.training:
-            self._forwards += 1
-            if self._step == self._forwards == 1:
-                self._at_first(model, keywords)
-            self._foresight.coming(named(model, arguments, keywords), counts=not self._done)
+        if not model.training:
+            return self._foresight.evaluates(batch)
+        if self._lacks and self._enough:
+            self._write()
+        self._forwards += 1
+        if self._step == self._forwards == 1:
+            self._at_first(model, keywords)
+        self._foresight.coming(batch)
+
+    def _returned(self, model: Any, output: Any) -> None:
+        """A forward is over."""
+        self._output = weakref.ref(output) if model.training and isinstance(output, dict) else None
+
+    def _before_backward(self) -> None:
+        """The loop that is predicted has let the model's output go by now."""
+        kept = self._output and self._output()
+        if kept:
+            size = sum(value.nbytes for value in kept.values() if getattr(value, "ndim", 0))
+            self._said.warn("output", f"the model's output lives on through backward, {size_text(size)} that are not "
+                                      "predicted: let it go before, as loss = model(…).loss does")
+        self._enter(Moment.BACKWARD)
+
+    @property
+    def _enough(self) -> bool:
+        """Whether as many steps are complete as a record is of."""
+        return self._steps is not None and self._step > self._steps
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether nothing is written yet, or something without the predicted evaluation that has come since."""
+        evaluated = self._foresight.expects_evaluation and bool(self._foresight.evaluations)
+        return not self._done or (evaluated and not self._covers_evaluation)
 
     def _at_first(self, model: Any, keywords: Mapping[str, Any]) -> None:
         """What only the first forward shows of a loop that is not the Trainer's."""
@@ -195,7 +242,7 @@ class Watcher:
         self._micro += 1
         self._enter(Moment.FORWARD if self._micro < self._accumulation else Moment.OPTIMIZER_STEP)
 
-    def _after_step(self) -> None:
+    def _after_step(self, evaluation_follows: bool) -> None:
         self._count()
         seen = self._look()
         # the first step has no optimizer states before it; peaks of an attempt that failed are no danger of this one
@@ -204,9 +251,9 @@ class Watcher:
             self._said.warn("step", f"near the end of the GPU's memory in step {self._step}: {found}. "
                                     f"{advice(seen, self._foresight.workload)}")
         self._step, self._micro = self._step + 1, 0
-        if self._step - 1 == self._steps:
+        if self._enough and self._lacks and not (evaluation_follows and self._foresight.expects_evaluation):
             self._write()
-        self._enter(Moment.FORWARD)
+        self._enter(Moment.EVALUATION if evaluation_follows else Moment.FORWARD)
 
     def _look(self) -> Seen:
         import torch
@@ -232,27 +279,28 @@ class Watcher:
         if self._refusal is None:
             step, moment = self._peaks.at
             self._refusal = OutOfMemory(message, moment, step, tried)
-            self._write()
+            self._write(refused=True)
 
-    def _write(self) -> None:
-        """The record so far, once; or after a refusal, which may be the end, and again if it was not."""
-        if self._done:
-            return
-        self._done = self._refusal is None
+    def _write(self, refused: bool = False) -> None:
+        """The record so far; after a refusal, which may be the end, it need not be the last."""
+        if not refused:
+            self._done, self._covers_evaluation = True, bool(self._foresight.evaluations)
         if self._ooms_before:
-            return self._said.say("no record: memory ran out before this start, so its peaks cannot be told apart")
+            return
         self._look()
         stats = self._peaks.look()
-        workload, predicted, why = self._foresight.recorded(may_ask=self._refusal is None)
+        workload, predicted, why = self._foresight.recorded(may_ask=not refused)
         self.record = written.record(
             workload=workload, predicted=predicted, not_predicted=why, moments=self._peaks.rows(), memory_stats=stats,
             used_bytes=self._used, out_of_memory=self._refusal, clock=self._clock,
             in_training=InTraining(self._loop, self._step - 1, self._foresight.largest,
-                                   tuple(self._said.warnings.values()), self._foresight.smaller))
+                                   tuple(self._said.warnings.values()), self._foresight.smaller,
+                                   self._foresight.evaluations))
         if self._path in self._files:
             written.write(self._files[self._path], self.record)
         if self._history and self._snapshot in self._files:
             self._history.save(self._files[self._snapshot])
+            self._history = None
 
     # --- never in the way ---------------------------------------------------------------------------------
 

@@ -64,14 +64,14 @@ ARGUMENTS = {
     "val_set_size": part(Number(), 0.0),
     "test_datasets": part(Any_()),
     **dict.fromkeys(LIGER, part(FLAG, False)),
-    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", "liger_cross_entropy", "cut_cross_entropy",
-                     "chunked_cross_entropy", "tiled_mlp", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
-                     "lora_embedding_kernel", "flash_attn_cross_entropy", "flash_attn_fuse_mlp", "use_kernels"),
-                    noted(_OWN, FLAG)),
+    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
+                     "lora_embedding_kernel", "flash_attn_fuse_mlp", "use_kernels"), noted(_OWN, FLAG)),
+    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy"),
+                    refused("its loss keeps other logits than those that are predicted: leave it out", kind=FLAG)),
+    "tiled_mlp": refused(_LATER, kind=FLAG),
     "liger_kernel_impl": noted(_OWN),
-    "neftune_noise_alpha": noted("noise on the embeddings", Number()),
+    **{key: hf.NOT_PREDICTED[key] for key in ("neftune_noise_alpha", "torch_empty_cache_steps")},
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
-    "torch_empty_cache_steps": noted("the cache is emptied after so many steps", Whole(0, 1 << 40)),
     "loraplus_lr_ratio": noted("further optimizer groups", Number()),
     "lr_groups": noted("further optimizer groups"),
     "embedding_lr": noted("further optimizer groups", Number()),
@@ -105,7 +105,7 @@ def rules(reading: Reading) -> None:
         reading.put("use_liger_kernel", True, *LIGER)
     elif liger:
         reading.note(f"{', '.join(liger)}: some of Liger's kernels without the others ({', '.join(LIGER)} together are "
-                     "predicted)")
+                     "predicted): it needs less than is predicted without them")
     _dtype(reading)
     if reading["fsdp_config"] and not reading["fsdp"]:
         reading.values["fsdp"] = "full_shard"

@@ -83,8 +83,9 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
             raise InputError(f"{reading.place(argument)} is {_word(ours)}{how} but {name} has {key} {_word(theirs)}: "
                              'write "auto" there, or the same in both')
     reading.put("deepspeed", path or thaw(config), *names)
-    by_weights = reading.decided_half and "torch_dtype" in reading.form.fields
-    reading.put("dtype", half or "fp32", *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
+    if half:
+        by_weights = reading.decided_half and "torch_dtype" in reading.form.fields
+        reading.put("dtype", half, *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
     if _at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
         reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
     optim = settings.get("optimizer")
@@ -123,6 +124,14 @@ def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]):
         elif key in deepspeed_config.DEFAULTS and (stage == 3 or not key.startswith("stage3")):
             default = stage == 3 if key == "overlap_comm" else deepspeed_config.default(key, release)
             yield value(f"deepspeed.{dotted}", default, DEFAULT, f"DeepSpeed {PINNED['deepspeed']}")
+
+
+def uncast(dtype: str) -> str:
+    """Why weights of 16 bits are not predicted where neither bf16 nor fp16 is on: DeepSpeed leaves them as they are,
+    and accumulates and reduces gradients in fp32 (0.19.8, runtime/engine.py, ``_configure_distributed_model``,
+    ``get_data_types``, ``communication_data_type``)."""
+    return (f"neither bf16 nor fp16 is on, so weights stay {dtype} and DeepSpeed keeps their gradients in fp32, which "
+            "is not predicted: turn one on, or give weights of fp32")
 
 
 def _word(given: Any) -> str:

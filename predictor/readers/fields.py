@@ -37,6 +37,10 @@ class Field:
     off: tuple = OFF
     option: str = ""
 
+    def is_on(self, value: Any) -> bool:
+        """Whether it does anything."""
+        return bool(value) if isinstance(value, Mapping) else value not in self.off
+
 
 def to(ours: str, kind: Any, default: Any = None) -> Field:
     """A key of the workload under another name; a default of None leaves it to the workload."""
@@ -53,9 +57,9 @@ def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) 
     return Field(kind, default, note=note, off=off)
 
 
-def refused(refusal: str, off: tuple = OFF) -> Field:
+def refused(refusal: str, off: tuple = OFF, kind: Any = Any_()) -> Field:  # noqa: B008
     """What is not predicted, where it is on."""
-    return Field(Any_(), refusal=refusal, off=off)
+    return Field(kind, refusal=refusal, off=off)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Number, Whole
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
+_LOSS = "its own loss over all logits is not predicted: leave it out"
 _MODEL = "it changes the model in a way that is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "model_name_or_path": part(TEXT, option="model"),
@@ -43,11 +44,10 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "val_size": part(Number(), 0.0),
     "eval_dataset": part(Any_()),
     "upcast_layernorm": noted("norms in fp32", FLAG, False),
-    "upcast_lmhead_output": noted("the logits once more in fp32", FLAG, False),
+    "upcast_lmhead_output": refused("the logits would be there once more in fp32: leave it out", kind=FLAG),
     "loraplus_lr_ratio": noted("further optimizer groups", Number()),
-    "use_dft_loss": noted("its own loss", FLAG, False),
-    "use_asft_loss": noted("its own loss, and a reference model", FLAG, False),
-    "use_eaft_loss": noted("its own loss", FLAG, False),
+    **dict.fromkeys(("use_dft_loss", "use_eaft_loss"), refused(_LOSS, kind=FLAG)),
+    "use_asft_loss": refused(f"a reference model, and {_LOSS}", kind=FLAG),
     "moe_aux_loss_coef": noted("the loss of routers", Number()),
     "crop_to_patches": noted("pictures in several tiles", FLAG, False),
     "image_do_pan_and_scan": noted("pictures in several tiles", FLAG, False),

@@ -177,7 +177,7 @@ class Reading:
             found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
         except Invalid as error:
             raise self.wrong(name, str(error)) from None
-        on = found not in known.off if not isinstance(found, Mapping) else bool(found)
+        on = known.is_on(found)
         if known.refusal and on:
             raise self.wrong(name, f"{show(found)} is not supported: {known.refusal}")
         if known.note and on:

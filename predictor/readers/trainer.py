@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from predictor import compared, hub, models
@@ -111,14 +112,27 @@ def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_devic
     """An evaluation is predicted where it was compared with one, and named otherwise."""
     if not asked:
         return
-    workload, size = reading.workload, reading[batch]
-    stage = reading.rows.get("deepspeed.zero_optimization.stage")
-    used = name_of("deepspeed", stage.value) if stage else workload.get("engine", "torch")
-    if ENGINES[used].whole and compared.goes_with("per_device_eval_batch_size", workload):
+    size, stage = reading[batch], reading.rows.get("deepspeed.zero_optimization.stage")
+    if evaluates(reading.workload, stage and stage.value):
         reading.put("per_device_eval_batch_size", size, name, batch)
     else:
-        reading.note(f"{name} {reading[name]}: the evaluation of batches of {size} (where it can be predicted: "
-                     "per_device_eval_batch_size)")
+        reading.note(f"{name} {reading[name]}: {evaluation_left_out(size)}")
+
+
+def asks_for_evaluation(strategy: str, do_eval: bool, on_start: bool) -> bool:
+    """Whether the Trainer, or the script around it, evaluates with such arguments."""
+    return strategy != "no" or do_eval or on_start
+
+
+def evaluates(keys: Mapping[str, Any], zero_stage: int | None) -> bool:
+    """Whether an evaluation beside these keys of a workload is predicted; ``zero_stage`` None: without DeepSpeed."""
+    used = keys.get("engine", "torch") if zero_stage is None else name_of("deepspeed", zero_stage)
+    return ENGINES[used].whole and compared.goes_with("per_device_eval_batch_size", keys)
+
+
+def evaluation_left_out(size: int) -> str:
+    """What is said of one that is not predicted, of so many samples."""
+    return f"the evaluation of batches of {size} (where it can be predicted: per_device_eval_batch_size)"
 
 
 def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, targets: Any, by: tuple[str, ...],

@@ -17,7 +17,19 @@ from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS
 RELEASE = PINNED["transformers"]
 BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 << 22)
 
-
+_LEARN = "leave it out, or use peakcast learn"
+NOT_PREDICTED = {
+    "torch_compile": refused("compiled models allocate differently: leave it out", kind=FLAG),
+    "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}", kind=Number()),
+    "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
+    "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
+                                       kind=Whole(0, 1 << 40)),
+    "use_cache": refused("keys and values of all layers would stay in training: leave it out", kind=FLAG),
+    "liger_kernel_config": refused(f"all of Liger's kernels together are predicted: {_LEARN}", kind=Mapped()),
+    "parallelism_config": refused("tensor and context parallelism are not predicted: leave it out"),
+}
+"""``TrainingArguments`` that change what a step allocates in a way that no key of a workload says, wherever they are
+read."""
 ARGUMENTS = {
     "per_device_train_batch_size": to("per_device_train_batch_size", BATCH, 8),
     "gradient_accumulation_steps": to("gradient_accumulation_steps", STEPS, 1),
@@ -30,7 +42,6 @@ ARGUMENTS = {
     "bf16": part(FLAG, False),
     "fp16": part(FLAG, False),
     "use_liger_kernel": to("use_liger_kernel", FLAG, False),
-    "torch_compile": to("torch_compile", FLAG),
     "deepspeed": part(ConfigFile(), option="deepspeed"),
     "fsdp": part(Any_()),
     "fsdp_config": part(ConfigFile()),
@@ -40,16 +51,10 @@ ARGUMENTS = {
     "eval_strategy": part(TEXT, "no"),
     "do_eval": part(FLAG, False),
     "per_device_eval_batch_size": part(BATCH, 8, "per_device_eval_batch_size"),
-    "liger_kernel_config": noted("which of Liger's kernels are left out", Mapped(), off=(None,)),
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
-    "torch_empty_cache_steps": noted("the cache is emptied after so many steps", Whole(0, 1 << 40)),
-    "neftune_noise_alpha": noted("noise on the embeddings"),
-    "label_smoothing_factor": noted("the Trainer's own loss", Number()),
-    "use_cache": noted("keys and values of all layers", FLAG),
-    "parallelism_config": refused("tensor and context parallelism are not predicted: leave it out"),
     "use_cpu": refused("a training on the CPU takes no GPU memory"),
     "eval_on_start": part(FLAG, False),
-}
+} | NOT_PREDICTED
 """transformers 5.17, training_args.py."""
 SCRIPT = {
     "model_name_or_path": part(TEXT, option="model"),
@@ -106,8 +111,8 @@ def rules(reading: Reading) -> None:
     if "dtype" not in reading.workload:
         weights.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
-    trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" or reading["do_eval"] or
-                       reading["eval_on_start"])
+    trainer.evaluation(reading, "eval_strategy", trainer.asks_for_evaluation(
+        reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))
 
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from predictor import hub
+from predictor.readers.deepspeed import uncast
 from predictor.readers.reading import Reading
 from predictor.source import READ, value
 from predictor.values import Choice
@@ -22,6 +23,9 @@ def precision(reading: Reading, weights: str | None, *names: str, because: str =
         reading.put("dtype", weights, *names, because=because)
     else:
         loaded(reading, *names)
+    dtype = reading.given.options.get("dtype") or reading.workload["dtype"]
+    if "deepspeed" in reading.workload and dtype != "fp32":  # it casts nothing, or it would have decided
+        raise reading.wrong("deepspeed", f"is given, but {uncast(dtype)}")
 
 
 def loaded(reading: Reading, *names: str) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, TrainingArguments
 
 from calibrate.campaign import given as given_records
 from calibrate.peaks import MomentPeaks
-from calibrate.record import InTraining, Predicted, RankChoice, read
+from calibrate.record import InTraining, Predicted, PredictedMoment, RankChoice, read
 from calibrate.record import Peak as RecordedPeak
 from calibrate.regression import files
 from calibrate.training import advice, ahead, batch_keys, loop_keys, model_keys, reading, written
@@ -159,10 +159,36 @@ def test_the_trainers_arguments_say_the_rest(tmp_path):
                     "optim": "adamw_torch_fused", "optim_args": {}, "param_groups": "single", "weight_decay": 0.01}
 
 
-@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4}])
-def test_arguments_that_are_not_predicted_are_refused_by_name(tmp_path, changes):
-    with pytest.raises(InputError, match=next(iter(changes))):
+@pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4},
+                                     {"use_cache": True}, {"liger_kernel_config": {"swiglu": False}}])
+def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_configuration(tmp_path, changes):
+    from predictor import readers
+
+    name, = changes
+    with pytest.raises(InputError, match=f"^{name} .* is not supported: ") as refusal:
         loop_keys.trainer_keys(arguments(tmp_path, **changes), ADAMW, samples=1)
+    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "out"} | changes))
+    with pytest.raises(InputError, match=f": {name} .* is not supported: ") as said:
+        readers.read(path=str(tmp_path / "args.json"))
+    assert str(said.value).endswith(str(refusal.value).partition("supported: ")[2])
+
+
+def test_arguments_of_trl_are_refused(tmp_path):
+    own = type("SFTConfig", (TrainingArguments,), {"__module__": "trl.trainer.sft_config"})
+    with pytest.raises(InputError, match="the training arguments are TRL's SFTConfig"):
+        loop_keys.trainer_keys(own(output_dir=str(tmp_path), report_to=[], use_cpu=True), ADAMW, samples=1)
+
+
+@pytest.mark.parametrize(("dtype", "enabled", "expected"), [("bf16", True, None), ("fp32", True, None), ("fp32", False, "fp32")])
+def test_deepspeed_casts_weights_where_bf16_is_on_and_nowhere_else(dtype, enabled, expected):
+    mine = {"dtype": dtype}
+    reading._cast(mine, {"bf16": {"enabled": enabled}, "fp16": {"enabled": False}})
+    assert mine.get("dtype") == expected
+
+
+def test_weights_of_bf16_that_deepspeed_does_not_cast_are_not_predicted():
+    with pytest.raises(InputError, match="neither bf16 nor fp16 is on, so weights stay bf16"):
+        reading._cast({"dtype": "bf16"}, {"bf16": {"enabled": False}})
 
 
 def test_deepspeeds_own_optimizer_comes_with_its_config():
@@ -277,7 +303,7 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
     ahead_of = foresight(lines)
     ahead_of.start(lambda: READ, lambda: sample(tokens=64))
     for tokens in (64, 32, 90, 64, 120, 130):
-        ahead_of.coming(sample(tokens=tokens), counts=True)
+        ahead_of.coming(sample(tokens=tokens))
     assert [question.workload["sequence_length"] for question in asked] == [64, 90, 120, 130]
     assert lines == ["64 fits.", "warning: the batch of 2 x 120 tokens that comes now: 120 does_not_fit. Less memory: less."]
     assert ahead_of.largest == ("2 x 130 tokens",)
@@ -287,8 +313,7 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
 def test_the_record_is_of_the_largest_batch_that_ran_not_of_the_first_samples(asked):
     ahead_of = foresight([])
     ahead_of.start(lambda: READ, lambda: sample(tokens=90))
-    ahead_of.coming(sample(tokens=64), counts=True)
-    ahead_of.coming(sample(tokens=80), counts=False)  # after it was written
+    ahead_of.coming(sample(tokens=64))
     workload, predicted, why = ahead_of.recorded(may_ask=True)
     assert (workload.sequence_length, predicted.peak_requested.bytes, why) == (64, 64, None)
 
@@ -298,7 +323,7 @@ def test_other_ranks_say_only_what_threatens_their_own_batches(asked):
     ahead_of = foresight(lines, rank=3)
     ahead_of.start(lambda: READ, lambda: sample(tokens=128))
     assert lines == [] and not asked[0].worst
-    ahead_of.coming(sample(tokens=256), counts=True)
+    ahead_of.coming(sample(tokens=256))
     assert lines[0].startswith("rank 3: warning: the batch of 2 x 256 tokens")
 
 
@@ -314,8 +339,8 @@ def test_a_given_workload_needs_no_batch_and_is_warned_of_larger_ones(asked):
     ahead_of = foresight(lines)
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2)
     ahead_of.start(lambda: reading.given(own, None), lambda: pytest.fail("no batch is needed"))
-    ahead_of.coming(sample(tokens=64), counts=True)
-    ahead_of.coming(sample(tokens=128), counts=True)
+    ahead_of.coming(sample(tokens=64))
+    ahead_of.coming(sample(tokens=128))
     assert [question.workload["sequence_length"] for question in asked] == [64, 128]
 
 
@@ -343,6 +368,81 @@ def test_danger_is_less_left_than_what_predict_calls_uncertain():
     assert "1023.00 MiB were left" in danger(replace(calm, others=GIB + (1 << 20))).replace(",", "")
     assert "gave cached memory back 2 time(s)" in danger(replace(calm, retries=2))
     assert "expandable_segments:True (8.00 GiB are reserved and idle)" in advice_of(calm, None)
+
+
+CALM = Seen(total=80 * GIB, others=GIB, allocated=GIB, reserved=GIB, retries=0)
+ROWS = PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9)
+EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION, 3), ROWS))
+
+
+# --- the Trainer's evaluation ---------------------------------------------------------------------------
+
+
+def of_trainer_with_evaluation(tmp_path, **changes) -> reading.Reading:
+    given = arguments(tmp_path, per_device_eval_batch_size=6, **{"eval_strategy": "steps"} | changes)
+    model = small_llava()
+    return reading.of_trainer(given, model, torch.optim.AdamW(model.parameters()), None, 2, None, tmp_path / "model")
+
+
+def test_an_evaluation_is_read_as_a_configuration_with_the_same_arguments_is(tmp_path):
+    from predictor import readers
+
+    (tmp_path / "args.json").write_text(json.dumps({"output_dir": "out", "eval_strategy": "steps", "per_device_eval_batch_size": 6}))
+    said, _ = readers.read(path=str(tmp_path / "args.json"))
+    assert of_trainer_with_evaluation(tmp_path).keys["per_device_eval_batch_size"] == said["per_device_eval_batch_size"] == 6
+    assert "per_device_eval_batch_size" not in of_trainer_with_evaluation(tmp_path, eval_strategy="no").keys
+    assert of_trainer_with_evaluation(tmp_path, eval_strategy="no", eval_on_start=True).keys["per_device_eval_batch_size"] == 6
+
+
+def test_an_evaluation_that_is_not_predicted_is_said(tmp_path):
+    made = of_trainer_with_evaluation(tmp_path, use_liger_kernel=True)
+    assert "per_device_eval_batch_size" not in made.keys
+    assert made.notes == ("the evaluation of batches of 6 (where it can be predicted: per_device_eval_batch_size)",)
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_path, monkeypatch, predicted):
+    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
+    monkeypatch.setattr(written, "record", lambda **said: said["in_training"])
+    monkeypatch.setattr(written, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
+    wrote: list[tuple] = []
+    watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=1, show="nothing", snapshot=None, tell=print)
+    own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_eval_batch_size=6 if predicted else None)
+    watcher.begin(lambda: reading.given(own, None), None, None, 0, 1, 1)
+    watcher._peaks, watcher._ooms_before, watcher._look = RunningPeaks(Counted()), 0, lambda: CALM
+    watcher._boundaries = SimpleNamespace(close=lambda: None)
+    model = torch.nn.Linear(1, 1)
+    for follows in (False, True, False):
+        watcher._called(model.train(), (), sample())
+        watcher.step(follows)
+        if follows:
+            watcher._called(model.eval(), (), sample(6, 64, 6))
+            watcher.micro_step()
+    assert wrote == [(1, ()), (2, ("6 x 64 tokens",))][:1 + predicted]
+
+
+def test_before_its_evaluation_a_training_is_recorded_without_it(monkeypatch):
+    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
+    found = foresight([])
+    own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2, per_device_eval_batch_size=6)
+    found.start(lambda: reading.given(own, None), lambda: None)
+    found.coming(sample(tokens=64))
+    workload, said, _ = found.recorded(may_ask=False)
+    assert (workload.per_device_eval_batch_size, said) == (None, Predicted(RecordedPeak(7, Moment.BACKWARD, 1), ROWS[:1]))
+    found.evaluates(sample(6, 64, 6))
+    found.evaluates(sample(2, 64, 2))
+    workload, said, _ = found.recorded(may_ask=False)
+    assert (workload.per_device_eval_batch_size, said.peak_requested.bytes, found.evaluations) == (6, 9, ("6 x 64 tokens",))
+
+
+def test_a_record_of_another_evaluation_than_the_workloads_is_refused():
+    keys = {"model": "llava-1.5-7b", "sequence_length": 64, "per_device_eval_batch_size": 6}
+    own = replace(TRAINED, evaluations=("6 x 64 tokens",))
+    record(workload=keys, in_training=own).check_shapes()
+    with pytest.raises(InputError, match="batches of 6 x 80 tokens were evaluated, and the workload has per_device_eval_batch_size 6"):
+        record(workload=keys, in_training=replace(own, evaluations=("6 x 80 tokens",))).check_shapes()
+    with pytest.raises(InputError, match="batches of 6 x 64 tokens were evaluated, and .* None"):
+        record(workload=keys | {"per_device_eval_batch_size": None}, in_training=own).check_shapes()
 
 
 # --- what is kept ---------------------------------------------------------------------------------------
@@ -375,16 +475,17 @@ def test_boundaries_tell_each_outermost_backward_and_leave_pytorch_as_it_was():
     before = torch.autograd._engine_run_backward
     heard = []
     told = Boundaries(backward=lambda: heard.append("backward"), after_backward=lambda: heard.append("after"),
-                      step=lambda: heard.append("step"), called=lambda model, arguments, keywords: heard.append(tuple(keywords)))
+                      step=lambda: heard.append("step"), called=lambda model, arguments, keywords: heard.append(tuple(keywords)),
+                      returned=lambda model, output: heard.append("returned"))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     told.open(model, None)
     x = torch.ones(1, 2, requires_grad=True)
     torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()
-    assert heard == [(), "backward", (), "after"]
+    assert heard == [(), "returned", "backward", (), "returned", "after"]
     told.close()
     assert torch.autograd._engine_run_backward is before is torch.autograd.graph._engine_run_backward
     model(x).sum().backward()
-    assert len(heard) == 4
+    assert len(heard) == 6
 
 
 @pytest.mark.parametrize(("path", "ranks", "expected"), [
@@ -465,14 +566,46 @@ def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch)
                                         {"gradient_accumulation_steps": 1}), lambda: None)
     found.autocasts("bf16")
     batch = {"input_ids": torch.ones(2, 1024, dtype=torch.int64)}
-    found.coming(batch, counts=True)
+    found.coming(batch)
     assert "assumed of the loop: gradient_accumulation_steps 1" in lines[-1]
     found.seen(gradient_accumulation_steps=2)
-    found.coming(batch, counts=True)
+    found.coming(batch)
     assert [(one["mixed_precision"], one["gradient_accumulation_steps"]) for one in asked] == [("bf16", 1), ("bf16", 2)]
     assert "assumed" not in lines[-1]
-    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)}, counts=True)
+    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)})
     assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
+
+
+def test_an_output_that_lives_through_backward_is_said_with_its_size():
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    lines: list[str] = []
+    watcher = Watcher(loop="watch", record=None, steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.begin(lambda: READ, None, None, 0, 1, 1)
+    watcher._peaks = RunningPeaks(Counted())
+    for kept in (False, True):
+        output = CausalLMOutputWithPast(loss=torch.zeros(()), logits=torch.zeros(2, 64, 2048))
+        watcher._returned(torch.nn.Linear(1, 1), output)
+        if not kept:
+            del output
+        watcher._before_backward()
+        assert lines == (["warning: the model's output lives on through backward, 1.00 MiB that are not predicted: let it go "
+                          "before, as loss = model(…).loss does"] if kept else [])
+
+
+def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):
+    lines: list[str] = []
+    watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.begin(lambda: READ, None, None, 0, 1, 1)
+    watcher._boundaries = SimpleNamespace(close=lambda: None)
+    watcher.broken_off(ValueError("boom"))
+    assert lines == ["no record: the loop ended with ValueError before it was written"]
+
+
+def test_a_record_of_a_rank_is_named_where_that_of_all_is_looked_for(tmp_path):
+    written.write(str(tmp_path / "run-rank0.json"), record())
+    with pytest.raises(InputError, match=r"run.json: no such file or directory: there is .*run-rank0.json, of one rank"):
+        files.read([tmp_path / "run.json"])
 
 
 # --- never in the way -----------------------------------------------------------------------------------

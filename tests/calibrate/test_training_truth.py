@@ -25,6 +25,7 @@ pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 NO_ROOM = 64 << 20
 """The weights fit, a step does not: it reserves 68 MiB."""
+NO_ROOM_TO_EVALUATE = 80 << 20
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,35 @@ def test_what_the_workload_is_needs_no_words_of_the_user(zero2):
     assert {key: workload[key] for key in expected} == expected
 
 
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 4, "max_steps": 5, "per_device_eval_batch_size": 3 * BATCH, "prediction_loss_only": True}
+
+
+def test_an_evaluation_after_the_record_was_written_is_recorded_with_it(directory):
+    """Written after step 3, without the evaluation, and again after that of step 4, which is the peak."""
+    made = ran(directory / "evaluated", **EVALUATED)
+    at, said = made.record.peak("requested_bytes"), made.record.predicted.peak_requested
+    assert (at.moment, at.step, said.moment) == (Moment.EVALUATION, 4, Moment.EVALUATION)
+    assert 0 <= at.bytes - said.bytes < 4096  # losses of its batches
+    assert made.record.workload["per_device_eval_batch_size"] == 3 * BATCH
+    assert made.record.in_training.evaluations == (f"{3 * BATCH} x {SEQUENCE} tokens",)
+    assert compare(files.read([made.path])[0][0]).moment_hit
+
+
+def test_an_evaluation_that_finds_no_memory_is_recorded_as_the_end(directory):
+    made = ran(directory / "died", gpu={"capacity_bytes": NO_ROOM_TO_EVALUATE}, ends=1, **EVALUATED | {"per_device_eval_batch_size": 16 * BATCH})
+    failure = made.record.job.out_of_memory
+    assert (failure.moment, failure.step, made.record.predicted.peak_requested.moment) == (Moment.EVALUATION, 4, Moment.EVALUATION)
+    comparison = compare(files.read([made.path])[0][0])
+    assert comparison.verdict == "does_not_fit" and comparison.verdict_hit
+
+
 # --- what is said ---------------------------------------------------------------------------------------
 
 
-def test_one_line_at_the_start_and_nothing_else(finished):
-    line, = finished.said
+def test_one_line_at_the_start_and_nothing_else_but_where_a_ranks_own_record_goes(finished):
+    *where, line = finished.said
+    assert where == ([] if finished.path.name == "run.json" else
+                     [f"peakcast: rank 7: the record of this rank goes to {finished.path}"])
     assert line.removeprefix("peakcast: ").removeprefix("rank 7: ").startswith("Fits h100-80gb: peak ")
     assert "The peak is in backward of step 2 on rank" in line
 

@@ -156,7 +156,7 @@ def test_a_scripts_own_flags_are_listed_and_slips_are_not():
     ({"per_device_train_batch_size": 0, "output_dir": "x"}, "{}: per_device_train_batch_size must be at least 1, not 0"),
     ({"output_dir": "x", "deepspeed": "no.json"}, '{}: deepspeed names "no.json", and there is no such file'),
     ({"output_dir": "x", "optim": "adam"}, '{}: optim must be one of'),
-    ({"output_dir": "x", "torch_compile": True, "model_name_or_path": "gpt2"}, "{}: torch_compile is not supported yet: compiled models allocate differently; leave it out"),
+    ({"output_dir": "x", "torch_compile": True, "model_name_or_path": "gpt2"}, "{}: torch_compile True is not supported: compiled models allocate differently: leave it out"),
     ({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": {"version": 1}}, "{}: fsdp_config has version 1: FSDP1 is not predicted, give version 2"),
     ({"output_dir": "x", "fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}, "{}: fsdp is given, and so is deepspeed: keep one"),
     ({"nothing": 1}, "{}: is of no format that is known: name one with --from-format (llava, llamafactory, swift, axolotl, deepspeed, transformers)"),

@@ -230,9 +230,45 @@ def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said)
     assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
 
 
+UNCAST = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize("keys", [
+    GPT2, QWEN | {"finetuning_type": "full", "pure_bf16": True}, QWEN | {"finetuning_type": "lora"}])
+def test_weights_that_deepspeed_does_not_cast_are_not_taken_for_fp32(tmp_path, keys):
+    (tmp_path / "ds.json").write_text(json.dumps(UNCAST))
+    with pytest.raises(InputError, match="job.yaml: deepspeed is given, but neither bf16 nor fp16 is on, so weights stay bf16"):
+        of_file(tmp_path, keys | {"deepspeed": "ds.json"})
+
+
+def test_weights_of_fp32_that_deepspeed_does_not_cast_are_predicted(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(UNCAST))
+    assert of_file(tmp_path, GPT2 | {"deepspeed": "ds.json", "torch_dtype": "float32"})[0]["dtype"] == "fp32"
+    assert of_file(tmp_path, QWEN | {"finetuning_type": "full", "deepspeed": "ds.json"})[0]["dtype"] == "fp32"
+
+
+FLAGS = "--model_name_or_path gpt2 --max_length 512 --use_peft --lora_r 8 --output_dir x"
+
+
+@pytest.mark.parametrize("program", ["accelerate launch --num_processes 8 trl/scripts/sft.py", "python -m trl.scripts.sft"])
+def test_trls_own_scripts_are_refused_by_name(program):
+    with pytest.raises(InputError, match=r"trl.scripts.sft(\.py)? trains with TRL's SFTConfig"):
+        readers.read(words=shlex.split(f"{program} {FLAGS}"))
+
+
+def test_what_trls_flags_of_another_script_may_mean_is_said():
+    assert any("SFTConfig" in note for note in readers.read(words=shlex.split(f"python train.py {FLAGS}"))[1].not_modelled)
+
+
+@pytest.mark.parametrize("keys", [AXOLOTL | {"cut_cross_entropy": True}, QWEN | {"finetuning_type": "lora", "upcast_lmhead_output": True}])
+def test_a_loss_of_other_logits_is_refused(tmp_path, keys):
+    with pytest.raises(InputError, match=f"job.yaml: {list(keys)[-1]} True is not supported: .* logits"):
+        of_file(tmp_path, keys)
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
-    ("dynamo_config: {dynamo_backend: INDUCTOR}", "torch_compile is not supported yet"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "a.yaml: dynamo_backend True is not supported: compiled models"),
     ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
     ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
 def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
