@@ -205,13 +205,14 @@ def waited_for(tensor):
 
 def quantized_rows(source: torch.Tensor, threshold: float = 0.0):
     """bitsandbytes' ``int8_vectorwise_quant``, which finds no columns of outliers."""
+    rows = source.numel() // source.shape[-1]
     columns = source.new_empty(0, dtype=torch.int64) if threshold else None
-    return source.new_empty(source.shape, dtype=torch.int8), source.new_empty(len(source), dtype=torch.float32), columns
+    return source.new_empty(source.shape, dtype=torch.int8), source.new_empty(rows, dtype=torch.float32), columns
 
 
 def mixed_product(source, quantized, weight, row_maxima, column_maxima, columns=None, bias=None):
     """bitsandbytes' ``int8_mixed_scaled_mm`` without columns of outliers."""
-    return source.new_empty(len(quantized), len(weight)), source.new_empty(0)
+    return source.new_empty(*quantized.shape[:-1], len(weight)), source.new_empty(0)
 
 
 INSTEAD = {

@@ -29,13 +29,12 @@ BYTES_IN_A_WORD = 4
 """Rows of products of 8 bits are whole words (backends/cuda/ops.py, ``_int8_linear_matmul_impl``)."""
 ITEMSIZES = {"bf16": 2, "fp32": 4}
 OUTLIER_ROW_BYTES, OUTLIER_OUTPUT_BYTES = 4, 10
+"""Of a column of outliers, for every token and every output of a layer (:func:`outlier_bytes`)."""
 SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merger",
            "model.visual.deepstack_merger_list", "lm_head")
 """The projectors of transformers' models, which train beside adapters, and the head."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 _FP16 = dict.fromkeys(("fp16", "float16", "torch.float16"), "use bf16")
-
-
 COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
             "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
             "padding": ("none", "right", "packed"), "use_liger_kernel": (False,),

@@ -50,7 +50,7 @@ def quantize_rows(call: Call) -> None:
     call.free(magnitudes)
     dimensions = (1, source.numel(), 1, 1, 1)
     call.through(1, ("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
-    if len(source) > 1:
+    if maxima.numel() > 1:
         call.through(1)
     call.free(beyond)
 
