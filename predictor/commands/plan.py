@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
-from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu h100-80gb --gpus 8 --global-batch-size 128
@@ -32,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("what to search")
-    group.add_argument("--gpus", metavar="N", help="as --data-parallel-size")
+    group.add_argument("--gpus", metavar="N", type=_count,
+                       help="all that there are: replicas x GPUs that share layers (tensor parallelism)")
     group.add_argument("--global-batch-size", metavar="N", type=_count,
                        help="samples of an optimizer step on all GPUs: micro batch x accumulation x GPUs")
     group.add_argument("--maximize", choices=GOALS, default="cost", metavar="WHAT",
@@ -53,20 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans and reports; the exit code says whether something fits."""
     output.check_path(arguments.output, arguments.force)
-    if None not in (arguments.gpus, arguments.data_parallel_size) and arguments.gpus != arguments.data_parallel_size:
-        raise InputError("--gpus and --data-parallel-size say the same and differ: keep one of them")
-    arguments.data_parallel_size = arguments.gpus or arguments.data_parallel_size
+    replicas, gpus = arguments.data_parallel_size, arguments.gpus
+    arguments.data_parallel_size = replicas or (gpus and str(gpus))
     found = options.given(arguments)
     from predictor.plan import document, plan
-    from predictor.plan.space import VARYING
+    from predictor.plan.space import DATA, TENSOR, VARYING
 
     given, whole = found.values, None
     if found.source:  # a framework's configuration says everything: what can vary is kept only if an option says it
-        whole = found.values
+        parts = given.get(TENSOR, 1)
+        gpus = gpus or (None if replicas else given.get(DATA, 1) * parts)
+        whole = given if replicas else given | {DATA: max(1, gpus // parts)}
         given = {name: value for name, value in whole.items() if name in found.from_options or name not in VARYING}
+    if gpus and not replicas:  # then they may be fewer
+        given = {name: value for name, value in given.items() if name != DATA}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, whole=whole, source=found.source, label=found.label,
+    made = plan(given, gpus=gpus, whole=whole, source=found.source, label=found.label,
                 global_batch_size=arguments.global_batch_size, maximize=arguments.maximize, top=arguments.top,
                 vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace, progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}

@@ -121,7 +121,9 @@ def test_under_fsdp2_no_arguments_are_written_and_the_answer_says_why_and_what_t
 
 @pytest.mark.parametrize("words, said", [
     (["--mode", "inference", "--gpu", "h200"], "--mode is inference, but a plan is for training"),
-    (["--data-parallel-size", "4"], "--gpus and --data-parallel-size"),
+    (["--gpu", "h100", "--data-parallel-size", "3"], "8 GPUs: not --data-parallel-size 3: leave one of them out"),
+    (["--gpu", "h100", "--data-parallel-size", "4", "--tensor-parallel-size", "4"],
+     "8 GPUs: not --data-parallel-size 4 x --tensor-parallel-size 4: leave one of them out"),
     (["--gpu", "h100", "--maximize", "sequence"], "--sequence-length is given, too"),
     (["--global-batch-size", "0"], "must be a whole number from 1 on"), (["--gpu", "h100", "--vary", "zero"], "no axis 'zero'"),
     (["--gpu", "h101"], "--gpu names an unknown GPU"), ([], "--gpu is not given"),
