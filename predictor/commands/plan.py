@@ -9,6 +9,7 @@ from predictor.commands import options, output
 EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu h100-80gb --gpus 8 --global-batch-size 128
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu a100-40gb --gpus 4 --global-batch-size 64 --write job
+  peakcast plan llama-3.1-8b --sequence-length 2048 --gpu a100-40gb --gpus 4   (which method: the best of each)
   peakcast plan llava-1.5-7b --zero-stage 2 --gpu h100-80gb --gpus 8 --maximize sequence
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu l40s --gpus 2 --vary recipe --json
   peakcast plan --workload job.yaml --deepspeed zero2.json --gpu h100-80gb   (what each knob would give)
@@ -16,8 +17,9 @@ EXAMPLES = """examples:
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
 
 Every key that is given stays; all others may vary. What is learned stays the same in the first of the ranking:
-8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without, and FSDP2, which
-Hugging Face's Trainer wraps otherwise, after what it runs as planned.
+8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without, and FSDP2 and
+replicas of tensor parallelism, which Hugging Face's Trainer does not run as planned, after what it does. --gpus lets
+tensor parallelism vary; --data-parallel-size and --tensor-parallel-size stay as given.
 
 exit codes: 0 something fits, 1 nothing does, 2 bad input
 """

@@ -41,7 +41,7 @@ def _method(kind: str, found: Found, needs: dict[Setting, float]) -> Method:
         return Method(kind, found.cheapest[kind])
     failed = [one for one in found.failed if one.kind == kind]
     if failed:
-        closest = min(failed, key=lambda one: needs[one] or math.inf)
+        closest = min(reversed(failed), key=lambda one: needs[one] or math.inf)  # of equals those that come later
         return Method(kind, None, closest, int(needs[closest]) or None)
     reasons = [why for one, why in found.left_out if one.kind == kind]
     return Method(kind, None, why_none=reasons[0] if reasons else "the keys that are given leave none")

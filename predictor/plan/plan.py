@@ -135,7 +135,7 @@ def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
         methods=methods(found, queues, memory) if workload.world_size > 1 else (),
         settings=len(made.settings), configurations=configurations, counts=memory.counts,
-        largest=_largest(best, maximize, memory) if best else None, closest=closest,
+        largest=largest(best, maximize, memory) if best else None, closest=closest,
         kept=made.kept, standing=standing,
         knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=(best or closest).prediction.not_modelled + (source.not_modelled if source else ()), source=source,
@@ -227,7 +227,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def _largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
+def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
     """What fits in the proposed setting, whatever the wanted global batch: the largest micro batch, or sequence."""
     chosen = best.candidate
     if goal == "sequence":
