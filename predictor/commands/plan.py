@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpus", metavar="N", type=_count,
                        help="all that there are: replicas x GPUs that share layers (tensor parallelism)")
     group.add_argument("--global-batch-size", metavar="N", type=_count,
-                       help="samples of an optimizer step on all GPUs: micro batch x accumulation x GPUs")
+                       help="samples of an optimizer step on all GPUs: micro batch x accumulation x replicas")
     group.add_argument("--maximize", choices=GOALS, default="cost", metavar="WHAT",
                        help="cost: the cheapest sample (default); batch: the largest micro batch first; sequence: the "
                        "longest sequence first")

@@ -222,8 +222,8 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
         shapes = [shape for shape in shapes if shape[1] == steps]
     if not shapes:
         what = " x ".join(str(part) for part in (batch, steps) if part)
-        raise InputError(f"global batch size {total}: is no multiple of {degree} GPUs{f' x {what}' if what else ''}: "
-                         "give one that is, or leave the others out")
+        raise InputError(f"global batch size {total}: is no multiple of data_parallel_size {degree}"
+                         f"{f' x {what}' if what else ''}: give one that is, or leave the others out")
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from predictor.facts import ModelFacts, modality
 
-LAYER = re.compile(r".*\.\d+(?=\.)")
+LAYER = re.compile(r"(.*\.\d+(?=\.))?")
+"""Path of the layer that a weight is in; empty outside."""
 
 
 @dataclass(frozen=True)

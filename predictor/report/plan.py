@@ -101,8 +101,8 @@ def _methods(console: Console, plan: Plan) -> None:
     reasons: dict[str, list[str]] = {}
     for one in plan.methods:
         if one.closest:
-            asks = f" asks for {size_text(one.least_bytes)} at least" if one.least_bytes else " fits no less"
-            reasons[f"{one.closest.name}{asks}"] = [one.kind]
+            asks = f"asks for {size_text(one.least_bytes)} at least" if one.least_bytes else "does not fit"
+            reasons[f"{one.closest.name} {asks}"] = [one.kind]
         elif one.why_none:
             reasons.setdefault(one.why_none, []).append(one.kind)
     for why, kinds in reasons.items():

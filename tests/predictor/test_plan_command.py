@@ -75,6 +75,16 @@ def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path
     assert any("needs torch: pip install" in row["reason"] for row in document["left_out"])
 
 
+def test_without_torch_tensor_parallelism_is_left_out_and_the_answer_says_what_to_install(tmp_path):
+    words = [*ASKED, "--gpu", "h100-80gb", "--engine", "ddp", "--dtype", "bf16", "--optim", "adamw_torch_fused", "--json"]
+    found = subprocess.run([sys.executable, "-c", NO_TORCH, *words], capture_output=True, text=True,
+                           env=os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(tmp_path)})
+    document = json.loads(found.stdout)
+    data, _, _, combined = document["methods"]
+    assert data["cheapest"] == document["proposed"] and combined["cheapest"] is None
+    assert "tracing it needs torch: pip install" in combined["why_none"]
+
+
 def test_nothing_fits_is_exit_code_1_and_says_what_would_help(capsys):
     assert main([*ASKED, "--gpu", "l4", "--zero-stage", "2", "--offload", "none"]) == 1
     text = capsys.readouterr().out

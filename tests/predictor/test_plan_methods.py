@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor import gpus, parser, predict, tensor_parallel
+from predictor import gpus, parser, pipeline, predict, tensor_parallel
 from predictor.errors import InputError
 from predictor.models import ModelConfig
 from predictor.plan import cost, plan
@@ -17,6 +17,7 @@ from predictor.plan.document import files, to_json
 from predictor.plan.plan import workload_of
 from predictor.plan.reductions import Reductions
 from predictor.plan.space import KINDS, space
+from predictor.plan.states import least_bytes
 from predictor.sizes import Shape
 from predictor.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config, small_llama, traced_at
@@ -157,6 +158,13 @@ def test_what_is_proposed_is_the_cheapest_of_its_kind_and_of_all(made):
     assert made.proposed.estimate.seconds_per_sample == min(one.estimate.seconds_per_sample for one in kept)
 
 
+def test_what_ranks_surely_hold_is_below_the_predicted_peak(made):
+    for one in made.methods[2:]:
+        workload = workload_of(one.cheapest)
+        least = least_bytes(workload, pipeline.prepare(workload).formula.facts)
+        assert 0 < least <= one.cheapest.prediction.peak_requested.bytes
+
+
 def test_the_json_names_the_method(made):
     document = to_json(made)
     assert [one["kind"] for one in document["methods"]] == list(KINDS) and document["gpus"] == 4
@@ -175,9 +183,3 @@ def test_where_none_of_a_kind_fits_it_needs_more_than_there_is():
     first, *others = found.methods
     assert first.cheapest is None and first.closest.method == "ZeRO-2" and first.least_bytes > found.capacity_bytes
     assert {one.why_none for one in others} == {"the keys that are given leave none"}
-
-
-def test_what_has_no_formula_is_left_out_by_name():
-    found = plan(LLAVA | {"engine": "ddp", "dtype": "bf16", "gradient_checkpointing": True, "optim": "adamw_torch_fused"},
-                 gpus=2, trace=False)
-    assert found.methods[0].cheapest and not found.methods[2].cheapest
