@@ -106,7 +106,7 @@ def _methods(console: Console, plan: Plan) -> None:
         elif one.why_none:
             reasons.setdefault(one.why_none, []).append(one.kind)
     for why, kinds in reasons.items():
-        _print(console, f"None of {' and '.join(kinds)}: {why}.")
+        _print(console, f"None of {', '.join(kinds)}: {why}.")
     console.print()
 
 
