@@ -52,8 +52,9 @@ HEAD = """# Methods that plans choose, on emulated GPUs
 
 Of each method the cheapest configuration that fits ran with all memory of its GPU, as each rank that may decide; one
 sample more than fits in its setting, with the memory taken away that a plan leaves to CUDA and NCCL. Of a method of
-which none fits, the smallest job of the setting that comes closest ran. Without offloading. Made by
-`python scripts/check_methods.py` from `checks/methods.jsonl`. {jobs} jobs; as planned: {right}.
+which none fits, the smallest job of the setting that comes closest ran. In bold is what the plan proposes. Settings
+that offload are left out, and where DeepSpeed flattens weights on the host DDP's closest ran, as both need the host's
+memory for real. Made by `python scripts/check_methods.py` from `checks/methods.jsonl`. {jobs} jobs; as planned: {right}.
 
 | GPUs | model | method | configuration | jobs |
 | --- | --- | --- | --- | --- |
@@ -138,11 +139,13 @@ def line_of(row: dict) -> str:
     label = row["given"].get("capacity_bytes", "").replace("GB", " GB") or row["given"]["gpu"]
     said = row["cheapest"] or (f"none; closest: {row['closest']}" if row["closest"] else f"none: {row['why_none']}")
     told = ("**" + said + "**") if row["proposed"] else said
-    jobs = [f"{name} (batch {job['per_device_train_batch_size']}{', ranks ' if len(same) > 1 else ', rank '}"
-            f"{' and '.join(str(one['rank']) for one in same)}) "
-            f"{'survived' if all(one['survived'] for one in same) else 'died'}"
-            for name, same in ((name, list(group)) for name, group in groupby(row["jobs"], lambda job: job["job"]))
-            for job in same[:1]]
+    jobs = []
+    for name, group in groupby(row["jobs"], lambda job: job["job"]):
+        first, *others = group
+        of = "" if first["setting"] in said else f" of {first['setting']}"
+        ranks = " and ".join(str(job["rank"]) for job in (first, *others))
+        end = "survived" if all(job["survived"] for job in (first, *others)) else "died"
+        jobs.append(f"{name}{of}, batch {first['per_device_train_batch_size']}, rank {ranks}: {end}")
     return f"| {row['gpus']} × {label} | {row['given']['model']} | {row['kind']} | {told} | {'; '.join(jobs)} |\n"
 
 
