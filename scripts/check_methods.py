@@ -54,7 +54,8 @@ Of each method the cheapest configuration that fits ran with all memory of its G
 sample more than fits in its setting, with the memory taken away that a plan leaves to CUDA and NCCL. Of a method of
 which none fits, the smallest job of the setting that comes closest ran. In bold is what the plan proposes. Settings
 that offload are left out, and where DeepSpeed flattens weights on the host DDP's closest ran, as both need the host's
-memory for real. Made by `python scripts/check_methods.py` from `checks/methods.jsonl`. {jobs} jobs; as planned: {right}.
+memory for real. Made by `python scripts/check_methods.py` from `checks/methods.jsonl`. Of {jobs} jobs {right} came out
+as planned.
 
 | GPUs | model | method | configuration | jobs |
 | --- | --- | --- | --- | --- |

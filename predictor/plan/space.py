@@ -105,19 +105,20 @@ VARYING = {BATCH, STEPS, TENSOR} | {
 """Keys that no one needs to give."""
 ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
-"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host, nor for
-DTensors."""
+"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host, and was not
+compared with tensor parallelism."""
 
 
-def engines(gpus: int, asked: int | None) -> Axis:
-    """The first axis for so many GPUs, those of :data:`AXES` and tensor parallelism by every degree within a node.
+def engines(gpus: int, asked: int) -> Axis:
+    """The first axis for so many GPUs: that of :data:`AXES`, and tensor parallelism of each degree within a node.
 
     Args:
         asked: a degree that is tried wherever its ranks are.
     """
     whole = [replace(one, keys={**one.keys, TENSOR: 1, DATA: gpus}) for one in AXES[0].choices]
-    parts = [parts for parts in range(2, gpus + 1) if gpus % parts == 0 and (parts <= NODE or parts == asked)]
-    return replace(AXES[0], choices=(*whole, *(choice for degree in parts for choice in _sharing(gpus, degree))))
+    within = [parts for parts in range(2, NODE + 1) if gpus <= NODE or NODE % parts == 0]
+    degrees = [parts for parts in sorted({*within, asked} - {1}) if gpus % parts == 0]
+    return replace(AXES[0], choices=(*whole, *(choice for parts in degrees for choice in _sharing(gpus, parts))))
 
 
 def _sharing(gpus: int, parts: int) -> tuple[Choice, ...]:
@@ -199,10 +200,10 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
             raise InputError(f"vary and keep: no axis {name!r}: there are {', '.join(names)}")
     fixed = _fixed(given)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
-    given, fixed = degrees | given, fixed | {key: degrees[key] for key in (TENSOR,) if key in degrees}
+    given, fixed = degrees | given, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # a recorded job stays as it was but for its shape
-    table = () if is_named(given.get("model")) else (engines(gpus, fixed.get(TENSOR)), *AXES[1:])
+    table = () if is_named(given.get("model")) else (engines(gpus, _degree(fixed, TENSOR)), *AXES[1:])
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
     found: list[Setting] = []
