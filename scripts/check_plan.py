@@ -2,7 +2,7 @@
 """Does what a plan proposes survive on the emulated GPU, and does the next larger batch die?
 
     pip install -e '.[test]'
-    python scripts/check_plan.py                 # four plans, four jobs each: ten minutes
+    python scripts/check_plan.py                 # six plans, four jobs each: a quarter of an hour
     python scripts/check_plan.py --table-only    # the saved results
 
 No GPU is needed. A plan leaves room for what no allocator counts (CUDA context, NCCL, libraries), which the emulated
@@ -41,6 +41,8 @@ PLANS = (
     ({**LLAVA, "gpu": "a100-40gb", "data_parallel_size": 4}, {"global_batch_size": 64}),
     ({**LLAVA, "gpu": "h100-80gb", "data_parallel_size": 8}, {}),
     ({**LLAVA, "gpu": "a100-40gb", "data_parallel_size": 4}, {}),
+    ({**LLAVA, "gpu": "h100-80gb"}, {"gpus": 8, "global_batch_size": 128}),
+    ({**LLAVA, "gpu": "a100-40gb"}, {"gpus": 4, "global_batch_size": 64}),
 )
 """Keys that are given, and what is searched."""
 EXPECTED = {"proposed": True, "largest": True, "next": False, "too large": False}
@@ -95,8 +97,9 @@ def show(rows: list[dict]) -> int:
     wrong = 0
     for row in rows:
         wrong += {job["batch"]: job["survived"] for job in row["jobs"]} != EXPECTED
-        asked = f"{row['given']['data_parallel_size']} x {row['given']['gpu']} " + " ".join(
-            f"{key} {value}" for key, value in row["searched"].items())
+        searched = {"gpus": row["given"].get("data_parallel_size")} | row["searched"]
+        asked = f"{searched.pop('gpus')} x {row['given']['gpu']} " + " ".join(
+            f"{key} {value}" for key, value in searched.items())
         batches = [f"{job['per_device_train_batch_size']} {'survived' if job['survived'] else 'died'}"
                    for job in row["jobs"]]
         table.add_row(row["date"], asked, row["proposed"], *batches, str(row["seconds"]), f"{row['configurations']:,}")

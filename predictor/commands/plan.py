@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
-from predictor.errors import InputError
 
 EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu h100-80gb --gpus 8 --global-batch-size 128
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu a100-40gb --gpus 4 --global-batch-size 64 --write job
+  peakcast plan llama-3.1-8b --sequence-length 2048 --gpu a100-40gb --gpus 4   (which method: the best of each)
   peakcast plan llava-1.5-7b --zero-stage 2 --gpu h100-80gb --gpus 8 --maximize sequence
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu l40s --gpus 2 --vary recipe --json
   peakcast plan --workload job.yaml --deepspeed zero2.json --gpu h100-80gb   (what each knob would give)
@@ -17,8 +17,9 @@ EXAMPLES = """examples:
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
 
 Every key that is given stays; all others may vary. What is learned stays the same in the first of the ranking:
-8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without, and FSDP2, which
-Hugging Face's Trainer wraps otherwise, after what it runs as planned.
+8-bit optimizer states, other recipes and weights without fp32 masters come after all that do without, and FSDP2 and
+replicas of tensor parallelism, which Hugging Face's Trainer does not run as planned, after what it does. --gpus lets
+tensor parallelism vary; --data-parallel-size and --tensor-parallel-size stay as given.
 
 exit codes: 0 something fits, 1 nothing does, 2 bad input
 """
@@ -32,9 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("what to search")
-    group.add_argument("--gpus", metavar="N", help="as --data-parallel-size")
+    group.add_argument("--gpus", metavar="N", type=_count,
+                       help="all that there are: replicas x GPUs that share layers (tensor parallelism)")
     group.add_argument("--global-batch-size", metavar="N", type=_count,
-                       help="samples of an optimizer step on all GPUs: micro batch x accumulation x GPUs")
+                       help="samples of an optimizer step on all GPUs: micro batch x accumulation x replicas")
     group.add_argument("--maximize", choices=GOALS, default="cost", metavar="WHAT",
                        help="cost: the cheapest sample (default); batch: the largest micro batch first; sequence: the "
                        "longest sequence first")
@@ -53,20 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans and reports; the exit code says whether something fits."""
     output.check_path(arguments.output, arguments.force)
-    if None not in (arguments.gpus, arguments.data_parallel_size) and arguments.gpus != arguments.data_parallel_size:
-        raise InputError("--gpus and --data-parallel-size say the same and differ: keep one of them")
-    arguments.data_parallel_size = arguments.gpus or arguments.data_parallel_size
+    replicas, gpus = arguments.data_parallel_size, arguments.gpus
+    arguments.data_parallel_size = replicas or (gpus and str(gpus))
     found = options.given(arguments)
     from predictor.plan import document, plan
-    from predictor.plan.space import VARYING
+    from predictor.plan.space import DATA, TENSOR, VARYING
 
     given, whole = found.values, None
     if found.source:  # a framework's configuration says everything: what can vary is kept only if an option says it
-        whole = found.values
+        parts = given.get(TENSOR, 1)
+        gpus = gpus or (None if replicas else given.get(DATA, 1) * parts)
+        whole = given if replicas else given | {DATA: max(1, gpus // parts)}
         given = {name: value for name, value in whole.items() if name in found.from_options or name not in VARYING}
+    if gpus and not replicas:  # then they may be fewer
+        given = {name: value for name, value in given.items() if name != DATA}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, whole=whole, source=found.source, label=found.label,
+    made = plan(given, gpus=gpus, whole=whole, source=found.source, label=found.label,
                 global_batch_size=arguments.global_batch_size, maximize=arguments.maximize, top=arguments.top,
                 vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace, progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}

@@ -157,13 +157,17 @@ def _refuse_unused(micro: MicroStep, tensors: Sequence[Parameter]) -> None:
 
 
 def _check_sharded(tensors: Sequence[Parameter], takes_gradients: bool) -> None:
-    """DDP makes plain parameters of what tensor parallelism sharded, all of which train
-    (torch/distributed/tensor/parallel/ddp.py, ``_localize_dtensor``)."""
+    """DDP makes plain parameters of what tensor parallelism sharded, all of which train, module by module: of one that
+    two modules share the second stays a DTensor (torch/distributed/tensor/parallel/ddp.py, ``_localize_dtensor``)."""
     sharded = [tensor for tensor in tensors if tensor.sharded]
     frozen = next((tensor.name for tensor in sharded if not tensor.trainable), None)
     if frozen:
         raise InputError(f"engine ddp with tensor_parallel_size: PyTorch trains every sharded weight, {frozen} too, "
                          "which is frozen: use recipe finetune or full, or engine torch")
+    shared = next((tensor.name for tensor in sharded if tensor.is_embedding), None)  # sharded only with its head
+    if shared:
+        raise InputError(f"engine ddp with tensor_parallel_size: {shared} is tied to the head, and PyTorch stops at "
+                         "sharded weights that two modules share: use engine torch")
     if sharded and takes_gradients:
         raise InputError("ddp gradient_as_bucket_view: not predicted with tensor_parallel_size yet: leave one of them "
                          "out")

@@ -14,6 +14,7 @@ import numpy as np
 from predictor.engine.engines import name_of
 from predictor.facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.gpus import Gpu
+from predictor.plan.reductions import Reductions
 from predictor.workload import Workload
 
 Numbers = np.ndarray | float
@@ -104,17 +105,18 @@ class Elements:
 @dataclass(frozen=True)
 class Model:
     """What the estimate needs to know of one: elements that tokens of text meet and those that pictures meet, of all
-    parameters, of those that train; tokens of a picture."""
+    parameters, of those that train, as a GPU holds them; tokens of a picture; what tokens of text have to send."""
 
     text: Elements
     media: Elements
     everything: int
     trained: int
     tokens_per_image: int
+    reductions: Reductions = Reductions()
 
     @staticmethod
-    def of(facts: ModelFacts) -> Model:
-        """From the facts of any formula of a model and recipe."""
+    def of(facts: ModelFacts, whole: ModelFacts | None = None) -> Model:
+        """From the facts of any formula of a model and recipe; of tensor parallelism, also of one without."""
         text, media = Elements(), Elements()
         parameters = [parameter for parameter in facts.parameters if not parameter.buffer]
         for parameter in parameters:
@@ -127,7 +129,7 @@ class Model:
                 text = text.of(parameter, module)
         return Model(text, media, sum(map(_numel, parameters)),
                      sum(_numel(parameter) for parameter in parameters if parameter.trainable),
-                     max(1, facts.tokens_per_image))
+                     max(1, facts.tokens_per_image), Reductions.of(whole, facts) if whole else Reductions())
 
 
 def _numel(parameter: Parameter) -> int:
@@ -142,7 +144,7 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
         workload: engine and recipe; its own shape is not looked at.
         batch, accumulation, sequence: numbers, or arrays of one length.
     """
-    rates, gpus = RATES.get(gpu.name, ELSEWHERE), workload.data_parallel_size
+    rates, gpus, parts = RATES.get(gpu.name, ELSEWHERE), workload.data_parallel_size, workload.tensor_parallel_size
     engine = name_of(workload.engine, workload.zero_stage)
     width = 4 if workload.dtype == "fp32" else 2
     everything, trained = model.everything, model.trained
@@ -155,8 +157,11 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
     gathered, reduced, stepped = VOLUME[engine]
     if engine == "fsdp2" and workload.fsdp["sync_each_batch"]:
         reduced, stepped = 1, 0
-    link = (rates.link if gpus <= NODE else BETWEEN_NODES) * GIGA * OF_LINKS
     moved = (gathered * everything + reduced * trained) * accumulation + stepped * trained
+    sent = model.reductions
+    computed = (sent.computed + sent.repeated * workload.gradient_checkpointing) * (
+        4 if workload.computes_in == "fp32" else 2)
+    between = (computed + sent.stored * width) * tokens * micro_steps * (parts - 1) / parts / link(rates, parts)
     share = 1 if engine in WHOLE else 1 / gpus
     update, host = UPDATE_BYTES * trained * share / (rates.memory * GIGA), 0.0
     if workload.offload in ("optimizer", "all"):
@@ -168,12 +173,21 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
     return Estimate(
         products=(2 * passed + updated) * 2 * micro_steps / flops + 3 * reading,
         recomputation=(2 * layers * micro_steps / flops + reading) * workload.gradient_checkpointing,
-        communication=moved * width * (gpus - 1) / gpus / link, host=host, update=update, samples=micro_steps * gpus)
+        communication=moved * width * (gpus - 1) / gpus / link(rates, gpus * parts) + between, host=host, update=update,
+        samples=micro_steps * gpus)
 
 
-def assumptions(gpu: Gpu, gpus: int) -> tuple[str, ...]:
-    """The estimate in sentences."""
+def link(rates: Rates, span: int) -> float:
+    """Bytes a second in a ring that reaches over so many GPUs, those of a node side by side."""
+    return (rates.link if span <= NODE else BETWEEN_NODES) * GIGA * OF_LINKS
+
+
+def assumptions(gpu: Gpu, gpus: int, tensor_parallel: bool = False) -> tuple[str, ...]:
+    """The estimate in sentences; of tensor parallelism, if it is tried."""
     rates = RATES.get(gpu.name, ELSEWHERE)
+    sharded = ("tensor parallelism, whose ranks are neighbours, all-reduces each micro-step's activations after each "
+               "layer sharded by rows, their gradients before each sharded by columns, and the former again where a "
+               "checkpoint recomputes",) if tensor_parallel else ()
     listed = "" if gpu.name in RATES else " (not in the table: assumed)"
     return (
         "an estimate for ranking, not a predicted speed: nothing in it was measured, and no part overlaps another",
@@ -184,6 +198,7 @@ def assumptions(gpu: Gpu, gpus: int) -> tuple[str, ...]:
         f"communication: rings of {gpus} GPUs at {OF_LINKS:.0%} of "
         f"{rates.link if gpus <= NODE else BETWEEN_NODES:,.0f} GB/s; all-reduces, reduce-scatters and all-gathers by "
         "engine, of gradients in the weights' dtype",
+        *sharded,
         f"the host: {HOST_LINK:,.0f} GB/s to each GPU; its AdamW at {HOST_MEMORY:,.0f} GB/s of memory, which {NODE} "
         "GPUs share",
         f"an update reads and writes {UPDATE_BYTES} bytes an element, whatever the optimizer",

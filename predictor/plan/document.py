@@ -13,9 +13,10 @@ from predictor import learned, pipeline
 from predictor.errors import InputError
 from predictor.files import write_whole
 from predictor.plan import launch
+from predictor.plan.methods import Method
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
-from predictor.plan.space import BATCH, LENGTH, STEPS, Setting
+from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
 from predictor.suggest import named
 from predictor.workload import Workload
 
@@ -24,11 +25,13 @@ def to_json(plan: Plan) -> dict[str, Any]:
     """Every key always present, the unit in its name."""
     best, found = plan.proposed, plan.found
     return {
-        "goal": plan.goal, "gpu": plan.gpu, "data_parallel_size": plan.gpus,
+        "goal": plan.goal, "gpu": plan.gpu, "gpus": plan.gpus,
+        DATA: (best or plan.closest).prediction.workload.get(DATA, 1),
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
         "largest": plan.largest and _shape(plan.largest),
         "ranking": [configuration(one) for one in found.fitting],
+        "methods": [_method(one) for one in plan.methods],
         "closest": plan.closest and configuration(plan.closest),
         "does_not_fit": [_setting(one) for one in found.failed],
         "costs_more": [_setting(one) for one in found.unseen],
@@ -57,6 +60,11 @@ def configuration(one: Configuration) -> dict[str, Any]:
 
 def _setting(setting: Setting) -> dict[str, Any]:
     return {"method": setting.method, "name": setting.name, "differs": list(setting.differs)}
+
+
+def _method(one: Method) -> dict[str, Any]:
+    return {"kind": one.kind, "cheapest": one.cheapest and configuration(one.cheapest),
+            "closest": one.closest and _setting(one.closest), "least_bytes": one.least_bytes, "why_none": one.why_none}
 
 
 def _shape(candidate: Candidate) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _optimizer(w: Workload) -> Changes:
 
 
 def _engine(w: Workload) -> Changes:
-    if w.engine in ("ddp", "torch") and w.data_parallel_size > 1:
+    if w.engine in ("ddp", "torch") and w.data_parallel_size == w.world_size > 1:
         yield "engine ddp → ZeRO-2", {"engine": None, "ddp": None, "zero_stage": 2}, "reductions in each micro-step"
     if w.engine != "deepspeed":
         return

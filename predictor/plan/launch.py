@@ -62,8 +62,11 @@ def no_arguments(workload: Workload) -> str:
 
     Under FSDP2 accelerate 1.15 wraps the last norm and the head as one unit, makes what trains fp32 and runs forward
     under autocast with outputs of fp32 (utils/fsdp_utils.py, ``fsdp2_prepare_model``; accelerator.py,
-    ``prepare_model``).
+    ``prepare_model``), and it takes no tensor parallelism beside plain data parallelism.
     """
+    if workload.data_parallel_size > 1 < workload.tensor_parallel_size:
+        return ("no arguments for Hugging Face's Trainer: accelerate takes no tensor parallelism with plain data "
+                "parallelism: PyTorch's DistributedDataParallel(model, device_mesh=mesh[\"dp\"]) is what was planned")
     if workload.engine != "fsdp2":
         return ""
     return ("no arguments for Hugging Face's Trainer: its FSDP2 (accelerate's units, autocast, outputs of fp32) is "

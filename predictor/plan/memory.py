@@ -6,6 +6,7 @@ grows with the shape, so among those that are left the largest that survives is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +55,7 @@ class Memory:
 
     Attributes:
         trace: whether what has no formula may be traced.
-        least: what the smallest shape of a setting needs beyond what there is, where that was asked; bytes.
+        least: bytes that the smallest shape of a setting surely needs, where that was asked.
     """
 
     progress: Progress | None = None
@@ -133,18 +134,18 @@ class Memory:
             job = self.job(setting, (shapes[0].batch, shapes[0].sequence or None), accumulation)
             if len(shapes) > 1 and not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
                 return None
-            beyond.append(self._closed_form(job, shapes))
-            self.least.setdefault(setting, beyond[0][0])
+            limit, _ = job.margin.limits(job.workload.capacity)
+            beyond.append(self._closed_form(job, shapes, limit) - limit)
+            self.least[setting] = min(self.least.get(setting, math.inf), beyond[0][0] + limit)
         return np.maximum.accumulate(np.concatenate(beyond))
 
-    def _closed_form(self, job: Job, shapes: Sequence[Shape]) -> np.ndarray:
-        """Requested bytes of the rank that is worst at the first shape, less what PyTorch can surely have."""
+    def _closed_form(self, job: Job, shapes: Sequence[Shape], limit: int) -> np.ndarray:
+        """Requested bytes of the rank that is worst at the first shape, where PyTorch can have so many."""
         self.counts.composed += 1
-        limit, _ = job.margin.limits(job.workload.capacity)
         events = job.composed(limit, job.ranks(limit)[0])
         columns = np.array([tuple(shape) for shape in shapes]).T
         peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*columns, job.gpu)
-        return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,))) - limit
+        return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,)))
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from predictor import learned
@@ -15,8 +15,9 @@ from predictor.errors import InputError
 from predictor.pipeline import Job, Progress
 from predictor.plan import cost, knobs
 from predictor.plan.memory import Counts, Memory
+from predictor.plan.methods import Method, methods
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
-from predictor.plan.space import BATCH, LENGTH, STEPS, Setting, Space, space
+from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, TENSOR, Setting, Space, space
 from predictor.plan.states import least_bytes
 from predictor.source import Source
 from predictor.workload import Workload
@@ -33,9 +34,11 @@ class Plan:
 
     Attributes:
         goal: one of :data:`GOALS`.
+        gpus: all of them.
         settings, configurations: how many there are, without and with their shapes; ``counts`` says what was done.
         closest: where nothing fits, the smallest configuration that needs the least, with its least GPU memory.
         found: what fits, the proposed configuration first, and what became of the rest.
+        methods: the cheapest of each kind of sharing the work, or why none fits; none of one GPU.
         kept: keys that the user fixed and that would vary otherwise.
         largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
         knobs: what each would give, from the configuration that ``standing`` names.
@@ -49,6 +52,7 @@ class Plan:
     global_batch_size: int | None
     capacity_bytes: int
     found: Found
+    methods: tuple[Method, ...]
     settings: int
     configurations: int
     counts: Counts
@@ -68,14 +72,15 @@ class Plan:
         return self.found.fitting[0] if self.found.fitting else None
 
 
-def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maximize: str = "cost", top: int = 5,
-         vary: Collection[str] = (), keep: Collection[str] = (), trace: bool = True,
-         label: Callable[[str], str] = str, progress: Progress | None = None,
+def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size: int | None = None,
+         maximize: str = "cost", top: int = 5, vary: Collection[str] = (), keep: Collection[str] = (),
+         trace: bool = True, label: Callable[[str], str] = str, progress: Progress | None = None,
          whole: Mapping[str, Any] | None = None, source: Source | None = None) -> Plan:
     """Search the space around what the user fixed.
 
     Args:
         given: keys of a workload, with ``gpu`` or ``capacity_bytes``; each is kept, all others may vary.
+        gpus: all that there are, replicas x ranks that share layers; None: as many as the keys say, which then stay.
         global_batch_size: samples of an optimizer step on all GPUs together; None: as they come.
         maximize: what comes first, one of :data:`GOALS`.
         top: configurations to find.
@@ -101,13 +106,15 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
     if whole and global_batch_size is None and maximize == "cost":
         now = Workload.from_mapping(whole, label)
         global_batch_size = now.per_device_train_batch_size * now.gradient_accumulation_steps * now.data_parallel_size
-    made, memory = space(given, vary, keep, label), Memory(progress, trace)
+    made, memory = space(given, vary, keep, label, gpus), Memory(progress, trace)
     examples = Examples(made, memory)
-    candidates = _candidates(made.fixed, examples.job, maximize, global_batch_size, label)
-    queues, left_out = [], []
+    candidates = lru_cache(partial(_candidates, made.fixed, examples.job, maximize, global_batch_size, label))
+    queues, left_out, configurations = [], [], 0
     for setting in made.settings:
         try:
-            queues.append(queue(setting, candidates, maximize, *examples.known(setting)))
+            shapes = candidates(setting.keys.get(DATA) or examples.job.workload.data_parallel_size)
+            configurations += len(shapes)
+            queues.append(queue(setting, shapes, maximize, *examples.known(setting)))
         except InputError as error:
             left_out.append((setting, str(error)))
     found = walk(queues, memory, top, examples.job.workload.capacity)
@@ -117,43 +124,55 @@ def plan(given: Mapping[str, Any], *, global_batch_size: int | None = None, maxi
     best = found.fitting[0] if found.fitting else None
     closest = None if best else _closest(queues, memory)
     try:
-        standing, workload = _standing(whole, given, made, best or closest)
+        standing, workload = _standing(whole, made, best or closest)
         turned = knobs.turned(workload)
     except InputError as error:  # what the user has now
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing, workload = _found(best or closest)
         turned = knobs.turned(workload)
     return Plan(
-        goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.data_parallel_size,
+        goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
-        settings=len(made.settings), configurations=len(made.settings) * len(candidates), counts=memory.counts,
-        largest=_largest(best, maximize, memory) if best else None, closest=closest,
+        methods=methods(found, queues, memory) if workload.world_size > 1 else (),
+        settings=len(made.settings), configurations=configurations, counts=memory.counts,
+        largest=largest(best, maximize, memory) if best else None, closest=closest,
         kept=made.kept, standing=standing,
-        knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.data_parallel_size),
+        knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=(best or closest).prediction.not_modelled + (source.not_modelled if source else ()), source=source,
         seconds=time.perf_counter() - started)
 
 
 class Examples:
-    """A predictable job of each recipe: what the estimate needs to know of the model."""
+    """A predictable job of each recipe and degree of tensor parallelism: what the estimate needs to know of a model."""
 
     def __init__(self, made: Space, memory: Memory) -> None:
-        self.settings, self.memory = made.settings, memory
-        self.found: dict[str, Job | InputError] = {}
+        self.memory = memory
+        self.found: dict[tuple[str, int], Job | InputError] = {}
+        self.settings: dict[tuple[str, int], list[Setting]] = {}
+        for setting in made.settings:
+            self.settings.setdefault(self._group(setting), []).append(setting)
         self.job = self._of(made.settings[0])
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether any has layers that ranks share."""
+        return any(degree > 1 and isinstance(job, Job) for (_, degree), job in self.found.items())
 
     def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
         """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
-        job = self._of(setting)
+        job, whole = self._of(setting), None
+        if self._group(setting)[1] > 1:
+            alone = {"engine": "torch", "ddp": None, DATA: 1, TENSOR: 1}
+            whole = self._of(replace(setting, keys={**setting.keys, **alone}))
         workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
-        estimated = partial(cost.estimate, workload, cost.Model.of(job.formula.facts), job.gpu)
-        return estimated, least_bytes(workload, job.formula.facts)
+        model = cost.Model.of(job.formula.facts, whole and whole.formula.facts)
+        return partial(cost.estimate, workload, model, job.gpu), least_bytes(workload, job.formula.facts)
 
     def _of(self, setting: Setting) -> Job:
-        recipe = self._recipe(setting)
-        if recipe not in self.found:
-            self.found[recipe] = self._first([one for one in self.settings if self._recipe(one) == recipe])
-        found = self.found[recipe]
+        group = self._group(setting)
+        if group not in self.found:
+            self.found[group] = self._first(self.settings.get(group, [setting]))
+        found = self.found[group]
         if isinstance(found, InputError):
             raise found
         return found
@@ -170,19 +189,20 @@ class Examples:
         return problem
 
     @staticmethod
-    def _recipe(setting: Setting) -> str:
-        return setting.workload(1, 1, None).recipe
+    def _group(setting: Setting) -> tuple[str, int]:
+        workload = setting.workload(1, 1, None)
+        return workload.recipe, workload.tensor_parallel_size
 
 
-def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None,
-                label: Callable[[str], str]) -> list[Candidate]:
-    """Every shape that agrees with what the user fixed.
+def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None, label: Callable[[str], str],
+                degree: int) -> list[Candidate]:
+    """Every shape of so many replicas that agrees with what the user fixed.
 
     Raises:
         InputError: keys that contradict what is to be found.
     """
     batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
-    degree, facts = job.workload.data_parallel_size, job.formula.facts
+    facts = job.formula.facts
     sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
     if sought in fixed:
         raise InputError(f"maximize {maximize}: {label(sought)} is given, too: leave it out")
@@ -202,12 +222,12 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
         shapes = [shape for shape in shapes if shape[1] == steps]
     if not shapes:
         what = " x ".join(str(part) for part in (batch, steps) if part)
-        raise InputError(f"global batch size {total}: is no multiple of {degree} GPUs{f' x {what}' if what else ''}: "
-                         "give one that is, or leave the others out")
+        raise InputError(f"global batch size {total}: is no multiple of data_parallel_size {degree}"
+                         f"{f' x {what}' if what else ''}: give one that is, or leave the others out")
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def _largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
+def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
     """What fits in the proposed setting, whatever the wanted global batch: the largest micro batch, or sequence."""
     chosen = best.candidate
     if goal == "sequence":
@@ -232,14 +252,13 @@ def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:
     return predicted(least, memory, minimum_capacity=True)
 
 
-def _standing(whole: Mapping[str, Any] | None, given: Mapping[str, Any], made: Space,
-              found: Configuration) -> tuple[str, Workload]:
+def _standing(whole: Mapping[str, Any] | None, made: Space, found: Configuration) -> tuple[str, Workload]:
     """Whose configuration knobs are turned from: the user's, if what they gave is a whole one."""
     if whole:
         return "given", Workload.from_mapping(whole)
-    engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or made.fixed.get("data_parallel_size", 1) == 1
+    engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or (made.given.get(DATA) or 1) == 1
     if BATCH in made.fixed and engine and (LENGTH in made.fixed or found.candidate.sequence is None):
-        return "given", Workload.from_mapping(given)
+        return "given", Workload.from_mapping(made.given)
     return _found(found)
 
 

@@ -71,12 +71,14 @@ class Found:
         failed: settings none of whose shapes fits.
         unseen: those that cost more than all that was wanted.
         left_out: settings that cannot be predicted, and why.
+        cheapest: kind -> the first of it that fits, though enough others may come before it.
     """
 
     fitting: list[Configuration] = field(default_factory=list)
     failed: list[Setting] = field(default_factory=list)
     unseen: list[Setting] = field(default_factory=list)
     left_out: list[tuple[Setting, str]] = field(default_factory=list)
+    cheapest: dict[str, Configuration] = field(default_factory=dict)
 
 
 def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate],
@@ -99,27 +101,31 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
 
 
 def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
-    """The ``wanted`` best settings that fit, each at its best shape."""
+    """The ``wanted`` best settings that fit, and the best of each kind, each at its best shape."""
     found = Found(failed=[one.setting for one in queues if one.states_bytes > capacity_bytes])
     waiting = [(one.key, number, one) for number, one in enumerate(queues) if one.states_bytes <= capacity_bytes]
     memory.counts.ruled_out += sum(len(one.candidates) for one in queues if one.states_bytes > capacity_bytes)
     heapq.heapify(waiting)
-    while waiting and len(found.fitting) < wanted:
+    while waiting:
         _, number, one = heapq.heappop(waiting)
+        ranked = len(found.fitting) < wanted
+        if not ranked and one.setting.kind in found.cheapest:
+            found.unseen.append(one.setting)
+            continue
         try:
             fitting = predicted(one, memory) if _may_fit(one, memory) else None
         except InputError as error:
             found.left_out.append((one.setting, str(error)))
             continue
         if fitting and fitting.prediction.verdict == "fits":
-            found.fitting.append(fitting)
+            found.fitting += [fitting] if ranked else []
+            found.cheapest.setdefault(one.setting.kind, fitting)
             continue
         one.at += fitting is not None
         if one.at < len(one.candidates):
             heapq.heappush(waiting, (one.key, number, one))
         else:
             found.failed.append(one.setting)
-    found.unseen = [one.setting for _, _, one in sorted(waiting)]
     return found
 
 

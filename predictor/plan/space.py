@@ -13,10 +13,14 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.learned import is_named
+from predictor.plan.cost import NODE
 from predictor.values import Invalid
 from predictor.workload import KEYS, Workload
 
 BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
+DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"
+KINDS = ("data parallel", "fully sharded", "tensor parallel", "combined")
+"""How several GPUs can share the work: samples; weights too (ZeRO-3, FSDP2); layers; samples and layers."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ ONE, SEVERAL = (1, 1), (2, 1 << 16)
 NOT_DEEPSPEED = {"zero_stage": None, "deepspeed": None}
 IN_BF16 = "weights and optimizer states in bf16, without fp32 master weights"
 OWN_LOOP = "fully_shard in a loop of your own: accelerate wraps and casts otherwise"
+OWN_MESH = "DistributedDataParallel over a mesh in a loop of your own: accelerate takes no such"
 _AUTOCAST = {"dtype": "fp32", "mixed_precision": "bf16"}
 
 
@@ -95,11 +100,34 @@ AXES = (
         Choice("Liger", {"use_liger_kernel": True})), asked=True),
 )
 """Everything that is tried, where the user did not fix it."""
-VARYING = {BATCH, STEPS} | {key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
+VARYING = {BATCH, STEPS, TENSOR} | {
+    key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that no one needs to give."""
 ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
-SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS},)
-"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host."""
+SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
+"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host, and was not
+compared with tensor parallelism."""
+
+
+def engines(gpus: int, asked: int) -> Axis:
+    """The first axis for so many GPUs: that of :data:`AXES`, and tensor parallelism of each degree within a node.
+
+    Args:
+        asked: a degree that is tried wherever its ranks are.
+    """
+    whole = [replace(one, keys={**one.keys, TENSOR: 1, DATA: gpus}) for one in AXES[0].choices]
+    within = [parts for parts in range(2, NODE + 1) if gpus <= NODE or NODE % parts == 0]
+    degrees = [parts for parts in sorted({*within, asked} - {1}) if gpus % parts == 0]
+    return replace(AXES[0], choices=(*whole, *(choice for parts in degrees for choice in _sharing(gpus, parts))))
+
+
+def _sharing(gpus: int, parts: int) -> tuple[Choice, ...]:
+    """Each layer shared by so many ranks; samples by the groups of them, if there are several."""
+    name, degrees = f"tensor parallel of {parts}", {TENSOR: parts, DATA: gpus // parts}
+    if parts == gpus:
+        return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, **degrees})
+    _, narrow = _plain(f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees})
+    return (replace(narrow, differs=f"{narrow.differs}; {OWN_MESH}"),)  # under autocast it was not compared
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,16 @@ class Setting:
         """For people."""
         return " · ".join((self.method, *self.rest))
 
+    @property
+    def kind(self) -> str:
+        """One of :data:`KINDS`; empty where there is one GPU."""
+        workload = self.workload(1, 1, None)
+        if workload.tensor_parallel_size > 1:
+            return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
+        if workload.data_parallel_size == 1:
+            return ""
+        return "fully sharded" if workload.engine == "fsdp2" or workload.zero_stage == 3 else "data parallel"
+
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
         """With a shape."""
         steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job takes no such key
@@ -131,10 +169,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Space:
-    """All settings, and what the user fixed, from options and DeepSpeed config alike."""
+    """All settings; what the user fixed, from options and DeepSpeed config alike; and the keys given, of all GPUs."""
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
+    given: Mapping[str, Any]
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -143,24 +182,29 @@ class Space:
 
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
-          label: Callable[[str], str] = str) -> Space:
+          label: Callable[[str], str] = str, gpus: int | None = None) -> Space:
     """Every combination that agrees with the keys that the user gave and that a workload may have.
 
     Args:
         given: keys of a workload.
+        gpus: all that there are; None: as many as the keys say.
         vary, keep: names of axes: those to vary though they usually stay, those to leave alone.
         label: what a key is called in messages.
 
     Raises:
-        InputError: an axis that there is not, or keys that no workload may have.
+        InputError: an axis that there is not, keys that no workload may have, or degrees that are not of so many GPUs.
     """
     names = [axis.name for axis in AXES]
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: there are {', '.join(names)}")
     fixed = _fixed(given)
-    table = () if is_named(given.get("model")) else AXES  # a recorded job stays as it was but for its shape
-    varied = [_agreeing(axis, fixed) for axis in table
+    degrees = {} if gpus is None else _degrees(gpus, fixed, label)
+    given, fixed = degrees | given, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
+    gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
+    # a recorded job stays as it was but for its shape
+    table = () if is_named(given.get("model")) else (engines(gpus, _degree(fixed, TENSOR)), *AXES[1:])
+    varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
     found: list[Setting] = []
     problem: InputError | None = None
@@ -177,15 +221,31 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     if not found:
         raise problem or InputError("the keys that are given leave no engine, or nothing that makes sense: leave out "
                                     "engine, offload, optim, dtype or mixed_precision")
-    return Space(tuple(found), fixed)
+    return Space(tuple(found), fixed, given)
 
 
-def _agreeing(axis: Axis, fixed: Mapping[str, Any]) -> list[Choice]:
+def _degrees(gpus: int, fixed: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, int]:
+    """The degree that follows from all GPUs and what is fixed; replicas where nothing is."""
+    said, other = (DATA, TENSOR) if DATA in fixed else (TENSOR, DATA)
+    rest, remainder = divmod(gpus, _degree(fixed, said))
+    if remainder or fixed.get(other, rest) != rest:
+        raise InputError(f"{gpus} GPUs: not {label(said)} {fixed[said]}" + (
+            f" x {label(other)} {fixed[other]}" if other in fixed else "") + ": leave one of them out")
+    return {other: rest}
+
+
+def _degree(fixed: Mapping[str, Any], key: str) -> int:
+    """As fixed; 1 where it is not, or where a workload will refuse it."""
+    value = fixed.get(key)
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _agreeing(axis: Axis, fixed: Mapping[str, Any], gpus: int) -> list[Choice]:
     """What is left of an axis; one that the user fixed changes nothing."""
-    left = [choice for choice in axis.choices if choice.agrees(fixed, fixed.get("data_parallel_size", 1))]
+    left = [choice for choice in axis.choices if choice.agrees(fixed, gpus)]
     known = {key for choice in axis.choices for key in choice.keys}
     if not left and known & fixed.keys():
-        return [Choice(axis.name if axis is AXES[0] else "", {})]
+        return [Choice(axis.name if axis.name == AXES[0].name else "", {})]
     return [replace(choice, differs="") for choice in left] if len(left) == 1 else left
 
 

@@ -23,6 +23,7 @@ def report(console: Console, plan: Plan) -> None:
     if plan.found.fitting:
         console.print(_ranking(plan))
         console.print()
+    _methods(console, plan)
     _rest(console, plan)
     _knobs(console, plan)
     _files(console, plan)
@@ -82,10 +83,37 @@ def _cost(plan: Plan, one: Configuration) -> tuple[float, float, float]:
     return cost.seconds * share, cost.recomputation * share, (cost.communication + cost.host) * share
 
 
+def _methods(console: Console, plan: Plan) -> None:
+    """The cheapest of each kind of sharing the work, or why none fits."""
+    if not plan.methods:
+        return
+    rows = table("method", "cheapest that fits", "micro\nbatch", "reserved\n(GiB)", "cost")
+    for column in rows.columns[2:]:
+        column.justify = "right"
+    rows.columns[1].no_wrap = False
+    unit = plan.proposed and _cost(plan, plan.proposed)[0] or 1
+    for one in plan.methods:
+        best = one.cheapest
+        rows.add_row(one.kind, *((best.setting.name, f"{best.candidate.batch:,}",
+                                  gib(best.prediction.peak_reserved.bytes), f"{_cost(plan, best)[0] / unit:.3f}")
+                                 if best else ("none",)))
+    console.print(rows)
+    reasons: dict[str, list[str]] = {}
+    for one in plan.methods:
+        if one.closest:
+            asks = f"asks for {size_text(one.least_bytes)} at least" if one.least_bytes else "does not fit"
+            reasons[f"{one.closest.name} {asks}"] = [one.kind]
+        elif one.why_none:
+            reasons.setdefault(one.why_none, []).append(one.kind)
+    for why, kinds in reasons.items():
+        _print(console, f"None of {', '.join(kinds)}: {why}.")
+    console.print()
+
+
 def _rest(console: Console, plan: Plan) -> None:
     """What became of the ways to share the work that are not in the ranking, and what could not be looked at."""
     found = plan.found
-    said = {one.setting.method for one in found.fitting}
+    said = {one.setting.method for one in (*found.fitting, *found.cheapest.values())}
     for head, settings in (("Not looked at (costs more, or learns something else)", found.unseen),
                            ("Does not fit", found.failed)):
         methods = dict.fromkeys(one.method for one in settings if one.method not in said)
@@ -130,7 +158,9 @@ def _files(console: Console, plan: Plan) -> None:
         return
     why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)
     _print(console, f"Files: {launch.WORKLOAD} alone, {why}." if why else f"Arguments: {launch.command_line(workload)}")
-    steps = ["add peft's adapters (lora in workload.json), which freeze the rest"] if workload.lora else []
+    steps = ["load the model with from_pretrained(…, distributed_config=DistributedConfig(tp_size="
+             f"{workload.tensor_parallel_size}))"] if not why and workload.tensor_parallel_size > 1 else []
+    steps += ["add peft's adapters (lora in workload.json), which freeze the rest"] if workload.lora else []
     steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
     if steps:

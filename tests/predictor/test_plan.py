@@ -88,8 +88,8 @@ def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_n
 
 
 @pytest.mark.parametrize("keys, searched, said", [
-    ({}, {"global_batch_size": 7}, "no multiple of 8 GPUs"), ({}, {"maximize": "sequence"}, "sequence_length is given, too"),
-    ({"per_device_train_batch_size": 3}, {"global_batch_size": 32}, "no multiple of 8 GPUs x 3"),
+    ({}, {"global_batch_size": 7}, "no multiple of data_parallel_size 8"), ({}, {"maximize": "sequence"}, "sequence_length is given, too"),
+    ({"per_device_train_batch_size": 3}, {"global_batch_size": 32}, "no multiple of data_parallel_size 8 x 3"),
     ({}, {"maximize": "speed"}, "one of cost, batch, sequence"), ({"sequence_length": 10}, {}, "no room"),
     ({"model": "llava-1.5-8b"}, {}, "not a known name"),
 ], ids=["global batch", "sequence given", "batch given", "goal", "room", "model"])

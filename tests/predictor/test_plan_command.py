@@ -91,6 +91,16 @@ def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path
     assert any("needs torch: pip install" in row["reason"] for row in document["left_out"])
 
 
+def test_without_torch_tensor_parallelism_is_left_out_and_the_answer_says_what_to_install(tmp_path):
+    words = [*ASKED, "--gpu", "h100-80gb", "--engine", "ddp", "--dtype", "bf16", "--optim", "adamw_torch_fused", "--json"]
+    found = subprocess.run([sys.executable, "-c", NO_TORCH, *words], capture_output=True, text=True,
+                           env=os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(tmp_path)})
+    document = json.loads(found.stdout)
+    data, _, _, combined = document["methods"]
+    assert data["cheapest"] == document["proposed"] and combined["cheapest"] is None
+    assert "tracing it needs torch: pip install" in combined["why_none"]
+
+
 def test_nothing_fits_is_exit_code_1_and_says_what_would_help(capsys):
     assert main([*ASKED, "--gpu", "l4", "--zero-stage", "2", "--offload", "none"]) == 1
     text = capsys.readouterr().out
@@ -137,7 +147,9 @@ def test_under_fsdp2_no_arguments_are_written_and_the_answer_says_why_and_what_t
 
 @pytest.mark.parametrize("words, said", [
     (["--mode", "inference", "--gpu", "h200"], "--mode is inference, but a plan is for training"),
-    (["--data-parallel-size", "4"], "--gpus and --data-parallel-size"),
+    (["--gpu", "h100", "--data-parallel-size", "3"], "8 GPUs: not --data-parallel-size 3: leave one of them out"),
+    (["--gpu", "h100", "--data-parallel-size", "4", "--tensor-parallel-size", "4"],
+     "8 GPUs: not --data-parallel-size 4 x --tensor-parallel-size 4: leave one of them out"),
     (["--gpu", "h100", "--maximize", "sequence"], "--sequence-length is given, too"),
     (["--global-batch-size", "0"], "must be a whole number from 1 on"), (["--gpu", "h100", "--vary", "zero"], "no axis 'zero'"),
     (["--gpu", "h101"], "--gpu names an unknown GPU"), ([], "--gpu is not given"),

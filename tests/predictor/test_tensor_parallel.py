@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from predictor import parser, pipeline, tensor_parallel
@@ -97,6 +99,15 @@ def test_transformers_stops_where_it_is_refused(monkeypatch, document, size, mes
         model(torch.zeros(BATCH, SEQUENCE, dtype=torch.int64, device="meta"))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_ddp_leaves_a_shared_weight_sharded_in_its_second_module(tied):
+    model = built(small_llama(tie_word_embeddings=tied))
+    with tensor_parallel.on_meta(model, 2):
+        _pre_dp_module_transform(model)
+        assert isinstance(model.lm_head.weight, DTensor) is tied
+        assert not isinstance(model.model.embed_tokens.weight, DTensor)
+
+
 @pytest.mark.parametrize(("document", "changes", "message"), [
     (None, {"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide the 4 attention heads of "
      "LlavaForConditionalGeneration, and transformers splits none: give a divisor of 4"),
@@ -112,6 +123,9 @@ def test_transformers_stops_where_it_is_refused(monkeypatch, document, size, mes
     (None, {"engine": "ddp", "data_parallel_size": 2, "recipe": "pretrain"}, "engine ddp with tensor_parallel_size: "
      "PyTorch trains every sharded weight, model.language_model.layers.0.self_attn.q_proj.weight too, which is frozen: "
      "use recipe finetune or full, or engine torch"),
+    (small_llama(tie_word_embeddings=True), {"engine": "ddp", "data_parallel_size": 2}, "engine ddp with "
+     "tensor_parallel_size: model.embed_tokens.weight is tied to the head, and PyTorch stops at sharded weights that two "
+     "modules share: use engine torch"),
     (None, {"engine": "ddp", "data_parallel_size": 2, "ddp": {"gradient_as_bucket_view": True}},
      "ddp gradient_as_bucket_view: not predicted with tensor_parallel_size yet: leave one of them out"),
     *((None, changes, f"{said}: not predicted with tensor_parallel_size yet: leave one of them out, or use peakcast "
