@@ -1,4 +1,4 @@
-"""A shell's ``$((…))`` of plain integers."""
+"""A shell's ``$((…))`` and ``$(expr …)`` of plain integers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import re
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)}
 LONGEST = 200
+EXPR = re.compile(r"\$\(\s*expr((?:\s+(?:\\\*|'\*'|[-+/]|\d+|\$\w+|\$\{\w+\}))+)\s*\)")
+"""The command ``expr`` of numbers and variables, whose ``*`` is quoted."""
+
+
+def inside(expansion: str) -> str | None:
+    """What it computes; None for another expansion."""
+    if expansion.startswith("$(("):
+        return expansion[3:-2]
+    found = EXPR.fullmatch(expansion)
+    return re.sub(r"[\\']", "", found[1]) if found else None
 
 
 def computed(text: str) -> int | None:

@@ -85,6 +85,7 @@ class _Shell:
         self.line = 1
         self.sourced = ""  # why a variable is not known since a file was sourced
         self.lines: dict[str, int] = {}
+        self.unread: dict[str, dict[int, None]] = {}  # where an expansion stands that is not understood
 
     def run(self, text: str, line: int | None = None) -> None:
         statements = list(Lexer(text, self.name, line).statements())
@@ -181,7 +182,10 @@ class _Shell:
     def _unread(self, text: str, line: int) -> str:
         """What stays of an expansion that is not understood, in one word."""
         left = re.sub(r"\s+", "…", text)
-        self.unknown[left] = f"{show(text, 60)} in line {line} is not understood: write its value"
+        lines = self.unread.setdefault(left, {})
+        lines[line] = None
+        where = " and ".join(map(str, lines))
+        self.unknown[left] = f"{show(text, 60)} in line {where} is not understood: write its value"
         return left
 
     def _command(self, words: list[Word], certain: bool) -> None:
@@ -265,8 +269,8 @@ class _Shell:
     def _value(self, part: Part) -> str | list[str]:
         """What an expansion stands for; itself if that is not known."""
         text = part.text
-        if text.startswith("$(("):
-            return self._arithmetic(part)
+        if (computed := arithmetic.inside(text)) is not None:
+            return self._arithmetic(part, computed)
         inner = text[2:-1] if text.startswith("${") else text[1:]
         if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
             return self._unread(text, part.line) if text.startswith("$(") else "$@"
@@ -296,8 +300,8 @@ class _Shell:
         return "".join(self.expanded(Word([part for part in Lexer(word, self.name, self.line).double("")
                                            if part.text not in ('"', "'")]), False))
 
-    def _arithmetic(self, part: Part) -> str:
+    def _arithmetic(self, part: Part, text: str) -> str:
         """Plain integers, with ``+ - * /``."""
         found = arithmetic.computed(re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), part.text[3:-2]))
+            r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._text(self.variables.get(name[1], "?")), text))
         return self._unread(part.text, part.line) if found is None else str(found)
