@@ -37,6 +37,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "costs_more": [_setting(one) for one in found.unseen],
         "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
         "kept": list(plan.kept), "standing": plan.standing,
+        **{f"standing_{name}": size for name, size in asdict(plan.before).items()},
         "knobs": [asdict(knob) for knob in plan.knobs],
         "files": files(plan), "frozen": list(frozen(plan)), "unfrozen": list(unfrozen(plan)),
         "no_arguments": _no_arguments(plan),

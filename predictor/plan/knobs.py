@@ -40,6 +40,14 @@ class Knob:
     why_not: str = ""
 
 
+@dataclass(frozen=True)
+class Peaks:
+    """Of the worst rank, with as much memory as it likes."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 Changes = Iterator[tuple[str, Mapping[str, Any], str]]
 
 
@@ -124,20 +132,20 @@ KNOBS: tuple[Callable[[Workload], Changes], ...] = (_precision, _batch, _optimiz
 """Each says what it would change of a workload, if anything, and at what price."""
 
 
-def turned(workload: Workload) -> tuple[Knob, ...]:
-    """Every knob that this workload has, those that give most first; those nothing is known of last.
+def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
+    """From where, and every knob that this workload has: those that give most first, those nothing is known of last.
 
     Raises:
         InputError: the workload itself cannot be predicted.
     """
-    if learned.is_named(workload.model):
-        return ()
     before = _peaks(pipeline.prepare(workload))
+    if learned.is_named(workload.model):
+        return before, ()
     found = [_turned(workload, before, *change) for knob in KNOBS for change in knob(workload)]
-    return tuple(sorted(found, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
+    return before, tuple(sorted(found, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
 
 
-def _turned(workload: Workload, before: tuple[int, int], change: str, keys: Mapping[str, Any], costs: str) -> Knob:
+def _turned(workload: Workload, before: Peaks, change: str, keys: Mapping[str, Any], costs: str) -> Knob:
     try:
         other = workload.replace(**keys)
         if pipeline.needs_trace(pipeline.settled(other)):
@@ -145,10 +153,10 @@ def _turned(workload: Workload, before: tuple[int, int], change: str, keys: Mapp
         after = _peaks(pipeline.prepare(other))
     except InputError as error:
         return Knob(change, keys, costs, why_not=str(error))
-    return Knob(change, keys, costs, before[0] - after[0], before[1] - after[1])
+    return Knob(change, keys, costs, before.allocated_bytes - after.allocated_bytes,
+                before.reserved_bytes - after.reserved_bytes)
 
 
-def _peaks(job: Job) -> tuple[int, int]:
-    """Allocated and reserved bytes of the worst rank, with as much memory as it likes."""
+def _peaks(job: Job) -> Peaks:
     simulation = survival.play(job.run(None), job.setup.allocator)
-    return simulation.peak_allocated_bytes, simulation.peak_reserved_bytes
+    return Peaks(simulation.peak_allocated_bytes, simulation.peak_reserved_bytes)

@@ -41,7 +41,7 @@ class Plan:
         methods: the cheapest of each kind of sharing the work, or why none fits; none of one GPU.
         kept: keys that the user fixed and that would vary otherwise.
         largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
-        knobs: what each would give, from the configuration that ``standing`` names.
+        knobs: what each would give, from the configuration that ``standing`` names, whose peaks are ``before``.
         source: where the values came from, if a framework's configuration was read.
         seconds: how long it took.
     """
@@ -60,6 +60,7 @@ class Plan:
     closest: Configuration | None
     kept: tuple[str, ...]
     standing: str
+    before: knobs.Peaks
     knobs: tuple[knobs.Knob, ...]
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
@@ -125,18 +126,18 @@ def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size
     closest = None if best else _closest(queues, memory)
     try:
         standing, workload = _standing(whole, made, best or closest)
-        turned = knobs.turned(workload)
+        before, turned = knobs.turned(workload)
     except InputError as error:  # what the user has now
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing, workload = _found(best or closest)
-        turned = knobs.turned(workload)
+        before, turned = knobs.turned(workload)
     return Plan(
         goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
         methods=methods(found, queues, memory) if workload.world_size > 1 else (),
         settings=len(made.settings), configurations=configurations, counts=memory.counts,
         largest=largest(best, maximize, memory) if best else None, closest=closest,
-        kept=made.kept, standing=standing,
+        kept=made.kept, standing=standing, before=before,
         knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=(best or closest).prediction.not_modelled + (source.not_modelled if source else ()), source=source,
         seconds=time.perf_counter() - started)

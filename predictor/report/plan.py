@@ -106,7 +106,7 @@ def _methods(console: Console, plan: Plan) -> None:
         elif one.why_none:
             reasons.setdefault(one.why_none, []).append(one.kind)
     for why, kinds in reasons.items():
-        _print(console, f"None of {', '.join(kinds)}: {why}.")
+        _print(console, f"None of {'; '.join(kinds)}: {why}.")
     console.print()
 
 
@@ -118,7 +118,7 @@ def _rest(console: Console, plan: Plan) -> None:
                            ("Does not fit", found.failed)):
         methods = dict.fromkeys(one.method for one in settings if one.method not in said)
         if methods:
-            _print(console, f"{head}: {', '.join(methods)}.")
+            _print(console, f"{head}: {'; '.join(methods)}.")
         said |= methods.keys()
     reasons: dict[str, list[str]] = {}
     for one, why in found.left_out:
@@ -132,6 +132,9 @@ def _rest(console: Console, plan: Plan) -> None:
 def _knobs(console: Console, plan: Plan) -> None:
     giving = [knob for knob in plan.knobs
               if max(knob.gives_allocated_bytes or 0, knob.gives_reserved_bytes or 0) > 0]
+    if plan.standing == "given":
+        _print(console, f"Your configuration takes {size_text(plan.before.allocated_bytes)} allocated, "
+               f"{size_text(plan.before.reserved_bytes)} reserved where memory is not short.")
     if giving:
         rows = table(f"from {STANDING[plan.standing]}", "allocated\n(GiB less)", "reserved\n(GiB less)", "costs")
         rows.columns[1].justify = rows.columns[2].justify = "right"
@@ -164,7 +167,7 @@ def _files(console: Console, plan: Plan) -> None:
     steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
     if steps:
-        _print(console, f"Before training, as no argument says it: {'; '.join(steps)}.")
+        _print(console, f"Before training, as no argument says it, only {launch.WORKLOAD}: {'; '.join(steps)}.")
     console.print()
 
 

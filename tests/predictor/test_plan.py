@@ -105,7 +105,7 @@ def test_a_smaller_bucket_gives_what_two_predictions_differ_by():
     standing = Workload(**GIVEN | {"deepspeed": OVERLAP, "per_device_train_batch_size": 16, "data_parallel_size": 4, "gpu": None})
     smaller = OVERLAP | {"zero_optimization": OVERLAP["zero_optimization"] | {"reduce_bucket_size": 50_000_000}}
     before, after = predict(standing), predict(standing.replace(deepspeed=smaller))
-    knob = next(knob for knob in turned(standing) if knob.change == "reduce_bucket_size 5e+08 → 5e+07")
+    knob = next(knob for knob in turned(standing)[1] if knob.change == "reduce_bucket_size 5e+08 → 5e+07")
     assert knob.gives_allocated_bytes == before.peak_allocated.bytes - after.peak_allocated.bytes > 0
 
 
