@@ -17,14 +17,14 @@ ALWAYS, IN_FP32, UNLESS_TILED = 4, 7, 7
 """Rows: whatever the layer; of fp32, which has no tensor cores; where tensor cores lose."""
 
 
-def is_fused(gpu: Gpu, rows, outputs: int, inputs: int, itemsize: int):
-    """Whether the kernel runs; of numbers of ``itemsize`` bytes, ``rows`` one number or many."""
+def is_fused(gpu: Gpu, rows: int, outputs: int, inputs: int, itemsize: int) -> bool:
+    """Whether the kernel runs, of rows of numbers of ``itemsize`` bytes."""
     if inputs % BLOCK:
-        return rows < 0
+        return False
     if itemsize == 4:
         return rows <= IN_FP32
     most, wanting = most_rows(gpu, outputs, inputs)
-    return (rows <= most) & ~(wanting & (rows >= 6) & (rows <= 7))
+    return rows <= most and not (wanting and 6 <= rows <= 7)
 
 
 def most_rows(gpu: Gpu, outputs: int, inputs: int) -> tuple[int, bool]:

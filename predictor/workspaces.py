@@ -270,7 +270,8 @@ def liger_logits(gpu, tokens, width, vocabulary, itemsize):
 def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
     """What a product of 4-bit weights unpacks; nothing in a kernel that needs no whole ones (bitsandbytes 0.50,
     backends/cuda/ops.py, gemm_4bit)."""
-    return np.where(gemm_4bit.is_fused(gpu, rows, outputs, inputs, itemsize), 0, size)
+    fused = np.vectorize(gemm_4bit.is_fused, otypes=[bool])(gpu, rows, outputs, inputs, itemsize)
+    return np.where(fused, 0, size)
 
 
 # Masks and indices ------------------------------------------------------------------------------------
