@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor import gemm_4bit, gpus, parser, pipeline, quantization, workspaces
@@ -104,6 +104,7 @@ def test_fewer_than_8_rows_of_fp32_unpack_no_weight(rows, unpacked):
     assert workspaces.unpacked_4bit(H100, rows, HIDDEN, HIDDEN, 4, 4 * HIDDEN * HIDDEN) == unpacked
 
 
+@settings(deadline=None)  # the first imports bitsandbytes
 @given(st.sampled_from([gpu for gpu in gpus.TABLE if gpu.compute_capability >= (8, 0)]), st.integers(1, 1600),
        *[st.one_of(st.integers(1, 512).map(lambda blocks: 64 * blocks), st.integers(1, 1 << 15))] * 2, st.booleans(),
        st.sampled_from([2, 4]))
