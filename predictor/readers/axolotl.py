@@ -12,6 +12,7 @@ from predictor.values import Number, Whole
 
 _LATER = "it is not predicted: leave it out"
 _OWN = "its own kernels"
+KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
 LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 ARGUMENTS = {
@@ -64,8 +65,8 @@ ARGUMENTS = {
     "val_set_size": part(Number(), 0.0),
     "test_datasets": part(Any_()),
     **dict.fromkeys(LIGER, part(FLAG, False)),
-    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
-                     "lora_embedding_kernel", "flash_attn_fuse_mlp", "use_kernels"), noted(_OWN, FLAG)),
+    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", *KERNELS, "flash_attn_fuse_mlp", "use_kernels"),
+                    noted(_OWN, FLAG)),
     **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy"),
                     refused("its loss keeps other logits than those that are predicted: leave it out", kind=FLAG)),
     "tiled_mlp": refused(_LATER, kind=FLAG),
@@ -172,6 +173,9 @@ def _trained(reading: Reading, name: str) -> None:
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}
     if chosen:
         reading.put("lora", reading.workload["lora"] | chosen, "lora_r", *(flags[key] for key in chosen))
+    if not any(key in reading for key in (*KERNELS, "trust_remote_code")):  # check_auto_enable_lora_kernels
+        reading.note(f"{', '.join(KERNELS)}: axolotl's own kernels of adapters, which it turns on where none is named "
+                     "and the model has them")
     if found:
         trainer.freeze_projector(reading, name, "adapter")
     if reading["load_in_4bit"]:

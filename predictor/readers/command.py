@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
+from predictor.files import read_text
 from predictor.readers import accelerate, shell
-from predictor.readers.fields import Given
-from predictor.suggest import show
+from predictor.readers.fields import Given, beside
+from predictor.suggest import named, show
 
 LAUNCHERS = {
     "deepspeed": ("no_local_rank", "no_python", "save_pid", "enable_each_rank_log", "force_multi", "no_ssh", "module",
@@ -68,7 +69,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
     world_size, launched_by, problem = None, "", ""
     try:
-        world_size, launched_by = _world_size(command, name, unknown)
+        world_size, launched_by = _world_size(command, name, path, unknown)
     except InputError as error:
         problem = f"{error}, or give --data-parallel-size"
     return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
@@ -190,7 +191,8 @@ def _trains(command: Command) -> bool:
                 any(word.partition("=")[0] in trains for word in command.words))
 
 
-def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tuple[int | None, str]:
+def _world_size(command: Command, name: str, path: str | None,
+                unknown: Mapping[str, str]) -> tuple[int | None, str]:
     """GPUs that the launcher starts, and what says so; None where it takes as many as there are."""
     options, environment = command.options, command.environment
     if command.launcher == "torchrun":
@@ -199,6 +201,9 @@ def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tupl
     if command.launcher == "accelerate" and "num_processes" in options:
         return _product(name, unknown, ("--num_processes", options["num_processes"]))
     if command.launcher == "deepspeed":
+        hostfile = options.get("hostfile", options.get("H"))
+        if hostfile is not None:
+            return _of_hosts(name, path, hostfile, options, unknown)
         if "num_gpus" in options:
             return _product(name, unknown, ("--num_gpus", options["num_gpus"]),
                             ("--num_nodes", options.get("num_nodes", "1")))
@@ -216,6 +221,30 @@ def _world_size(command: Command, name: str, unknown: Mapping[str, str]) -> tupl
     if command.program.startswith("swift "):
         return 1, "no NPROC_PER_NODE"
     return None, command.launcher or (command.program if command.program.split()[0] in TOOLS else "")
+
+
+def _of_hosts(name: str, path: str | None, hostfile: str, options: Mapping[str, str],
+              unknown: Mapping[str, str]) -> tuple[int, str]:
+    """GPUs of the hosts in a file of lines ``worker-1 slots=8`` (DeepSpeed 0.19.8, launcher/runner.py,
+    ``_parse_hostfile`` and ``main``), or of the first of them, or some of each."""
+    _known(name, "--hostfile", hostfile, unknown)
+    chosen = next((option for option in ("include", "i", "exclude", "e") if option in options), None)
+    found = beside(hostfile, path)
+    if found is None or chosen:
+        why = f"is given, and so is --{chosen}" if chosen else f"names {show(hostfile, 200)}, and there is no such file"
+        raise InputError(f"{name}: --hostfile {why}: give --data-parallel-size")
+    lines = [line.strip() for line in read_text(found, "a hostfile").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    slots = [re.match(r"\S+\s+slots=(\d{1,5})", line) for line in lines]
+    if not lines or None in slots:
+        raise InputError(f"{named(found)}: a hostfile has lines such as worker-1 slots=8" + (
+            f", not {show(lines[slots.index(None)], 80)}" if lines else ""))
+    each = [int(match[1]) for match in slots]
+    each = each[:_product(name, unknown, ("--num_nodes", options["num_nodes"]))[0]] if "num_nodes" in options else each
+    if "num_gpus" in options:
+        each = [_product(name, unknown, ("--num_gpus", options["num_gpus"]))[0]] * len(each)
+    return sum(each), ", ".join(f"--{option} {options[option]}" for option in ("hostfile", "H", "num_nodes", "num_gpus")
+                                if option in options)
 
 
 def _known(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:

@@ -194,13 +194,16 @@ class _Shell:
             for word in words[first in DECLARING:]:
                 if word.assigned:
                     self._assign(word, certain)
+                elif any(part.expands for part in word.parts):  # export $(cat .env)
+                    self._source("a command's output")
                 name = word.assigned[1] if word.assigned else word.keyword
                 if first == "export" or (first == "declare" and any(other.keyword == "-x" for other in words)):
                     self.exported.add(name)
-            return
-        for name in set_otherwise(first, words) & self.variables.keys():
+        for name in set_otherwise(words):
             self.lines[name] = self.line
-            self._forget(name)
+            self._forget(name, "is set by a command")
+        if first in DECLARING or all(word.assigned for word in words):
+            return
         if first == "unset":
             for word in words[1:]:
                 self.variables.pop(word.keyword, None)
@@ -210,6 +213,8 @@ class _Shell:
         found += [text for word in words[leading:] for text in self.expanded(word)]
         if found[leading:leading + 1] in (["source"], ["."]):
             self._source("".join(found[leading + 1:leading + 2]) or "a command's output")
+        elif found[:1] == ["eval"] and LEFT.match(found[1] if found[1:] else ""):
+            self._source("a command's output")
         elif found[:1] == ["eval"]:
             self.run(" ".join(found[1:]), self.line)
         elif found:

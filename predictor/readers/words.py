@@ -266,10 +266,16 @@ def assigned_within(statements: list[Statement], start: int) -> set[str]:
     return names
 
 
-def set_otherwise(first: str, words: list[Word]) -> set[str]:
-    """Variables that a command sets which is no assignment."""
+def set_otherwise(words: list[Word]) -> set[str]:
+    """Variables that a command sets which is no assignment, and all that could be such."""
+    words = words[next((at for at, word in enumerate(words) if not word.assigned), 0):]
+    first, options = words[0].keyword, [word.keyword for word in words[1:]]
     text = " ".join(part.text for word in words for part in word.parts)
     if first == "let" or text.startswith("(("):
         return {name for found in COMPUTED.findall(text) for name in found if name}
-    return set().union(*(word.names for word in words[1:])) if first in SETTING else \
-        words[2].names if first == "printf" and len(words) > 2 and words[1].keyword == "-v" else set()
+    if first in ("declare", "typeset", "local") and any(re.match(r"-\w*n", option) for option in options):
+        # one name refers to another
+        return set().union(*(word.names for word in words if word.assigned))
+    if first == "printf" and options[:1] == ["-v"]:
+        return words[2].names if len(words) > 2 else set()
+    return set().union(*(word.names for word in words[1:])) if first in SETTING else set()

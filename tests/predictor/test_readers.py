@@ -106,6 +106,31 @@ def test_the_launcher_says_how_many_gpus(words, size):
     assert values["engine"] == "ddp"
 
 
+@pytest.mark.parametrize("options, size", [
+    ([], 8 + 4 + 2), (["--num_nodes", "2"], 8 + 4), (["--num_gpus", "2"], 2 * 3), (["--num_gpus", "2", "--num_nodes", "1"], 2)])
+def test_a_hostfile_says_how_many_gpus(tmp_path, options, size):
+    hosts = str(written(tmp_path, "# mine\nworker-0 slots=8\n\nworker-1 slots=4\nworker-2 slots=2\n", "hosts"))
+    values, _ = read(words=["deepspeed", "--hostfile", hosts, *options, *TRAIN])
+    assert values["data_parallel_size"] == size
+
+
+@pytest.mark.parametrize("text, options, said", [
+    (None, [], 'names "HOSTS", and there is no such file: give --data-parallel-size'),
+    ("worker-0 slots=8", ["--include", "worker-0"], "is given, and so is --include: give --data-parallel-size"),
+    ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8"')])
+def test_a_hostfile_that_does_not_say_it_asks_for_the_number(tmp_path, text, options, said):
+    hosts = str(written(tmp_path, text, "hosts")) if text else str(tmp_path / "hosts")
+    assert error_of(words=["deepspeed", "--hostfile", hosts, *options, *TRAIN]).endswith(said.replace("HOSTS", hosts))
+
+
+def test_axolotls_own_kernels_of_adapters_are_a_note(tmp_path):
+    def notes(**keys):
+        return read(path=written(tmp_path, {"base_model": "gpt2", "sequence_len": 9, "adapter": "lora", "lora_r": 8,
+                                            "lora_target_linear": True} | keys))[1].not_modelled
+    assert any("lora_mlp_kernel" in line and "turns on" in line for line in notes())
+    assert not any("lora_mlp_kernel" in line for line in notes(lora_mlp_kernel=False))
+
+
 def test_accelerates_configuration_file_is_read(tmp_path):
     path = written(tmp_path, {"distributed_type": "DEEPSPEED", "num_processes": 8, "mixed_precision": "bf16", "deepspeed_config": {
         "zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none", "zero3_init_flag": False}})

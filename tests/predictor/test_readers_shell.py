@@ -44,11 +44,21 @@ def error_of(read, *lines: str) -> str:
     (["BS=8", '[ "$1" = small ] &&', "BS=4"], 3),
     (["BS=8", "test -n x || { BS=4; }"], 2),
     (["BS=8", "small() {", "  BS=4", "}", "small"], 3),
-    (["BS=8", "((BS/=2))"], 2),
-    (["BS=8", "read BS"], 2),
 ])
 def test_a_variable_that_is_set_under_a_condition_is_unknown(read, tmp_path, lines, at):
     assert error_of(read, *lines, f"python {TRAIN}") == CONDITION.format(tmp_path / "job.sh", at)
+
+
+@pytest.mark.parametrize("lines", [
+    ["BS=8", "((BS/=2))"], ["BS=8", "read BS"], ["N=8", "((BS=N*2))"], ["let BS=16"], ["printf -v BS %d 16"],
+    ["read -r BS <<< 16"], ["IFS=, read -r BS ACC <<< 16,2"], ["mapfile -t BS < <(echo 16)"], ["readarray -t BS <<< 16"],
+    ["declare -n R=BS", "R=16"], ["BS=4", "export $(cat .env | xargs)"], ["export $(grep -v '^#' .env)"],
+    ["BS=4", 'eval "$(cat .env)"'], ["eval $(cat .env)"],
+])
+def test_a_variable_that_a_command_may_set_is_unknown_whatever_its_default_is(read, lines):
+    said = error_of(read, *lines, f"python {TRAIN.replace('$BS', '${BS:-2}')}")
+    assert '--per_device_train_batch_size is "$BS": BS is set by a command in line' in said or \
+        "BS may be set by a command's output, which is not read (line" in said
 
 
 def test_a_loop_that_changes_a_variable_makes_it_unknown_inside(read, tmp_path):
