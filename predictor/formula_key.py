@@ -20,7 +20,8 @@ MASKED_ON_DEMAND = ("llava",)
 traced apart where a mask would be padded."""
 
 COMPARED_WITH = {
-    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, ("llava",)),
+    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, (
+        "llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")),
     "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
                                                                          "qwen2_audio")),
 }

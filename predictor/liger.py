@@ -45,7 +45,7 @@ def on_meta(model) -> Iterator[None]:
     from liger_kernel.ops import fused_linear_cross_entropy, rms_norm
     from triton.runtime.jit import JITFunction
 
-    library = vars(sys.modules[type(model.model.language_model).__module__])
+    library = vars(sys.modules[type(getattr(model.model, "language_model", model.model)).__module__])
     with (patch.dict(library), patch.object(JITFunction, "run", lambda *args, **kwargs: None),
           patch.object(rms_norm, "rms_norm_backward", _norm_backward),
           patch.object(fused_linear_cross_entropy, "fused_linear_cross_entropy_forward", _loss_and_gradients)):

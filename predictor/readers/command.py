@@ -232,7 +232,7 @@ def _of_hosts(name: str, path: str | None, hostfile: str, options: Mapping[str, 
     found = beside(hostfile, path)
     if found is None or chosen:
         why = f"is given, and so is --{chosen}" if chosen else f"names {show(hostfile, 200)}, and there is no such file"
-        raise InputError(f"{name}: --hostfile {why}: give --data-parallel-size")
+        raise InputError(f"{name}: --hostfile {why}")
     lines = [line.strip() for line in read_text(found, "a hostfile").splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     slots = [re.match(r"\S+\s+slots=(\d{1,5})", line) for line in lines]

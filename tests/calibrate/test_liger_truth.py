@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from calibrate.measure import measure
 from predictor import pipeline
+from predictor.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator, workload
 from tests.calibrate.trainer import SCALARS_BYTES, train
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 pytest.importorskip("liger_kernel")
-
+TEXT_MODEL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 3, "num_attention_heads": 8,
+              "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 32_000, "max_position_embeddings": 512,
+              "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("changes", [
@@ -21,6 +26,17 @@ pytest.importorskip("liger_kernel")
 ], ids=["full", "packed-zero2", "lora-zero3"])
 def test_a_measured_job_is_predicted(tmp_path, changes):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", use_liger_kernel=True, **changes)
+    record, prediction = measure(asked), pipeline.predict(asked)
+    assert 0 <= record.peak("requested_bytes").bytes - prediction.peak_requested.bytes < SCALARS_BYTES
+    assert record.peak("reserved_bytes").bytes == prediction.peak_reserved.bytes
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma2"])
+def test_a_measured_language_model_is_predicted(tmp_path, model_type):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TEXT_MODEL | {"model_type": model_type}))
+    asked = Workload(model=str(path), recipe="full", gpu="h100-80gb", profile="none", use_liger_kernel=True, engine="torch",
+                     per_device_train_batch_size=3, sequence_length=96, padding="right", gradient_checkpointing=False)
     record, prediction = measure(asked), pipeline.predict(asked)
     assert 0 <= record.peak("requested_bytes").bytes - prediction.peak_requested.bytes < SCALARS_BYTES
     assert record.peak("reserved_bytes").bytes == prediction.peak_reserved.bytes

@@ -104,7 +104,7 @@ def test_train_batch_size_is_of_all_gpus(tmp_path):
 
 @pytest.mark.parametrize(("started", "gpus", "degree"), [(8, None, 4), (2, None, 1), (7, 3, 7)])
 def test_some_of_the_gpus_that_a_launcher_starts_share_layers(tmp_path, started, gpus, degree):
-    keys, _ = readers.read(words=command(tmp_path, started), gpus=gpus)
+    keys, _ = readers.read(words=command(tmp_path, started), options={"data_parallel_size": gpus} if gpus else {})
     assert keys["data_parallel_size"] == degree
 
 

@@ -115,9 +115,9 @@ def test_a_hostfile_says_how_many_gpus(tmp_path, options, size):
 
 
 @pytest.mark.parametrize("text, options, said", [
-    (None, [], 'names "HOSTS", and there is no such file: give --data-parallel-size'),
-    ("worker-0 slots=8", ["--include", "worker-0"], "is given, and so is --include: give --data-parallel-size"),
-    ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8"')])
+    (None, [], 'names "HOSTS", and there is no such file, or give --data-parallel-size'),
+    ("worker-0 slots=8", ["--include", "worker-0"], "is given, and so is --include, or give --data-parallel-size"),
+    ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8", or give --data-parallel-size')])
 def test_a_hostfile_that_does_not_say_it_asks_for_the_number(tmp_path, text, options, said):
     hosts = str(written(tmp_path, text, "hosts")) if text else str(tmp_path / "hosts")
     assert error_of(words=["deepspeed", "--hostfile", hosts, *options, *TRAIN]).endswith(said.replace("HOSTS", hosts))

@@ -100,10 +100,10 @@ def test_an_error_about_a_key_names_the_one_that_the_user_wrote_or_left_out(caps
 
 def test_an_error_behind_a_file_names_it_with_its_key(capsys, tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text("stage: sft\nfinetuning_type: full\ncutoff_len: 64\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\npure_bf16: true\n"
+    path.write_text("stage: sft\nfinetuning_type: full\ncutoff_len: 64\nmodel_name_or_path: gpt2\npure_bf16: true\n"
                     "enable_liger_kernel: true\n")
     err = answer(capsys, "predict", "--from", str(path))[2]
-    assert err.startswith(f"peakcast: error: {path}: enable_liger_kernel: use_liger_kernel: not predicted for model_type qwen2 yet")
+    assert err.startswith(f"peakcast: error: {path}: enable_liger_kernel: use_liger_kernel: not predicted for model_type gpt2 yet")
 
 
 def test_what_a_page_has_not_is_refused_with_the_key_that_asked_for_it(capsys, tmp_path):
