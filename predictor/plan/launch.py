@@ -42,6 +42,8 @@ def deepspeed(workload: Workload, hidden_size: int) -> dict[str, Any] | None:
     document = {"bf16": {"enabled": workload.dtype == "bf16"}, "fp16": {"enabled": workload.dtype == "fp16"}, **shape,
                 "gradient_clipping": workload.max_grad_norm, "zero_allow_untested_optimizer": True,
                 "zero_optimization": {"stage": settings.stage} | (_zero(settings) if settings.stage else {})}
+    if workload.autotp:
+        document["tensor_parallel"] = {"autotp_size": workload.tensor_parallel_size}
     if workload.offload:  # Hugging Face builds the optimizer, and DeepSpeed asks for this
         document["zero_force_ds_cpu_optimizer"] = False
     return document
@@ -64,7 +66,7 @@ def no_arguments(workload: Workload) -> str:
     under autocast with outputs of fp32 (utils/fsdp_utils.py, ``fsdp2_prepare_model``; accelerator.py,
     ``prepare_model``), and it takes no tensor parallelism beside plain data parallelism.
     """
-    if workload.data_parallel_size > 1 < workload.tensor_parallel_size:
+    if workload.data_parallel_size > 1 < workload.tensor_parallel_size and not workload.autotp:
         return ("no arguments for Hugging Face's Trainer: accelerate takes no tensor parallelism with plain data "
                 "parallelism: PyTorch's DistributedDataParallel(model, device_mesh=mesh[\"dp\"]) is what was planned")
     if workload.engine != "fsdp2":

@@ -17,7 +17,7 @@ from predictor.plan import cost, knobs
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
-from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, TENSOR, Setting, Space, space
+from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.plan.states import least_bytes
 from predictor.source import Source
 from predictor.workload import Workload
@@ -163,7 +163,7 @@ class Examples:
         """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
         job, whole = self._of(setting), None
         if self._group(setting)[1] > 1:
-            alone = {"engine": "torch", "ddp": None, DATA: 1, TENSOR: 1}
+            alone = {"engine": "torch", "ddp": None, **NOT_DEEPSPEED, DATA: 1, TENSOR: 1}
             whole = self._of(replace(setting, keys={**setting.keys, **alone}))
         workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
         model = cost.Model.of(job.formula.facts, whole and whole.formula.facts)
@@ -180,13 +180,13 @@ class Examples:
 
     def _first(self, settings: Sequence[Setting]) -> Job | InputError:
         """The first that needs no trace, or else that can be traced; or why none can."""
-        problem = None
         for traces in (False, True):
+            problem = None
             for setting in settings:
                 try:
                     return self.memory.example(setting, trace=traces)
                 except InputError as error:
-                    problem = error
+                    problem = problem or error
         return problem
 
     @staticmethod

@@ -184,3 +184,13 @@ def test_where_none_of_a_kind_fits_it_needs_more_than_there_is():
     first, *others = found.methods
     assert first.cheapest is None and first.closest.method == "ZeRO-2" and first.least_bytes > found.capacity_bytes
     assert {one.why_none for one in others} == {"the keys that are given leave none"}
+
+
+def test_autotp_is_planned_where_it_is_asked_for(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small_llama()))
+    found = plan({"model": str(path), "recipe": "full", "sequence_length": 64, "gpu": "l4", "zero_stage": 1,
+                  "tensor_parallel_size": 2}, gpus=4, global_batch_size=8)
+    written = files(found)
+    assert written["ds_config.json"]["tensor_parallel"] == {"autotp_size": 2} and "training_arguments.json" in written
+    assert (workload_of(found.proposed).data_parallel_size, workload_of(found.proposed).zero_stage) == (2, 1)
