@@ -40,8 +40,8 @@ def turn_table(held: Inference) -> Table:
     """A row a call of ``generate``."""
     from predictor.report.table import table
 
-    rows = table("turn", "role", "tokens in", "images", "new tokens", "in cache", "cache (GiB)", "prefill (GiB)",
-                 "decode (GiB)", numbers=True)
+    rows = table("turn", "role", "tokens", "images", "new", "in cache", "cache (GiB)", "prefill", "decode",
+                 numbers=True)
     for turn in held.turns:
         decode = turn.decode_peak_requested_bytes
         rows.add_row(str(turn.turn), turn.role, f"{turn.tokens:,}", f"{turn.images:,}", f"{turn.new_tokens:,}",

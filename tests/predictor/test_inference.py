@@ -235,6 +235,8 @@ def test_the_command_tells_weights_cache_and_turns(model, tmp_path, capsys):
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "inference · batch 1 x 4 turns" in text and "Weights" in text and "tool" in text
+    head = next(line for line in text.splitlines() if line.startswith("turn"))
+    assert head.split()[-2:] == ["prefill", "decode"] and len(head.rstrip()) <= 80
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [turn["cached_tokens"] for turn in document["inference"]["turns"]] == [48, 63, 94, 122]
@@ -321,3 +323,9 @@ def test_the_answer_of_a_conversation_says_that_the_longest_context_is_not_searc
 def test_a_conversation_without_turns_names_the_key():
     with pytest.raises(InputError, match='no key "turns"'):
         asked("llama-3.1-8b", conversation={"talk": []})
+
+
+def test_inference_on_one_gpu_may_be_said():
+    asked("llama-3.1-8b", sequence_length=10, tensor_parallel_size=1, data_parallel_size=1)
+    with pytest.raises(InputError, match="tensor_parallel_size"):
+        asked("llama-3.1-8b", sequence_length=10, tensor_parallel_size=2)
