@@ -20,6 +20,7 @@ ANSWERED_BY_TURNS = ("sequence_length", "images_per_sample", "max_new_tokens")
 
 SAYS_NOTHING = (("inference", "tensor_parallel_size", 1), ("inference", "data_parallel_size", 1))
 """Mode, key and value of the other mode that describe this one just as well: one GPU."""
+
 BLOCK_TOKENS = 16
 """vLLM's default ``block_size`` on CUDA."""
 
