@@ -137,7 +137,7 @@ def _overview() -> str:
     lines = [f"  {name:<10} {summary(importlib.import_module(path))}" for name, path in COMMANDS.items()]
     return "\n".join([
         "usage: peakcast COMMAND [options]", "",
-        "Predicts the peak GPU memory of training a multimodal model, without a GPU.", "",
+        "Predicts the peak GPU memory of training a multimodal model, or of its replies, without a GPU.", "",
         "commands:", *lines, "",
         "peakcast COMMAND --help lists a command's options and examples; peakcast --version the release.",
         "Exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input."])

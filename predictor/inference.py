@@ -157,6 +157,12 @@ def traced_tokens(turn: Turn, windows: list[int]) -> int:
     return min(turn.new_tokens, TRACED_TOKENS + until)
 
 
+def unpredicted_prompts(windows: list[int], new_tokens: int) -> list[tuple[int, int]]:
+    """The first and last prompt, in tokens, between which :func:`traced_tokens` would be too many."""
+    return [(max(1, window - new_tokens + 2), window - MOST_UNTIL_WINDOW - 1) for window in sorted(windows)
+            if window - new_tokens + 2 < window - MOST_UNTIL_WINDOW]
+
+
 def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
     """The call of ``generate`` of a turn, of which so many new tokens are looked at."""
     if workload.cache_implementation == "static":
@@ -167,7 +173,7 @@ def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
 
 def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None) -> Formula:
     """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values, or reaches a sliding
-    window, is traced at its shape alone."""
+    window, is traced at its tokens alone."""
     shape = shape_of(workload, turn)
     config, key = formula_key(workload, shape, gpu)
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),

@@ -18,6 +18,9 @@ OF_BOTH = ("mode", "model", "quantization", "sequence_length", "images_per_sampl
 ANSWERED_BY_TURNS = ("sequence_length", "images_per_sample", "max_new_tokens")
 """Keys that a conversation says itself."""
 
+SAYS_NOTHING = (("inference", "tensor_parallel_size", 1), ("inference", "data_parallel_size", 1))
+"""Mode, key and value of the other mode that describe this one just as well: one GPU."""
+
 BLOCK_TOKENS = 16
 """vLLM's default ``block_size`` on CUDA."""
 
@@ -37,7 +40,7 @@ def resolve(values: dict[str, Any], given: dict[str, Any]) -> None:
 
     mode = values["mode"]
     for key in given:
-        if not has(mode, key):
+        if not has(mode, key) and (mode, key, values[key]) not in SAYS_NOTHING:
             other = "training" if mode == "inference" else "inference"
             raise KeyProblem(key, f"is of {other}, but mode is {mode}: leave it out" + (
                 "" if mode == "inference" else ", or add mode inference"))

@@ -81,7 +81,9 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     if workload.mode == "inference":
         from predictor import replies
 
-        return replace(found, inference=replies.inference(job, maximum_load, progress))
+        held = replies.inference(job, maximum_load, progress)
+        return replace(found, inference=held, **{"verdict": "does_not_fit"} if held.paged and not held.paged.sequences
+                       else {})
     if maximum_load:
         raise InputError("maximum_load is of inference: add mode inference, or leave it out")
     if samples is None:
@@ -286,7 +288,8 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
                *, alone: bool = False) -> Formula:
-    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once."""
+    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once, but for
+    later turns of a conversation, which are alike at all batches."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
@@ -295,6 +298,8 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
     keys = keys[-1:] if alone else keys
+    if key.generation and key.generation.past and len(key.image_sizes) < 2:
+        keys = [replace(key, regime=regime) for regime in regimes.of_batches(shape)] + keys
     found = store.get(keys, trace)
     if isinstance(config, code_models.CodeModel):
         agrees = code_models.agrees(config, found, shape, dtype)

@@ -134,7 +134,8 @@ class Paged:
 
     Attributes:
         block_bytes: keys and values of ``block_size`` tokens, of all layers.
-        reserved_bytes: what ``gpu_memory_utilization`` gives less weights, activations and runtime.
+        reserved_bytes: what ``gpu_memory_utilization`` gives less weights, activations and runtime; 0 if less.
+        least_gpu_memory_utilization: that the blocks of one sequence need; above 1, no such GPU has them.
         tokens: that the blocks hold.
         sequences: of the workload's length that they hold at once.
     """
@@ -145,6 +146,7 @@ class Paged:
     activations_bytes: int
     runtime_bytes: int
     reserved_bytes: int
+    least_gpu_memory_utilization: float
     blocks: int
     tokens: int
     sequences: int
@@ -159,9 +161,10 @@ class Inference:
         cache_bytes: of keys and values at the end of the last reply.
         cache_bytes_per_token: what the last token of a sequence added to them; of a static cache, its share.
         turns: each call of ``generate``.
-        longest_prompt_tokens: the longest prompt, in steps of 8 tokens, that fits with this reply; None if nobody
-            asked, or of a conversation.
+        longest_prompt_tokens: the longest prompt that fits with this reply; None if nobody asked, or of a
+            conversation.
         concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
+        search_limits: where the search of these two ended for another reason than memory, in sentences.
         paged: None without ``gpu_memory_utilization``.
     """
 
@@ -171,6 +174,7 @@ class Inference:
     turns: tuple[TurnMemory, ...]
     longest_prompt_tokens: int | None = None
     concurrent_sequences: int | None = None
+    search_limits: tuple[str, ...] = ()
     paged: Paged | None = None
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from predictor.sizes import Shape
 
 Regime = tuple[str, str, str]
-"""``(batch, images, rows)``: ``none``, ``1`` or ``many``, or ``=N``, twice; ``whole`` or ``padded``, with ``>N`` from a
-window on, or ``=N`` tokens, or ``none``."""
+"""``(batch, images, rows)``: ``none``, ``1`` or ``many``, or ``=N``, twice, or ``xN`` images of each sample; ``whole``
+or ``padded``, with ``>N`` from a window on, or ``=N`` tokens, or ``none``."""
 
 
 class NotOneRegime(Exception):
@@ -43,6 +43,13 @@ def narrowing(widest: Regime, shape: Shape) -> list[Regime]:
     return found if shape.sequence else [widest, (*counts, "none")]
 
 
+def of_batches(shape: Shape) -> list[Regime]:
+    """The regime of several samples that are each as this shape's; none of a single sample, or of unequal ones."""
+    if shape.batch == 1 or shape.images % shape.batch:
+        return []
+    return [("many", f"x{shape.images // shape.batch}", f"={shape.sequence}")]
+
+
 def is_wide(regime: Regime) -> bool:
     """Whether it holds more than one number of samples and images."""
     return not regime[0].startswith("=")
@@ -63,7 +70,8 @@ def _least(part: str) -> int:
 
 def lowest(regime: Regime, tokens_per_image: int) -> Shape:
     """The smallest shape of a regime: every shape in it is at least this in each symbol."""
-    batch, images = map(_least, regime[:2])
+    batch = _least(regime[0])
+    images = batch * int(regime[1][1:]) if regime[1].startswith("x") else _least(regime[1])
     if regime[2] == "none":
         return Shape(batch, 0, images)
     if regime[2].startswith("="):
@@ -96,7 +104,9 @@ def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images
     if rows == "none":
         return [Shape(size, 0, size) for size in batches]
     if rows.startswith("="):
-        return [lowest(regime, room_for(1))]
+        first = lowest(regime, room_for(1))
+        return [Shape(size, first.sequence, first.images // first.batch * size) if is_wide(regime) else first
+                for size in batches]
     if is_wide(regime):
         per_sample = PER_SAMPLE[batch, images]
         most = max(per_sample)

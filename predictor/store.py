@@ -105,6 +105,10 @@ def shipped_directory() -> Path:
     return Path(str(resources.files("profiles"))) / "formulas"
 
 
+_SPLIT: set[str] = set()
+"""Files of keys that this process found not to be one regime: a search would trace them again at each size."""
+
+
 def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     """The formula of the first of these keys that somebody has; else ``trace`` makes it, of the first key that is one
     regime, and it is kept for the next time."""
@@ -116,8 +120,12 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
         with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
             return _load(cached, cached.stat().st_mtime_ns)
     for key in keys[:-1]:
-        with contextlib.suppress(NotOneRegime):
+        if key.filename() in _SPLIT:
+            continue
+        try:
             return _kept(key, trace(key))
+        except NotOneRegime:
+            _SPLIT.add(key.filename())
     return _kept(keys[-1], trace(keys[-1]))
 
 

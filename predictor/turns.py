@@ -87,6 +87,8 @@ class Conversation:
         if isinstance(value, str):
             value = read_mapping(Text().check(value), "the conversation")
         if isinstance(value, Mapping):
+            if "turns" not in value:
+                raise Invalid('has no key "turns": give turns: [{tokens: 600, new_tokens: 64}], for example')
             if set(value) != {"turns"}:
                 raise Invalid(f'must have one key, "turns", not {show(", ".join(map(str, value)), 80)}')
             value = value["turns"]

@@ -1,4 +1,4 @@
-"""Predict the peak GPU memory of a training job: how much, when, of what, and whether it fits."""
+"""Predict the peak GPU memory of a training job, or of inference: how much, when, of what, and whether it fits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also search the smallest GPU memory that the job survives in (a second or two; with "
                        "max_split_size_mb up to a minute)")
     group.add_argument("--maximum-load", action="store_true",
-                       help="of inference: also search the longest prompt and the most sequences at once that fit")
+                       help="of inference: also search the longest prompt (not of a conversation) and the most "
+                       "sequences at once that fit")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history, without limit if it does not fit; opens in "

@@ -21,14 +21,17 @@ def sentences(prediction: Prediction) -> list[str]:
     if held.longest_prompt_tokens is not None:
         found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens."
                      if held.longest_prompt_tokens else "No prompt fits.")
+    elif held.concurrent_sequences is not None:
+        found.append("The longest context is not searched for a conversation: give one prompt (sequence_length).")
     if held.concurrent_sequences is not None:
         what = "conversations" if len(held.turns) > 1 else "sequences"
         found.append(f"At once fit {held.concurrent_sequences:,} {what}.")
+    found += held.search_limits
     if held.paged is not None:
         paged = held.paged
         found.append(
             f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
-            f"{size_text(max(paged.reserved_bytes, 0))} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
+            f"{size_text(paged.reserved_bytes)} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
             f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
     return found
 
@@ -37,8 +40,8 @@ def turn_table(held: Inference) -> Table:
     """A row a call of ``generate``."""
     from predictor.report.table import table
 
-    rows = table("turn", "role", "tokens in", "images", "new tokens", "in cache", "cache (GiB)", "prefill (GiB)",
-                 "decode (GiB)", numbers=True)
+    rows = table("turn", "role", "tokens", "images", "new", "in cache", "cache (GiB)", "prefill", "decode",
+                 numbers=True)
     for turn in held.turns:
         decode = turn.decode_peak_requested_bytes
         rows.add_row(str(turn.turn), turn.role, f"{turn.tokens:,}", f"{turn.images:,}", f"{turn.new_tokens:,}",

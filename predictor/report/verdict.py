@@ -68,6 +68,12 @@ def verdict(prediction: Prediction) -> str:
         return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
                 f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}"
                 f"{_at_most(reserved)}.")
+    paged = prediction.inference and prediction.inference.paged
+    if paged and not paged.sequences and prediction.out_of_memory is None:
+        least = paged.least_gpu_memory_utilization
+        return (f"Does not fit {gpu} ({capacity}{note}): gpu_memory_utilization {paged.gpu_memory_utilization:g} "
+                f"leaves {size_text(paged.reserved_bytes)} for the cache, too little for one sequence: " + (
+                    f"raise it to {least:g}." if least <= 1 else "take a larger GPU, or a shorter prompt."))
     return f"Does not fit {gpu} ({capacity}{note}): out of memory{failure(prediction)}. It would peak at {peak}."
 
 

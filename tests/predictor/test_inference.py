@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor import gpus, inference, models, pipeline, regimes
+from predictor import gpus, inference, models, pipeline, regimes, replies
 from predictor.cli import main
 from predictor.engine.generation import Piece, longer
 from predictor.errors import InputError
 from predictor.events import Moment
 from predictor.formula_key import formula_key
-from predictor.turns import TRACED_TOKENS, turns
+from predictor.report.replies import sentences
+from predictor.report.verdict import verdict
+from predictor.turns import TRACED_TOKENS, Turn, turns
 from predictor.workload import Workload
 from tests.predictor.small import small_config
 from tests.predictor.small_models import LLAMA, TEXT
@@ -57,11 +59,11 @@ def error_of(model: str, **keys) -> str:
     return str(caught.value)
 
 
-def traced(workload: Workload, tokens: int):
+def traced(workload: Workload, tokens: int, turn: Turn | None = None):
     """The call as a trace of so many tokens at its own shape gives it."""
     from predictor.tracing import trace_formula
 
-    turn, = turns(inference.settled(workload))
+    turn = turn or turns(inference.settled(workload))[0]
     shape = inference.shape_of(workload, turn)
     config, key = formula_key(workload, shape, GPU)
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
@@ -143,7 +145,7 @@ def test_what_is_said_to_fit_fits_and_no_more(model):
     workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, per_device_eval_batch_size=8,
                      capacity_bytes=(1 << 30) + (40 << 20))
     found = pipeline.predict(workload, maximum_load=True).inference
-    for key, most, more in (("sequence_length", found.longest_prompt_tokens, 8),
+    for key, most, more in (("sequence_length", found.longest_prompt_tokens, 1),
                             ("per_device_eval_batch_size", found.concurrent_sequences, 1)):
         assert pipeline.predict(workload.replace(**{key: most})).verdict == "fits"
         assert pipeline.predict(workload.replace(**{key: most + more})).verdict != "fits"
@@ -233,7 +235,97 @@ def test_the_command_tells_weights_cache_and_turns(model, tmp_path, capsys):
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "inference · batch 1 x 4 turns" in text and "Weights" in text and "tool" in text
+    head = next(line for line in text.splitlines() if line.startswith("turn"))
+    assert head.split()[-2:] == ["prefill", "decode"] and len(head.rstrip()) <= 80
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [turn["cached_tokens"] for turn in document["inference"]["turns"]] == [48, 63, 94, 122]
     assert document["workload"]["mode"] == "inference"
+
+
+def test_later_turns_are_composed_from_traces_of_other_batches(model):
+    """Every event and size, as if each turn had been traced at this batch."""
+    workload = inference.settled(asked(model["llava"], conversation=TURNS, per_device_eval_batch_size=7))
+    job = pipeline.prepare(workload)
+    for turn, piece in zip(job.turns[1:], job.pieces[1:]):
+        composed = longer(piece, GPU)
+        whole = traced(workload, inference.traced_tokens(turn, []), turn)
+        for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
+            assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
+
+
+def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, monkeypatch):
+    from predictor import tracing
+
+    seen, trace = [], tracing.trace_formula
+    monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: seen.append(key.regime[0]) or trace(
+        config, key, **rest))
+    workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
+    most = pipeline.predict(workload, maximum_load=True).inference.concurrent_sequences
+    assert most > 100 and {part.strip("=") for part in seen} <= {"1", "many"}
+    assert pipeline.predict(workload.replace(per_device_eval_batch_size=most)).verdict == "fits"
+    assert pipeline.predict(workload.replace(per_device_eval_batch_size=most + 1)).verdict != "fits"
+
+
+def test_a_short_prompt_that_fits_is_the_longest_where_positions_end(model, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TEXT["llama"] | {"max_position_embeddings": 24}))
+    found = pipeline.predict(asked(str(path), sequence_length=5, max_new_tokens=20, capacity_bytes=8 << 30),
+                             maximum_load=True).inference
+    assert found.longest_prompt_tokens == 24 + 1 - 20
+    assert "24 positions" in found.search_limits[0]
+
+
+@pytest.mark.parametrize(("most", "longest"), [(150, 129), (194, 194)])
+def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not_fit(tmp_path, monkeypatch, most,
+                                                                                     longest):
+    """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
+    for name in ("_fits", "_needs_less"):
+        monkeypatch.setattr(f"predictor.replies.{name}", lambda job: job.workload.sequence_length <= most)
+    job = pipeline.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
+    assert inference.unpredicted_prompts([256], 128) == [(130, 191)]
+    assert replies.longest_prompt(job) == longest
+    said = replies.search_limits(job, longest, 1)
+    assert any("130 to 191" in line for line in said) == (longest == 129)
+
+
+def test_the_prompts_that_are_not_predicted_are_those_that_are_refused():
+    for window, new_tokens in ((256, 128), (256, 66), (256, 67), (100, 500)):
+        refused = []
+        for tokens in range(1, 2 * window):
+            try:
+                inference.traced_tokens(Turn("user", tokens, 0, new_tokens), [window])
+            except InputError:
+                refused.append(tokens)
+        assert refused == [tokens for first, last in inference.unpredicted_prompts([window], new_tokens)
+                           for tokens in range(first, last + 1)]
+
+
+def test_a_utilization_that_leaves_nothing_for_the_cache_does_not_fit(model):
+    keys = {"sequence_length": 100, "max_new_tokens": 29, "capacity_bytes": 4 << 30}
+    found = pipeline.predict(asked(model["llama"], gpu_memory_utilization=0.01, **keys))
+    paged = found.inference.paged
+    assert found.verdict == "does_not_fit" and (paged.reserved_bytes, paged.blocks) == (0, 0)
+    least = paged.least_gpu_memory_utilization
+    assert f"raise it to {least:g}" in verdict(found)
+    assert pipeline.predict(asked(model["llama"], gpu_memory_utilization=least, **keys)).verdict == "fits"
+
+
+def test_the_answer_of_a_conversation_says_that_the_longest_context_is_not_searched(model):
+    found = pipeline.predict(asked(model["llama"], conversation=[{"tokens": 30, "new_tokens": 8}] * 2,
+                                   capacity_bytes=2 << 30), maximum_load=True)
+    assert found.inference.longest_prompt_tokens is None
+    assert any("not searched for a conversation" in line for line in sentences(found))
+
+
+def test_a_conversation_without_turns_names_the_key():
+    with pytest.raises(InputError, match='no key "turns"'):
+        asked("llama-3.1-8b", conversation={"talk": []})
+
+
+def test_inference_on_one_gpu_may_be_said():
+    asked("llama-3.1-8b", sequence_length=10, tensor_parallel_size=1, data_parallel_size=1)
+    with pytest.raises(InputError, match="tensor_parallel_size"):
+        asked("llama-3.1-8b", sequence_length=10, tensor_parallel_size=2)
