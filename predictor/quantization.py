@@ -6,6 +6,7 @@ head and the projector, which the recipe trains, stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,10 @@ class _Settings(Table):
             if key.startswith(foreign):
                 raise Invalid(f"has {key}, which layers of {width} bits have not: leave it out")
         return FrozenMap({**ours, **given})
+
+    def usual(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        ours = EIGHT_BITS if "load_in_8bit" in value else FOUR_BITS
+        return {"prepare": "peft", **ours, "load_in_4bit": None, "load_in_8bit": None, "llm_int8_skip_modules": SKIPPED}
 
 
 KIND = _Settings({

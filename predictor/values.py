@@ -267,6 +267,10 @@ class Table:
                 result[key] = self._of(key, self.kinds[key].check, item)
         return FrozenMap(result)
 
+    def usual(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What need not be said of a value: the defaults of its kind."""
+        return self.defaults
+
     @staticmethod
     def _of(key: str, read: Callable[[Any], Any], item: Any) -> Any:
         try:

@@ -51,9 +51,9 @@ def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
 
 def planned_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
     """Every setting that ``peakcast plan`` looks at, of one sample and of several."""
-    for gpu, batch in product(PLANNED_ON, (1, 2)):
+    for gpu, number, batch in product(PLANNED_ON, (2, 4, 8), (1, 2)):
         given = {"model": MODELS[0], "sequence_length": 1024, "gpu": gpu}
-        for setting in space(given, gpus=8).settings:
+        for setting in space(given, gpus=number).settings:
             workload = setting.workload(batch, 1, 1024).fill(images_per_sample=1)
             yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(gpu))
 

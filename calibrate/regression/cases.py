@@ -13,6 +13,7 @@ from typing import Any
 from calibrate.campaign.rows import Unexplained
 from predictor import gpus
 from predictor.errors import InputError
+from predictor.values import Table
 from predictor.workload import KEYS, PINNED, Workload
 
 COUNTERS = ("requested", "allocated", "reserved", "device")
@@ -145,9 +146,9 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return key if value else f"no {key}"
     if isinstance(value, Mapping):
-        usual = getattr(kind, "defaults", {})
+        usual = kind.usual(value) if isinstance(kind, Table) else {}
         value = tuple(f"{name}={str(item).lower() if isinstance(item, bool) else item}"
-                      for name, item in value.items() if item != usual.get(name))
+                      for name, item in value.items() if item not in (usual.get(name), None))
     return " ".join((key, *map(str, value)) if value else ()) if isinstance(value, tuple) else f"{key} {value}"
 
 
