@@ -91,14 +91,23 @@ def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path
     assert any("needs torch: pip install" in row["reason"] for row in document["left_out"])
 
 
-def test_without_torch_tensor_parallelism_is_left_out_and_the_answer_says_what_to_install(tmp_path):
-    words = [*ASKED, "--gpu", "h100-80gb", "--engine", "ddp", "--dtype", "bf16", "--optim", "adamw_torch_fused", "--json"]
+def methods_without_torch(tmp_path, recipe: str) -> dict[str, dict]:
+    words = [*ASKED, "--gpu", "h100-80gb", "--engine", "ddp", "--dtype", "bf16", "--optim", "adamw_torch_fused", "--recipe",
+             recipe, "--json"]
     found = subprocess.run([sys.executable, "-c", NO_TORCH, *words], capture_output=True, text=True,
                            env=os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(tmp_path)})
-    document = json.loads(found.stdout)
-    data, _, _, combined = document["methods"]
-    assert data["cheapest"] == document["proposed"] and combined["cheapest"] is None
-    assert "tracing it needs torch: pip install" in combined["why_none"]
+    return {one["kind"]: one for one in json.loads(found.stdout)["methods"]}
+
+
+def test_tensor_parallelism_whose_formulas_are_shipped_needs_no_torch(tmp_path):
+    found = methods_without_torch(tmp_path, "finetune")
+    assert found["combined"]["cheapest"]["workload"]["tensor_parallel_size"] > 1
+
+
+def test_without_torch_other_tensor_parallelism_is_left_out_and_the_answer_says_what_to_install(tmp_path):
+    found = methods_without_torch(tmp_path, "pretrain")
+    assert found["data parallel"]["cheapest"] and found["combined"]["cheapest"] is None
+    assert "tracing it needs torch: pip install" in found["combined"]["why_none"]
 
 
 def test_nothing_fits_is_exit_code_1_and_says_what_would_help(capsys):
