@@ -90,7 +90,6 @@ class Boundaries:
         self._returned(model, output)
 
 
-
 def zero_optimizer(optimizer: Any) -> Any:
     """DeepSpeed's ZeRO optimizer in what wraps it; None without."""
     while optimizer is not None:
