@@ -7,6 +7,7 @@ cache; prompt and reply of a turn are dropped before the next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def run(workload: Workload, enter: Callable[[Moment, int], None],
     inputs = code_models.inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
     calls = []
     for turn in turns(workload):
-        shape = inference.shape_of(workload, turn)
+        shape = replace(inference.shape_of(workload, turn), sequence=turn.tokens)
         inference.check_room(workload, turn, parser.describe(model, inputs.tokens_among(1), inputs.image_tokens(shape)))
         prompt = generation.prompt(reference_loop.on_host(inputs.batch(shape, "none")), turn.past)
         calls.append((prompt, inference.generation_of(workload, turn, turn.new_tokens)))

@@ -97,18 +97,21 @@ def reply(model, batch: dict[str, torch.Tensor], wanted: Generation, cache: Any 
             hook.remove()
 
 
-def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: Recorder,
+def record(model, batch: dict[str, torch.Tensor], wanted: Generation, past: int, recorder: Recorder,
            places: Places) -> Recording:
     """Record one call, inputs and result included: what the recording does not free is a workspace, or the cache that
     the caller keeps.
 
     ``cuts`` of the recording are the events before which the second and later forwards begin; ``cache`` has the rows of
     keys and values, before the call (-1: there are none yet) and after its last forward.
+
+    Args:
+        past: tokens whose keys and values the cache holds before.
     """
     prepare(model)
     cache = new_cache(model) if wanted.kept else None
-    if wanted.past:
-        _fill(cache, model, len(batch["input_ids"]), wanted.past)
+    if past:
+        _fill(cache, model, len(batch["input_ids"]), past)
     recorder.ignore([*model.parameters(), *model.buffers()])
     recorder.moment = Moment.PREFILL
 
@@ -130,12 +133,12 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, recorder: 
             recorder.recording.buffers[row].role = "cache"
         recorder.recording.cache = list(zip(before or [-1] * len(after), after))
 
-    if wanted.past and any(hasattr(module, "rope_deltas") for module in model.modules()):
+    if past and any(hasattr(module, "rope_deltas") for module in model.modules()):
         with recorder.unseen(), torch.no_grad():  # which the model keeps from the turn before
             copies = {name: values.clone() for name, values in batch.items()}
             reply(model, copies, Generation(1), None, lambda _: None)
             del copies
-    before = rows(cache) if wanted.past else []
+    before = rows(cache) if past else []
     recorder.watch_inputs(batch)
     gc.collect()
     gc.disable()

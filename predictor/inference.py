@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from predictor.gpus import Gpu
 from predictor.kinds import kinds
 from predictor.models import Kind
 from predictor.pipeline import DEFAULT_GPU, Job, formula_of
+from predictor.regimes import regime_of
 from predictor.run import Run, evaluate
 from predictor.sizes import Shape
 from predictor.turns import TRACED_TOKENS, Generation, Turn, check_positions, turns
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
         "one length, and torch.compile, which generate applies by itself to a static cache")
 
+OFTEN = 5
+"""Of so many turns that differ in their context alone one formula is traced: at four shapes, or more for batches."""
 MOST_UNTIL_WINDOW = 64
 """Decode steps that are traced one by one until a sliding window is reached."""
 
@@ -66,7 +70,7 @@ class InferenceJob(Job):
         """What is not modelled of this job."""
         paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
                  "with this prompt as what it profiles: assumed, never measured")
-        rows = max(piece.shape.batch * piece.shape.sequence for piece in self.pieces)
+        rows = self.shape.batch * max(turn.tokens for turn in self.turns)
         return ((paged,) if self.workload.gpu_memory_utilization else ()) + quantization.notes(
             self.workload, self.formula.facts, rows)
 
@@ -87,9 +91,9 @@ def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJo
     config, gpu = models.find(workload.model), gpus.find(workload.gpu or DEFAULT_GPU)
     said = turns(workload)
     check_positions(said, positions_of(config), workload.max_cache_len, config.name)
-    pieces, formulas = [], []
+    pieces, formulas, times = [], [], Counter(map(_alike, said))
     for turn in said:
-        formula = find_formula(workload, turn, gpu, progress)
+        formula = find_formula(workload, turn, gpu, progress, often=times[_alike(turn)] >= OFTEN)
         check_room(workload, turn, formula.facts)
         pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
         formulas.append(formula)
@@ -137,9 +141,9 @@ def positions_of(config: models.ModelConfig) -> int | None:
 
 
 def shape_of(workload: Workload, turn: Turn) -> Shape:
-    """What the model sees at once in the first forward of a turn."""
+    """What the first forward of a turn attends to, and the images that it sees."""
     batch = workload.per_device_eval_batch_size
-    return Shape(batch, turn.tokens, batch * turn.images)
+    return Shape(batch, turn.seen, batch * turn.images)
 
 
 def traced_tokens(turn: Turn, windows: list[int]) -> int:
@@ -148,12 +152,12 @@ def traced_tokens(turn: Turn, windows: list[int]) -> int:
     Raises:
         InputError: they would be too many.
     """
-    seen = turn.past + turn.tokens
-    until = max((window - seen for window in windows if seen < window < turn.cached), default=0)
+    until = max((window - turn.seen for window in windows if turn.seen < window < turn.cached), default=0)
+    window = turn.seen + until
     if until > MOST_UNTIL_WINDOW:
-        raise InputError(f"max_new_tokens {turn.new_tokens}: the reply reaches the sliding window of {seen + until:,} "
+        raise InputError(f"max_new_tokens {turn.new_tokens}: the reply reaches the sliding window of {window:,} "
                          f"tokens after {until:,} tokens, which is predicted up to {MOST_UNTIL_WINDOW}: give a prompt "
-                         f"of at least {seen + until - MOST_UNTIL_WINDOW:,} tokens, or a reply that does not reach it")
+                         f"of at least {window - MOST_UNTIL_WINDOW:,} tokens, or a reply that does not reach it")
     return min(turn.new_tokens, TRACED_TOKENS + until)
 
 
@@ -168,19 +172,28 @@ def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
     if workload.cache_implementation == "static":
         length = max(turn.cached, workload.max_cache_len or 0)
         return Generation(tokens, "static", length - turn.tokens)
-    return Generation(tokens, past=turn.past, kept=workload.conversation is not None)
+    return Generation(tokens, brings=turn.tokens if turn.past else 0, kept=workload.conversation is not None)
 
 
-def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None) -> Formula:
-    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values, or reaches a sliding
-    window, is traced at its tokens alone."""
+def _alike(turn: Turn) -> tuple[int, int, int, bool]:
+    """What turns share whose traces differ in the length of the context alone, as masks' rows are padded to 8."""
+    return turn.tokens, turn.images, turn.new_tokens, turn.seen % 8 > 0
+
+
+def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None, *,
+                 often: bool = False) -> Formula:
+    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values is traced at its
+    context alone, unless there are ``often`` such turns; one that meets a sliding window always."""
     shape = shape_of(workload, turn)
     config, key = formula_key(workload, shape, gpu)
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
                   generation=generation_of(workload, turn, traced_tokens(turn, config.windows)))
-
-    alone = bool(turn.past) or key.generation.tokens > TRACED_TOKENS or (
-        key.generation.cache == "static" and shape.sequence % 8 > 0)  # masks' rows are padded to multiples of 8
+    if turn.past:  # attention has a mask
+        key = replace(key, regime=regime_of(shape, pads_masks=True, windows=config.windows))
+        alone = not often or bool(config.windows)
+    else:
+        alone = key.generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to multiples of 8
+    alone = alone or key.generation.tokens > TRACED_TOKENS
     return formula_of(config, key, shape, workload.dtype, progress, alone=alone)
 
 

@@ -288,8 +288,8 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
                *, alone: bool = False) -> Formula:
-    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once, but for
-    later turns of a conversation, which are alike at all batches."""
+    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once, or to its
+    sequence where it is of a later turn of a conversation, which are alike at all batches."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
@@ -298,7 +298,7 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
     keys = keys[-1:] if alone else keys
-    if key.generation and key.generation.past and len(key.image_sizes) < 2:
+    if alone and key.generation and key.generation.brings and len(key.image_sizes) < 2:
         keys = [replace(key, regime=regime) for regime in regimes.of_batches(shape)] + keys
     found = store.get(keys, trace)
     if isinstance(config, code_models.CodeModel):
@@ -306,7 +306,7 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
         return found if agrees else store.get(keys[-1:], trace)
     images = -(-shape.images // shape.batch)
     tokens = found.facts.room(images)
-    if not found.facts.image_tokens or not tokens < shape.sequence <= tokens + images:
+    if not found.facts.image_tokens or not tokens < key.new(shape).sequence <= tokens + images:
         return found
     try:  # images side by side: a model that goes over them may see fewer pieces, or none that it knows
         return store.get(keys[-1:], trace)

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from predictor.formula import Formula
 from predictor.lora import Adapters
 from predictor.quantization import Quantized
 from predictor.regimes import NotOneRegime
+from predictor.sizes import Shape
 from predictor.turns import Generation
 
 TRACER_VERSION = 3
@@ -79,6 +80,11 @@ class Key:
     tensor_parallel: int = 1
     autotp: bool = False
     generation: Generation | None = None
+
+    def new(self, shape: Shape) -> Shape:
+        """What the model sees at once: of a later turn of a conversation, the tokens that it brings."""
+        brings = self.generation.brings if self.generation else 0
+        return replace(shape, sequence=brings) if brings else shape
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""

@@ -103,7 +103,7 @@ def _tensors(out) -> list[torch.Tensor]:
 
 def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sdpa_backend: str,
           sharded: bool = False, evaluation: bool = False, wrapped: tuple[str, ...] = (),
-          mixed_precision: str = "none", generation: Generation | None = None) -> Recording:
+          mixed_precision: str = "none", generation: Generation | None = None, past: int = 0) -> Recording:
     """Record one micro-step of the reference loop, on meta tensors.
 
     Args:
@@ -112,18 +112,19 @@ def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sd
         sharded: as under ZeRO-3.
         evaluation: an evaluation after the steps instead.
         generation: a call of ``generate`` instead.
+        past: tokens that its cache holds before.
         wrapped: as under FSDP2 (:func:`predictor.fsdp.units`).
     """
     places = Places(model)
     tracer = Tracer(places)
     if generation:
-        batch = prompt(batch, generation.past)
+        batch = prompt(batch, past)
     batch = on_meta(batch, tracer.twins)
     casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
     scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
     with as_on_cuda(sdpa_backend), on_host(tracer), casts:
         if generation:
-            return record(model, batch, generation, tracer, places)
+            return record(model, batch, generation, past, tracer, places)
         if evaluation:
             return record_evaluation(model, batch, tracer, places)
         hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None

@@ -90,15 +90,17 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     from predictor.trace import trace
 
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
-                            () if regimes.is_wide(key.regime) else inputs.image_tokens(first))
-    shapes = regimes.traced_shapes(key.regime, facts.room)
+                            () if regimes.is_wide(key.regime) else inputs.image_tokens(key.new(first)))
+    brings = key.generation.brings if key.generation else 0
+    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
     with liger.on_meta(model) if key.liger else nullcontext():
         recordings: list[Recording] = []
         for shape in progress(shapes) if progress else shapes:
             recordings.append(trace(
-                model, inputs.batch(shape, key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
+                model, inputs.batch(key.new(shape), key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
                 sharded=key.sharded, evaluation=bool(key.evaluation), wrapped=key.wrapped,
-                mixed_precision=key.mixed_precision, generation=key.generation))
+                mixed_precision=key.mixed_precision, generation=key.generation,
+                past=shape.sequence - key.new(shape).sequence))
             fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})

@@ -31,14 +31,15 @@ class Generation:
         tokens: how many new ones are traced, at most :data:`TRACED_TOKENS`.
         cache: ``dynamic`` or ``static``.
         spare: tokens that a static cache has room for beyond the prompt; 0 for a dynamic one.
-        past: tokens whose keys and values the cache holds before.
+        brings: of a later turn of a conversation, tokens that it adds to the cache, whose last ones they are of a
+            shape's ``sequence``; 0 where all of the sequence is new.
         kept: whether the caller made the cache and keeps it.
     """
 
     tokens: int
     cache: str = "dynamic"
     spare: int = 0
-    past: int = 0
+    brings: int = 0
     kept: bool = False
 
 
@@ -61,9 +62,14 @@ class Turn:
     past: int = 0
 
     @property
+    def seen(self) -> int:
+        """Tokens that the first forward attends to."""
+        return self.past + self.tokens
+
+    @property
     def cached(self) -> int:
         """Tokens in the cache afterwards: the last one that is generated is never seen."""
-        return self.past + self.tokens + self.new_tokens - 1
+        return self.seen + self.new_tokens - 1
 
 
 def turns(workload: Workload) -> tuple[Turn, ...]:
