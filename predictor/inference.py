@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
         "one length, and torch.compile, which generate applies by itself to a static cache")
 
-OFTEN = 5
-"""Of so many turns that differ in their context alone one formula is traced: at four shapes, or more for batches."""
+OFTEN = 3
+"""Of so many turns that differ in their context alone one formula is traced, at four shapes or more."""
 MOST_UNTIL_WINDOW = 64
 """Decode steps that are traced one by one until a sliding window is reached."""
 

@@ -58,7 +58,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
             ``max_split_size_mb`` up to a minute.
-        maximum_load: of inference, also search the longest prompt and the most sequences that fit: some seconds.
+        maximum_load: of inference, also search the longest prompt, or the most turns, and the most sequences that fit:
+            some seconds.
         samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: hears of each limit, in bytes, that the search tries.
@@ -79,9 +80,11 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                    minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
     if workload.mode == "inference":
+        from predictor import maximum_load as search
         from predictor import replies
 
-        held = replies.inference(job, maximum_load, progress)
+        held = replies.inference(job)
+        held = search.searched(job, held, progress) if maximum_load else held
         return replace(found, inference=held, **{"verdict": "does_not_fit"} if held.paged and not held.paged.sequences
                        else {})
     if maximum_load:

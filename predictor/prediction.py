@@ -161,21 +161,26 @@ class Inference:
         cache_bytes: of keys and values at the end of the last reply.
         cache_bytes_per_token: what the last token of a sequence added to them; of a static cache, its share.
         turns: each call of ``generate``.
-        longest_prompt_tokens: the longest prompt that fits with this reply; None if nobody asked, or of a
-            conversation.
-        concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
-        search_limits: where the search of these two ended for another reason than memory, in sentences.
         paged: None without ``gpu_memory_utilization``.
+        longest_prompt_tokens: the longest prompt that fits with this reply, 0 if none does; None if nobody asked, or of
+            a conversation.
+        most_turns: of a conversation that goes on with turns like its last one, how many fit; None if nobody asked, or
+            of a single prompt.
+        longest_context_tokens: in the cache after the reply to that prompt, or to the last of those turns.
+        concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
+        search_limits: where a search ended for another reason than memory, in sentences.
     """
 
     weights_bytes: int
     cache_bytes: int
     cache_bytes_per_token: int
     turns: tuple[TurnMemory, ...]
+    paged: Paged | None = None
     longest_prompt_tokens: int | None = None
+    most_turns: int | None = None
+    longest_context_tokens: int | None = None
     concurrent_sequences: int | None = None
     search_limits: tuple[str, ...] = ()
-    paged: Paged | None = None
 
 
 @dataclass(frozen=True)

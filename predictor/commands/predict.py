@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also search the smallest GPU memory that the job survives in (a second or two; with "
                        "max_split_size_mb up to a minute)")
     group.add_argument("--maximum-load", action="store_true",
-                       help="of inference: also search the longest prompt (not of a conversation) and the most "
-                       "sequences at once that fit")
+                       help="of inference: also search the longest prompt (of a conversation: how many turns "
+                       "like its last one it may go on with) and the most sequences at once that fit")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history, without limit if it does not fit; opens in "

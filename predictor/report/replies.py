@@ -19,10 +19,11 @@ def sentences(prediction: Prediction) -> list[str]:
     found = [f"Weights {size_text(held.weights_bytes)}; keys and values {size_text(held.cache_bytes)} after the last "
              f"reply, {held.cache_bytes_per_token:,} bytes a token of each sequence."]
     if held.longest_prompt_tokens is not None:
-        found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens."
-                     if held.longest_prompt_tokens else "No prompt fits.")
-    elif held.concurrent_sequences is not None:
-        found.append("The longest context is not searched for a conversation: give one prompt (sequence_length).")
+        found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens, a context of "
+                     f"{held.longest_context_tokens:,} after the reply." if held.longest_prompt_tokens
+                     else "No prompt fits.")
+    if held.most_turns is not None:
+        found.append(_turns(held))
     if held.concurrent_sequences is not None:
         what = "conversations" if len(held.turns) > 1 else "sequences"
         found.append(f"At once fit {held.concurrent_sequences:,} {what}.")
@@ -34,6 +35,17 @@ def sentences(prediction: Prediction) -> list[str]:
             f"{size_text(paged.reserved_bytes)} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
             f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
     return found
+
+
+def _turns(held: Inference) -> str:
+    """How long the conversation may become."""
+    more, context = held.most_turns - len(held.turns), held.longest_context_tokens
+    if more > 0:
+        return f"Further turns like the last one that fit: {more}, then the context is of {context:,} tokens."
+    if more == 0:
+        return f"No further turn like the last one fits: a context of {context:,} tokens at most."
+    turns = f"the first {held.most_turns} fit" if held.most_turns > 1 else "only the first fits"
+    return f"Of its turns {turns}: a context of {context:,} tokens." if held.most_turns else "Not even one turn fits."
 
 
 def turn_table(held: Inference) -> Table:

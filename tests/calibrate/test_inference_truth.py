@@ -8,10 +8,11 @@ import pytest
 
 from calibrate.measure import measure
 from predictor import pipeline, survival
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator
 from tests.predictor.small_models import IMAGE_TEXT, TEXT
-from tests.predictor.test_inference import LLAVA, MISTRAL, TURNS
+from tests.predictor.test_inference import LLAVA, MISTRAL, TALK, TURNS
 
 WIDE = TEXT["llama"] | {"hidden_size": 512, "intermediate_size": 1408}
 LANGUAGE_ONLY = {"llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}
@@ -19,6 +20,23 @@ NESTED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_doub
           "bnb_4bit_compute_dtype": "bf16"}
 POSITIONS_BYTES = {"qwen2_5_vl": 32}
 """What a model keeps of its positions from one turn to a later one, a few integers, is not followed."""
+
+
+@needs_emulator
+@pytest.mark.usefixtures("formula_cache")
+@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
+def test_a_conversation_survives_the_turns_that_are_said_to_fit_and_dies_in_the_next(tmp_path, batch, share):
+    (tmp_path / "config.json").write_text(json.dumps(TEXT["llama"]))
+    asked = Workload(model=str(tmp_path), mode="inference", gpu="h100-80gb", profile="none", conversation=TALK,
+                     per_device_eval_batch_size=batch, capacity_bytes=share + ASSUMED_RUNTIME_BYTES)
+    most = pipeline.predict(asked, maximum_load=True).inference.most_turns
+    assert most > 4
+
+    def out_of_memory(turns: int):
+        return measure(asked.replace(conversation=TALK[:1] + TALK[1:] * (turns - 1), capacity_bytes=share)).job.out_of_memory
+
+    assert out_of_memory(most) is None
+    assert out_of_memory(most + 1).step == most + 1
 
 
 @needs_emulator

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from predictor import gpus, inference, models, pipeline, regimes, replies
+from predictor import gpus, inference, maximum_load, models, pipeline, regimes, store
+from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.cli import main
 from predictor.engine.generation import Piece, longer
 from predictor.errors import InputError
@@ -16,7 +19,7 @@ from predictor.events import Moment
 from predictor.formula_key import formula_key
 from predictor.report.replies import sentences
 from predictor.report.verdict import verdict
-from predictor.turns import TRACED_TOKENS, Turn, turns
+from predictor.turns import MOST_TURNS, TRACED_TOKENS, Turn, turns
 from predictor.workload import Workload
 from tests.predictor.small import small_config
 from tests.predictor.small_models import LLAMA, TEXT
@@ -27,6 +30,7 @@ TOKEN_BYTES = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * 16
 """Keys and values of a token of the small Llama: heads of 16 numbers of bf16."""
 TURNS = [{"tokens": 40, "images": 1, "new_tokens": 9}, {"tokens": 10, "new_tokens": 5},
          {"role": "tool", "tokens": 30, "new_tokens": 1}, {"tokens": 20, "images": 2, "new_tokens": 8}]
+TALK = [{"tokens": 300, "new_tokens": 8}, {"role": "tool", "tokens": 200, "new_tokens": 8}]
 GPU = gpus.find("h100-80gb")
 
 
@@ -254,15 +258,21 @@ def test_later_turns_are_composed_from_traces_of_other_batches(model):
             assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
 
 
-def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, monkeypatch):
+@pytest.fixture
+def seen(monkeypatch) -> list[store.Key]:
+    """Keys that are traced."""
     from predictor import tracing
 
-    seen, trace = [], tracing.trace_formula
-    monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: seen.append(key.regime[0]) or trace(
+    found, trace = [], tracing.trace_formula
+    monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: found.append(key) or trace(
         config, key, **rest))
+    return found
+
+
+def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):
     workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
     most = pipeline.predict(workload, maximum_load=True).inference.concurrent_sequences
-    assert most > 100 and {part.strip("=") for part in seen} <= {"1", "many"}
+    assert most > 100 and {key.regime[0].strip("=") for key in seen} <= {"1", "many"}
     assert pipeline.predict(workload.replace(per_device_eval_batch_size=most)).verdict == "fits"
     assert pipeline.predict(workload.replace(per_device_eval_batch_size=most + 1)).verdict != "fits"
 
@@ -282,12 +292,12 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
-    for name in ("_fits", "_needs_less"):
-        monkeypatch.setattr(f"predictor.replies.{name}", lambda job: job.workload.sequence_length <= most)
+    monkeypatch.setattr("predictor.maximum_load._fits", lambda job: job.workload.sequence_length <= most)
+    monkeypatch.setattr("predictor.maximum_load._room", lambda job: most - job.workload.sequence_length)
     job = pipeline.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
     assert inference.unpredicted_prompts([256], 128) == [(130, 191)]
-    assert replies.longest_prompt(job) == longest
-    said = replies.search_limits(job, longest, 1)
+    assert maximum_load.longest_prompt(job) == longest
+    said = maximum_load._limits_of_prompt(job, longest)
     assert any("130 to 191" in line for line in said) == (longest == 129)
 
 
@@ -313,11 +323,57 @@ def test_a_utilization_that_leaves_nothing_for_the_cache_does_not_fit(model):
     assert pipeline.predict(asked(model["llama"], gpu_memory_utilization=least, **keys)).verdict == "fits"
 
 
-def test_the_answer_of_a_conversation_says_that_the_longest_context_is_not_searched(model):
-    found = pipeline.predict(asked(model["llama"], conversation=[{"tokens": 30, "new_tokens": 8}] * 2,
-                                   capacity_bytes=2 << 30), maximum_load=True)
-    assert found.inference.longest_prompt_tokens is None
-    assert any("not searched for a conversation" in line for line in sentences(found))
+@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
+def test_a_conversation_goes_on_for_as_many_turns_as_fit(model, batch, share):
+    workload = asked(model["llama"], conversation=TALK, per_device_eval_batch_size=batch,
+                     capacity_bytes=share + ASSUMED_RUNTIME_BYTES)
+    found = pipeline.predict(workload, maximum_load=True)
+    most, context = found.inference.most_turns, found.inference.longest_context_tokens
+    assert 3 < most < MOST_TURNS and found.inference.longest_prompt_tokens is None
+    assert context == 300 + 8 - 1 + (most - 1) * (200 + 8)
+    assert f"Further turns like the last one that fit: {most - 2}, then" in " ".join(sentences(found))
+    for number in (most, most + 1):
+        going_on = workload.replace(conversation=[TALK[0]] + [TALK[1]] * (number - 1))
+        assert (pipeline.predict(going_on).verdict == "fits") == (number == most)
+
+
+def test_a_conversation_that_does_not_fit_says_which_of_its_turns_do(model):
+    talk = [TALK[0], {"tokens": 3000, "new_tokens": 8}]
+    found = pipeline.predict(asked(model["llama"], conversation=talk, per_device_eval_batch_size=8,
+                                   capacity_bytes=(60 << 20) + ASSUMED_RUNTIME_BYTES), maximum_load=True)
+    assert found.verdict != "fits" and found.inference.most_turns == 1
+    assert "Of its turns only the first fits: a context of 307 tokens." in sentences(found)
+
+
+def test_a_conversation_goes_on_until_positions_end(model):
+    found = pipeline.predict(asked(model["llama"], conversation=[{"tokens": 1000, "new_tokens": 24}] * 2,
+                                   capacity_bytes=80 << 30), maximum_load=True).inference
+    assert found.longest_context_tokens == 4 * 1024 - 1
+    assert "4,096 positions" in found.search_limits[0]
+
+
+def test_turns_that_differ_in_their_context_alone_share_a_formula(model, seen):
+    """Every event and size, as if each had been traced at its context."""
+    talk = [TALK[0]] + [{"tokens": 10, "images": 1, "new_tokens": 7}] * 30
+    workload = inference.settled(asked(model["llava"], conversation=talk, per_device_eval_batch_size=2))
+    job = pipeline.prepare(workload)
+    assert {key.regime[2] for key in seen if key.generation.brings} == {"whole", "padded"}
+    for turn, piece in list(zip(job.turns, job.pieces))[-8:]:
+        composed = longer(piece, GPU)
+        whole = traced(workload, inference.traced_tokens(turn, []), turn)
+        for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
+            assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
+
+
+@given(st.integers(1, 50), st.integers(0, 4000), st.floats(0.5, 2.5), st.integers(1, 10**6))
+def test_the_last_size_with_room_is_found(least, more, power, limit):
+    def room(size: int) -> int | None:
+        return None if size > least + more - 7 else limit - int(size ** power)
+
+    most = least + more
+    expected = max((size for size in range(least, most + 1) if (room(size) or -1) >= 0 or room(size) == 0),
+                   default=least - 1)
+    assert maximum_load._last_with_room(room, least, most) == expected
 
 
 def test_a_conversation_without_turns_names_the_key():

@@ -1,0 +1,175 @@
+"""How much a GPU serves: the longest prompt or context, and the most sequences at once, that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from predictor.engine.generation import longer
+from predictor.errors import InputError
+from predictor.inference import InferenceJob, positions_of, prepare, unpredicted_prompts
+from predictor.models import find
+from predictor.prediction import Inference
+from predictor.turns import MOST_TOKENS, MOST_TURNS, turns
+from predictor.workload import Workload
+from predictor.workload_rules import MOST_IMAGES, MOST_SAMPLES
+from predictor.workload_rules import MOST_TOKENS as MOST_TOTAL
+
+if TYPE_CHECKING:
+    from predictor.pipeline import Progress
+
+STEP_TOKENS = 8
+"""Prompts are searched in such steps first: rows of masks are padded to multiples of 8."""
+LEAPS = 12
+"""Sizes that are tried where a line meets the limit; halves after that."""
+
+
+def searched(job: InferenceJob, held: Inference, progress: Progress | None = None) -> Inference:
+    """With what fits beside the rest of the workload.
+
+    Raises:
+        InputError: the workload names no GPU.
+    """
+    workload = job.workload
+    if workload.capacity is None:
+        raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
+    if workload.conversation is None:
+        prompt, talk = longest_prompt(job, progress), None
+        context = prompt and prompt + workload.max_new_tokens - 1
+        limits = _limits_of_prompt(job, prompt)
+    else:
+        prompt, talk = None, most_turns(job, progress)
+        context = talk and turns(_going_on(workload, talk))[-1].cached
+        limits = _refused("More turns", lambda: _going_on(workload, talk + 1))
+    most = concurrent_sequences(job, progress)
+    limits += _refused("More at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
+    return replace(held, longest_prompt_tokens=prompt, most_turns=talk, longest_context_tokens=context,
+                   concurrent_sequences=most, search_limits=limits)
+
+
+def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
+    """Tokens of the longest prompt that fits with the job's batch, images and reply; 0 if none does. A prompt that is
+    not predicted fits if the next longer one that is does."""
+    workload = job.workload
+    config, images = find(workload.model), workload.images_per_sample
+    end = min(filter(None, (positions_of(config), workload.max_cache_len)), default=MOST_TOKENS)
+    most = end - workload.max_new_tokens + 1
+    least = job.formula.facts.room(images) + images + 1  # text between images
+    least = workload.sequence_length if _fits(job) else least
+    gaps = unpredicted_prompts(config.windows, workload.max_new_tokens)
+
+    def of(tokens: int) -> Workload:
+        for first, last in gaps:
+            tokens = last + 1 if first <= tokens <= last else tokens
+        return workload.replace(sequence_length=tokens)
+
+    found = STEP_TOKENS * _largest(lambda steps: of(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
+                                   most // STEP_TOKENS, progress)
+    first = found + 1 if found else least
+    rest = range(min(most, -(-first // STEP_TOKENS) * STEP_TOKENS - 1), first - 1, -1)
+    return next((tokens for tokens in rest if _asked(_fits, of(tokens), progress)), found)
+
+
+def most_turns(job: InferenceJob, progress: Progress | None = None) -> int:
+    """How many turns of the job's conversation fit, which goes on with turns like its last one; 0 if not one does."""
+    workload, positions = job.workload, positions_of(find(job.workload.model)) or MOST_TOKENS
+    within = sum(turn.cached <= positions for turn in turns(_going_on(workload, MOST_TURNS)))
+    return _largest(lambda number: _going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
+
+
+def _going_on(workload: Workload, number: int) -> Workload:
+    """With so many turns: the conversation's own, then more like its last one."""
+    said = workload.conversation
+    return workload.replace(conversation=said[:number] + said[-1:] * (number - len(said)))
+
+
+def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) -> int:
+    """The most sequences at once that fit, each as the workload's; 0 if none does."""
+    workload = job.workload
+    images, tokens = max(turn.images for turn in job.turns), job.turns[-1].cached
+    each = longer(job.pieces[-1], job.gpu).cache_bytes // job.shape.batch
+    return _largest(lambda batch: workload.replace(per_device_eval_batch_size=batch),
+                    job.shape.batch if _fits(job) else 1,
+                    min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // each),
+                    progress)
+
+
+def _limits_of_prompt(job: InferenceJob, longest: int) -> tuple[str, ...]:
+    """Why no longer prompt than this was found, where that is not for lack of memory."""
+    if not longest:
+        return ()
+    gaps = unpredicted_prompts(find(job.workload.model).windows, job.workload.max_new_tokens)
+    return tuple(f"Prompts of {first:,} to {last:,} tokens, whose replies reach a sliding window after many tokens, "
+                 "are not predicted: some may fit." for first, last in gaps if first == longest + 1) or _refused(
+        "Longer prompts", lambda: job.workload.replace(sequence_length=longest + 1))
+
+
+def _refused(what: str, of: Callable[[], Workload]) -> tuple[str, ...]:
+    """Why a workload is not predicted, if it is not."""
+    try:
+        prepare(of())
+        return ()
+    except InputError as error:
+        return (f"{what} are not predicted: {error}.",)
+
+
+def _fits(job: InferenceJob) -> bool:
+    return job.judge().verdict == "fits"
+
+
+def _asked(what: Callable[[InferenceJob], Any], workload: Workload, progress: Progress | None) -> Any:
+    """What a workload answers; None if it is not predicted."""
+    try:
+        return what(prepare(workload, progress))
+    except InputError:
+        return None
+
+
+def _room(job: InferenceJob) -> int:
+    """Bytes that requested ones surely leave, which need no simulation; negative where they do not fit."""
+    surely, _ = job.margin.limits(job.workload.capacity)
+    return surely - job.run(None).peak
+
+
+def _largest(of: Callable[[int], Workload], least: int, most: int, progress: Progress | None) -> int:
+    """The largest size whose workload fits, 0 if not even the least does; one that is not predicted does not. By
+    requested bytes first, then downwards from there."""
+    def fits(size: int) -> bool | None:
+        return _asked(_fits, of(size), progress)
+
+    high = _last_with_room(lambda size: _asked(_room, of(size), progress), least, most)
+    low, step = high, 1
+    while low >= least and not fits(low):
+        high, low, step = low - 1, low - step, 2 * step
+    low = max(low, least - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low if low >= least else 0
+
+
+def _last_with_room(room: Callable[[int], int | None], least: int, most: int) -> int:
+    """The largest size in ``least … most`` that leaves room, ``least - 1`` if none does. Room shrinks as sizes grow,
+    nearly on a line: what is tried next is where the line through the last two sizes meets zero, at most four times as
+    large as any that left room, as much larger ones may take long to trace.
+
+    Args:
+        room: bytes that a size leaves, negative if it needs more; None if it is not predicted.
+    """
+    low, high, tried = least - 1, most + 1, []
+    while high - low > 1:
+        size = (_zero(*tried[-2:]) if 1 < len(tried) <= LEAPS else None) or (low + high) // 2
+        size = max(low + 1, min(size, 4 * low, high - 1)) if tried else least
+        left = room(size)
+        low, high = (low, size) if left is None or left < 0 else (size, high)
+        tried.append((size, left))
+    return low
+
+
+def _zero(first: tuple[int, int | None], second: tuple[int, int | None]) -> int | None:
+    """Where the line through two sizes and their room meets zero, rounded down; None without such a line."""
+    (smaller, more), (larger, less) = sorted((first, second))
+    if more is None or less is None or more <= less:
+        return None
+    return larger + less * (larger - smaller) // (more - less)
