@@ -80,8 +80,11 @@ class InferenceJob(Job):
         return LOOP
 
 
-def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJob:
+def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:
     """A workload of inference with its formulas.
+
+    Args:
+        one_length: other prompts will not be asked for: what is not alike at all batches is traced at this one alone.
 
     Raises:
         InputError: an unknown model, turns without room for their images, a cache longer than the model's positions,
@@ -93,7 +96,8 @@ def prepare(workload: Workload, progress: Progress | None = None) -> InferenceJo
     check_positions(said, positions_of(config), workload.max_cache_len, config.name)
     pieces, formulas, times = [], [], Counter(map(_alike, said))
     for turn in said:
-        formula = find_formula(workload, turn, gpu, progress, often=times[_alike(turn)] >= OFTEN)
+        formula = find_formula(workload, turn, gpu, progress, often=times[_alike(turn)] >= OFTEN,
+                               one_length=one_length)
         check_room(workload, turn, formula.facts)
         pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
         formulas.append(formula)
@@ -181,7 +185,7 @@ def _alike(turn: Turn) -> tuple[int, int, int, bool]:
 
 
 def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | None = None, *,
-                 often: bool = False) -> Formula:
+                 often: bool = False, one_length: bool = False) -> Formula:
     """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values is traced at its
     context alone, unless there are ``often`` such turns; one that meets a sliding window always."""
     shape = shape_of(workload, turn)
@@ -194,7 +198,7 @@ def find_formula(workload: Workload, turn: Turn, gpu: Gpu, progress: Progress | 
     else:
         alone = key.generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to multiples of 8
     alone = alone or key.generation.tokens > TRACED_TOKENS
-    return formula_of(config, key, shape, workload.dtype, progress, alone=alone)
+    return formula_of(config, key, shape, workload.dtype, progress, alone=alone, one_length=one_length)
 
 
 def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:

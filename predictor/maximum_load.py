@@ -64,18 +64,18 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
             tokens = last + 1 if first <= tokens <= last else tokens
         return workload.replace(sequence_length=tokens)
 
-    found = STEP_TOKENS * _largest(lambda steps: of(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
-                                   most // STEP_TOKENS, progress)
+    found = STEP_TOKENS * _search(lambda steps: of(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
+                                  most // STEP_TOKENS, progress)
     first = found + 1 if found else least
     rest = range(min(most, -(-first // STEP_TOKENS) * STEP_TOKENS - 1), first - 1, -1)
-    return next((tokens for tokens in rest if _asked(_fits, of(tokens), progress)), found)
+    return next((tokens for tokens in rest if _search(of, tokens, tokens, progress)), found)
 
 
 def most_turns(job: InferenceJob, progress: Progress | None = None) -> int:
     """How many turns of the job's conversation fit, which goes on with turns like its last one; 0 if not one does."""
     workload, positions = job.workload, positions_of(find(job.workload.model)) or MOST_TOKENS
     within = sum(turn.cached <= positions for turn in turns(_going_on(workload, MOST_TURNS)))
-    return _largest(lambda number: _going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
+    return _search(lambda number: _going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
 
 
 def _going_on(workload: Workload, number: int) -> Workload:
@@ -89,10 +89,10 @@ def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) ->
     workload = job.workload
     images, tokens = max(turn.images for turn in job.turns), job.turns[-1].cached
     each = longer(job.pieces[-1], job.gpu).cache_bytes // job.shape.batch
-    return _largest(lambda batch: workload.replace(per_device_eval_batch_size=batch),
-                    job.shape.batch if _fits(job) else 1,
-                    min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // each),
-                    progress)
+    return _search(lambda batch: workload.replace(per_device_eval_batch_size=batch),
+                   job.shape.batch if _fits(job) else 1,
+                   min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // each),
+                   progress, one_length=True)
 
 
 def _limits_of_prompt(job: InferenceJob, longest: int) -> tuple[str, ...]:
@@ -118,48 +118,62 @@ def _fits(job: InferenceJob) -> bool:
     return job.judge().verdict == "fits"
 
 
-def _asked(what: Callable[[InferenceJob], Any], workload: Workload, progress: Progress | None) -> Any:
-    """What a workload answers; None if it is not predicted."""
-    try:
-        return what(prepare(workload, progress))
-    except InputError:
-        return None
-
-
 def _room(job: InferenceJob) -> int:
     """Bytes that requested ones surely leave, which need no simulation; negative where they do not fit."""
     surely, _ = job.margin.limits(job.workload.capacity)
     return surely - job.run(None).peak
 
 
-def _largest(of: Callable[[int], Workload], least: int, most: int, progress: Progress | None) -> int:
-    """The largest size whose workload fits, 0 if not even the least does; one that is not predicted does not. By
-    requested bytes first, then downwards from there."""
-    def fits(size: int) -> bool | None:
-        return _asked(_fits, of(size), progress)
+def _search(of: Callable[[int], Workload], least: int, most: int, progress: Progress | None,
+            one_length: bool = False) -> int:
+    """The largest size whose workload fits, 0 if not even the least does; one that is not predicted does not."""
+    def asked(what: Callable[[InferenceJob], Any], size: int) -> Any:
+        try:
+            return what(prepare(of(size), progress, one_length=one_length))
+        except InputError:
+            return None
 
-    high = _last_with_room(lambda size: _asked(_room, of(size), progress), least, most)
-    low, step = high, 1
-    while low >= least and not fits(low):
-        high, low, step = low - 1, low - step, 2 * step
-    low = max(low, least - 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low if low >= least else 0
+    found = largest(lambda size: asked(_room, size), lambda size: bool(asked(_fits, size)), least, most)
+    return found if found >= least else 0
 
 
-def _last_with_room(room: Callable[[int], int | None], least: int, most: int) -> int:
-    """The largest size in ``least … most`` that leaves room, ``least - 1`` if none does. Room shrinks as sizes grow,
-    nearly on a line: what is tried next is where the line through the last two sizes meets zero, at most four times as
-    large as any that left room, as much larger ones may take long to trace.
+def largest(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The largest size in ``least … most`` that fits, ``least - 1`` if none does: from where room ends, up or down.
 
     Args:
-        room: bytes that a size leaves, negative if it needs more; None if it is not predicted.
+        room: bytes that a size leaves at least if it fits, negative if it cannot; None if it is not predicted. Quick.
+        fits: whether it does. Slow.
     """
+    def holds(size: int) -> bool:
+        left = room(size)
+        return left is not None and left >= 0 and fits(size)
+
+    low, high, step = least - 1, most + 1, 1
+    if least <= (size := _end_of_room(room, least, most)) and holds(size):
+        low = size
+        while low + step < high and holds(low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, high)
+    else:
+        high = max(size, least)
+        while high - step > low and not holds(high - step):
+            high, step = high - step, 2 * step
+        low = max(high - step, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _end_of_room(room: Callable[[int], int | None], least: int, most: int) -> int:
+    """About the largest size in ``least … most`` that leaves room, ``least - 1`` if none does. Room shrinks as sizes
+    grow, nearly on a line: what is tried next is where the line through the last two sizes meets zero, at most four
+    times as large as any that left room, as much larger ones may take long to trace."""
     low, high, tried = least - 1, most + 1, []
     while high - low > 1:
         size = (_zero(*tried[-2:]) if 1 < len(tried) <= LEAPS else None) or (low + high) // 2
+        if tried and size == low:
+            break
         size = max(low + 1, min(size, 4 * low, high - 1)) if tried else least
         left = room(size)
         low, high = (low, size) if left is None or left < 0 else (size, high)

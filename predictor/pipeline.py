@@ -290,9 +290,10 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 
 def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
-               *, alone: bool = False) -> Formula:
-    """The formula of a key at a shape, whose regime narrows if need be; ``alone``: to this shape at once, or to its
-    sequence where it is of a later turn of a conversation, which are alike at all batches."""
+               *, alone: bool = False, one_length: bool = False) -> Formula:
+    """The formula of a key at a shape, whose regime narrows if need be: first to samples and images, unless there is but
+    ``one_length``, then to the shape; ``alone``: to the shape at once, or to its sequence where it is of a later turn of
+    a conversation, which are alike at all batches."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 
@@ -300,7 +301,7 @@ def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: 
 
     keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
-    keys = keys[-1:] if alone else keys
+    keys = keys[-1:] if alone else [keys[0], keys[-1]] if one_length else keys
     if alone and key.generation and key.generation.brings and len(key.image_sizes) < 2:
         keys = [replace(key, regime=regime) for regime in regimes.of_batches(shape)] + keys
     found = store.get(keys, trace)
