@@ -9,6 +9,7 @@ from typing import Any
 from predictor import compared, fsdp, gpus, lora, models, quantization, regimes, store
 from predictor.errors import InputError
 from predictor.gpus import Gpu
+from predictor.modes import unpredicted
 from predictor.sizes import Shape
 from predictor.workload import Workload
 
@@ -39,7 +40,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
     config = models.find(workload.model)
     if config.routes_by_data:
         raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
-                         "the tokens that each gets: use peakcast learn")
+                         f"the tokens that each gets: {unpredicted(workload.mode)}")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     for key, (asked, compared_with) in COMPARED_WITH.items():
@@ -48,7 +49,7 @@ def formula_key(workload: Workload, shape: Shape, gpu: Gpu) -> tuple[models.Mode
                              "or use peakcast learn")
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
-                         "are not modelled: 8.0 and later are (peakcast learn takes a job as it was measured)")
+                         f"are not modelled, 8.0 and later are: {unpredicted(workload.mode)}")
     return config, store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),

@@ -25,6 +25,11 @@ BLOCK_TOKENS = 16
 """vLLM's default ``block_size`` on CUDA."""
 
 
+def unpredicted(mode: str) -> str:
+    """What to do about a job that the predictor refuses."""
+    return "use peakcast learn" if mode == "training" else "use peakcast measure"
+
+
 def has(mode: str, key: str) -> bool:
     """Whether a key means something in a mode."""
     return key in OF_BOTH or (key in OF_INFERENCE) == (mode == "inference")

@@ -291,9 +291,9 @@ def find_formula(workload: Workload, shape: Shape, gpu: Gpu, progress: Progress 
 
 def formula_of(config: models.ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
                *, alone: bool = False, one_length: bool = False) -> Formula:
-    """The formula of a key at a shape, whose regime narrows if need be: first to samples and images, unless there is but
-    ``one_length``, then to the shape; ``alone``: to the shape at once, or to its sequence where it is of a later turn of
-    a conversation, which are alike at all batches."""
+    """The formula of a key at a shape, whose regime narrows if need be: first to samples and images, unless there is
+    but ``one_length``, then to the shape; ``alone``: to the shape at once, or to its sequence where it is of a later
+    turn of a conversation, which are alike at all batches."""
     def trace(key: store.Key) -> Formula:
         from predictor.tracing import trace_formula
 

@@ -15,6 +15,7 @@ from predictor.errors import InputError
 from predictor.facts import TOWERS, ModelFacts, modality
 from predictor.gpus import Gpu
 from predictor.lora import Names, quiet
+from predictor.modes import unpredicted
 from predictor.sizes import Shape
 from predictor.values import Choice, Flag, FrozenMap, Invalid, Later, Number, Table
 
@@ -146,7 +147,7 @@ def check_rows(workload: Workload, facts: ModelFacts, shape: Shape, gpu: Gpu) ->
             if gemm_4bit.is_fused(gpu, seen, outputs, 2 * tensor.numel // outputs, ITEMSIZES[wanted.compute_dtype]):
                 raise InputError(f"quantization: {tensor.module}, a layer of 4 bits, would see {seen} tokens: of so "
                                  "few bitsandbytes takes another kernel, which is not predicted of layers with a "
-                                 "bias: use peakcast learn")
+                                 f"bias: {unpredicted(workload.mode)}")
 
 
 def notes(workload: Workload, facts: ModelFacts, rows: int) -> tuple[str, ...]:

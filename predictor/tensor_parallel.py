@@ -67,8 +67,12 @@ def tied(model) -> bool:
 
 def _check_head(model, size: int) -> None:
     """Where a head is tied to embeddings that the plan shards, and is not in the plan itself, transformers' forward
-    stops at a product of a plain tensor and a DTensor."""
+    stops at a product of a plain tensor and a DTensor; it gathers the outputs of a head in equal parts alone."""
     styles = model.tp_plan.values()
+    head = model.get_output_embeddings()
+    if head is not None and "colwise_gather_output" in styles and len(head.weight) % size:
+        raise InputError(f"tensor_parallel_size {size} does not divide the vocabulary of {type(model).__name__}, "
+                         f"{len(head.weight):,} tokens, and transformers stops at that: give a divisor")
     if tied(model) and "embedding_rowwise" in styles and "colwise_gather_output" not in styles:
         raise InputError(f"tensor_parallel_size {size}: the tp_plan of {type(model).__name__} shards embeddings, but "
                          "not the head that is tied to them, and transformers stops at that: leave it out")

@@ -13,6 +13,7 @@ from predictor import code_models, regimes
 from predictor.errors import InputError
 from predictor.formula import Formula
 from predictor.models import ModelConfig
+from predictor.modes import unpredicted
 from predictor.store import Key
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          trainable=key.trainable, frozen=key.frozen, lora=key.lora,
                          dtype=key.dtype, quantization=key.quantization)
-    _refuse_recurrent(config, model)
+    _refuse_recurrent(config, model, "inference" if key.generation else "training")
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
     if key.checkpointing != "off":
@@ -106,14 +107,14 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
 
 
-def _refuse_recurrent(config: ModelConfig, model) -> None:
+def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
     """Refuses recurrent layers, which a GPU runs in cuDNN or kernels of their own (ATen/native/RNN.cpp)."""
     from torch.nn import RNNBase, RNNCellBase
 
     for name, module in model.named_modules():
         if isinstance(module, RNNBase | RNNCellBase):
             raise InputError(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
-                             "which is not predicted yet: use peakcast learn")
+                             f"which is not predicted yet: {unpredicted(mode)}")
 
 
 def _require(config: ModelConfig, key: Key) -> None:

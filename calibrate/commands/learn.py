@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _workload(arguments: argparse.Namespace):
     """The source and plan of a workload."""
+    if options.workload(arguments).mode == "inference":
+        raise InputError("mode inference: formulas are learned of training: use peakcast predict, or peakcast measure")
     given = {name: _values(name, getattr(arguments, name)) for name in ("batches", "sequences", "images")}
     if arguments.sequence_length is None and given["sequences"]:
         arguments.sequence_length = str(max(given["sequences"]))

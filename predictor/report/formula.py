@@ -11,10 +11,12 @@ from predictor.report.units import size_text
 
 
 def shape_of(workload: Mapping[str, Any]) -> dict[str, int]:
-    """Values of the symbols in a formula's terms."""
-    batch = workload.get("per_device_train_batch_size") or 1
-    return {"batch": batch, "sequence": workload.get("sequence_length") or 0,
-            "images": batch * (workload.get("images_per_sample") or 1)}
+    """Values of the symbols in a formula's terms; of a conversation, its first turn's."""
+    batch = workload.get("per_device_train_batch_size") or workload.get("per_device_eval_batch_size") or 1
+    first = (workload.get("conversation") or (None,))[0]
+    tokens, images = (first["tokens"], first["images"]) if first else (
+        workload.get("sequence_length") or 0, workload.get("images_per_sample", 1) or 0)
+    return {"batch": batch, "sequence": tokens, "images": batch * images}
 
 
 def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:

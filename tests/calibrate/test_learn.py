@@ -248,6 +248,12 @@ def test_a_mistyped_placeholder_is_refused_with_the_right_one(capsys, word, righ
         capsys.readouterr().err
 
 
+def test_inference_is_not_learned(capsys):
+    assert main(["learn", "llama-3.1-8b", "--mode", "inference", "--sequence-length", "50", "-o", "x.npz"]) == 2
+    assert capsys.readouterr().err == ("peakcast: error: mode inference: formulas are learned of training: use peakcast "
+                                       "predict, or peakcast measure\n")
+
+
 def test_other_braces_are_the_scripts_own():
     check_placeholders(["{foo}", "${BATCH}", '{"batch": 2}', "{batch}x{sequence}"], PLACEHOLDERS)
 

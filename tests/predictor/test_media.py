@@ -83,6 +83,7 @@ def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys
         prepared(tmp_path, MEDIA[name], **keys)
 
 
-def test_experts_that_run_one_after_another_are_refused(tmp_path):
-    with pytest.raises(InputError, match="depends on the tokens that each gets"):
-        prepared(tmp_path, {"model_type": "dbrx", "vocab_size": 320}, sequence_length=20)
+@pytest.mark.parametrize(("mode", "command"), [("training", "learn"), ("inference", "measure")])
+def test_experts_that_run_one_after_another_are_refused(tmp_path, mode, command):
+    with pytest.raises(InputError, match=f"depends on the tokens that each gets: use peakcast {command}"):
+        prepared(tmp_path, {"model_type": "dbrx", "vocab_size": 320}, sequence_length=20, mode=mode)

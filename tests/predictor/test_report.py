@@ -123,6 +123,16 @@ def test_a_formula_shows_what_each_term_comes_to_largest_first():
         "131,072 B·batch·sequence [2.00 GiB] + 1.00 GiB + 4,096 B·images^2 [1.00 MiB] + 2 x cublas [64 B]")
 
 
+@pytest.mark.parametrize("workload", [
+    {"per_device_eval_batch_size": 8, "conversation": [{"tokens": 1024, "images": 2}, {"tokens": 7, "images": 0}]},
+    {"per_device_eval_batch_size": 8, "sequence_length": 1024, "images_per_sample": 2},
+])
+def test_a_formula_of_inference_is_of_its_first_call(workload):
+    candidate = Candidate(Moment.PREFILL, "", "", 1, GIB + (8 << 20) + 64, {"batch·sequence": 131_072, "images": 1 << 19, "1": 64})
+    assert formula_text(candidate, workload) == (
+        "131,072 B·batch·sequence [1.00 GiB] + 524,288 B·images [8.00 MiB] + 64 B")
+
+
 def test_explain_shows_the_highest_moments_in_order():
     text = shown(explain.report, samples.prediction(), moments=2)
     assert text.index("  1. 43.00 GiB  backward, step 2: aten::mm in language_model") < text.index(

@@ -115,6 +115,8 @@ def test_ddp_leaves_a_shared_weight_sharded_in_its_second_module(tied):
      "key/value heads of LlamaForCausalLM, and transformers splits none: give a divisor of 2"),
     (small_llama(intermediate_size=110), {"tensor_parallel_size": 4}, "tensor_parallel_size 4 does not divide "
      "model.layers.0.mlp.gate_proj.weight (110 x 64): ranks that hold unlike parts are not predicted"),
+    (small_llama(vocab_size=321), {}, "tensor_parallel_size 2 does not divide the vocabulary of LlamaForCausalLM, 321 "
+     "tokens, and transformers stops at that: give a divisor"),
     ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 320}, {},
      "tensor_parallel_size 2: transformers has no tp_plan for GPT2LMHeadModel: leave it out"),
     (TIED, {}, "tensor_parallel_size 2: the tp_plan of "
