@@ -6,14 +6,26 @@ from predictor import hub
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
+from predictor.suggest import show
 from predictor.values import Number, Whole
 
 _LATER = "it is not predicted: leave it out"
+_PLACED = "a model over several devices is not predicted: leave it out"
+_LOSS = "its loss keeps other logits than those that are predicted: leave it out"
+_GROUPS = "further optimizer groups"
+_ROWS = "rows of the embedding and the head"
 _OWN = "its own kernels"
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
+WIDE = (None, "sdpa", "eager")
+"""Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""
+PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugin")
+"""Plugins that are known: the first two for what their own keys say, the others change no step."""
+LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq")
+"""Ends of names of transformers' classes with a head of next tokens."""
 LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 ARGUMENTS = {
     "base_model": part(TEXT, option="model"),
@@ -64,27 +76,59 @@ ARGUMENTS = {
     "torch_compile": to("torch_compile", FlagOr("auto")),
     "val_set_size": part(Number(), 0.0),
     "test_datasets": part(Any_()),
+    "eval_strategy": part(TEXT),
+    "eval_steps": part(Number()),
+    "evals_per_epoch": part(Number()),
+    "eval_sequence_len": part(hf.LENGTH),
+    "eval_sample_packing": part(FLAG),
+    "plugins": part(Words(), ()),
+    "type_of_model": part(TEXT),
+    "base_model_config": part(TEXT),
+    "bnb_config_kwargs": part(Mapped()),
+    "embeddings_skip_upcast": part(FLAG),
+    "processor_kwargs": part(Mapped()),
+    "accelerator_config": part(Mapped()),
+    "sdpa_varlen": part(FLAG),
     **dict.fromkeys(LIGER, part(FLAG, False)),
-    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", *KERNELS, "flash_attn_fuse_mlp", "use_kernels"),
-                    noted(_OWN, FLAG)),
-    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy"),
-                    refused("its loss keeps other logits than those that are predicted: leave it out", kind=FLAG)),
+    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", "liger_use_token_scaling", *KERNELS,
+                     "flash_attn_fuse_mlp", "fused_attn_kernel", "flash_attn_d512", "use_kernels"), noted(_OWN, FLAG)),
+    "large_head_attention": noted(_OWN, off=(None, "sdpa")),
+    "experts_implementation": noted(_OWN),
+    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy",
+                     "use_eaft"), refused(_LOSS, kind=FLAG)),
     "tiled_mlp": refused(_LATER, kind=FLAG),
     "liger_kernel_impl": noted(_OWN),
-    **{key: hf.NOT_PREDICTED[key] for key in ("neftune_noise_alpha", "torch_empty_cache_steps")},
+    "neftune_noise_alpha": hf.NOT_PREDICTED["neftune_noise_alpha"],
+    **dict.fromkeys(("torch_empty_cache_steps", "gc_steps", "gc_collect_steps"), refused(
+        hf.NOT_PREDICTED["torch_empty_cache_steps"].refusal)),
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
-    "loraplus_lr_ratio": noted("further optimizer groups", Number()),
-    "lr_groups": noted("further optimizer groups"),
-    "embedding_lr": noted("further optimizer groups", Number()),
-    "embedding_lr_scale": noted("further optimizer groups", Number()),
+    "lr_groups": noted(_GROUPS),
+    **dict.fromkeys(("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale"), noted(_GROUPS, Number())),
     "fp32_norms": noted("norms in fp32", FLAG),
-    "tokens": noted("further rows of the embedding and the head"),
+    "tokens": noted(f"further {_ROWS}"),
+    "resize_token_embeddings_to_32x": noted(f"further {_ROWS}", FLAG),
+    "shrink_embeddings": noted(f"fewer {_ROWS}", FLAG),
+    "lora_model_dir": noted(RESUMED),
+    "wandb_watch": noted("histograms of gradients"),
+    "eval_table_size": noted("samples that are generated in an evaluation"),
+    **dict.fromkeys(("do_bench_eval", "do_causal_lm_eval", "generate_samples"), noted(
+        "samples that are generated in an evaluation", FLAG)),
     "image_size": part(Any_()),
     **dict.fromkeys(("rl", "reward_model", "process_reward_model"), refused(
         "supervised training with next-token loss is predicted")),
     **dict.fromkeys(("relora", "gptq", "qat", "fp8", "layer_offloading", "lisa_n_layers", "lora_target_parameters",
                      "peft_layers_to_transform", "lora_rank_pattern", "deepcompile", "quantize_moe_experts",
-                     "peft_layer_replication", "lora_on_cpu", "use_onebitllms", "use_pose"), refused(_LATER)),
+                     "peft_layer_replication", "lora_on_cpu", "use_onebitllms", "use_pose", "lora_exclude_modules",
+                     "peft_trainable_token_indices", "peft_ensure_weight_tying", "peft", "flash_optimum", "use_ray",
+                     "llama4_linearized_experts", "gemma4_hybrid_attn_impl", "scaling_softmax", "ple_cpu_offload",
+                     "model_quantization_config", "multipack_real_batches"), refused(_LATER)),
+    "peft_init_lora_weights": refused(_LATER, (None, "", True, False, "gaussian", "orthogonal")),
+    **dict.fromkeys(("overrides_of_model_config", "overrides_of_model_kwargs", "cls_model_config"), refused(
+        "the model of its own config.json is predicted: change it there, in a folder that base_model names")),
+    "num_labels": refused("next-token loss is predicted: leave it out"),
+    "trainer_cls": refused("a trainer of your own is not predicted: leave it out, or use peakcast learn"),
+    "device_map": refused(_PLACED, (None, "", "auto")),
+    **dict.fromkeys(("gpu_memory_limit", "max_memory"), refused(_PLACED)),
     **dict.fromkeys(("context_parallel_size", "tensor_parallel_size", "sequence_parallel_degree", "dp_shard_size",
                      "dp_replicate_size"), refused("parallelism of other than samples is not predicted: leave it out",
                                                    (None, 1))),
@@ -95,14 +139,22 @@ ARGUMENTS = {
 def rules(reading: Reading) -> None:
     """utils/config/__init__.py, core/builders/base.py, loaders/."""
     name = trainer.model(reading, "base_model")
+    on_one_gpu(reading, reading.world_size, "start it with accelerate launch, or let it see one GPU")
+    _as_loaded(reading)
     _batch(reading)
     trainer.attention(reading, _attention(reading), *_given(reading, "attn_implementation", *ATTENTION))
     _trained(reading, name)
     _checkpointing(reading)
     if reading["sample_packing"]:
         reading.put("padding", "packed", "sample_packing")
+        if _attention(reading) == "sdpa" and reading["sdpa_varlen"] is not False:
+            reading.note("sdpa_varlen: packed samples through PyTorch's varlen_attn; predicted with a mask of all "
+                         "pairs of tokens")
     liger = [key for key in LIGER if reading[key]]
-    if len(liger) == len(LIGER):
+    if liger and "LigerPlugin" not in _plugins(reading):
+        reading.note(f"{', '.join(liger)}: axolotl leaves that out, as plugins does not name "
+                     "axolotl.integrations.liger.LigerPlugin")
+    elif len(liger) == len(LIGER):
         reading.put("use_liger_kernel", True, *LIGER)
     elif liger:
         reading.note(f"{', '.join(liger)}: some of Liger's kernels without the others ({', '.join(LIGER)} together are "
@@ -113,18 +165,79 @@ def rules(reading: Reading) -> None:
     if reading["fsdp_version"] == 1:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
+    _embeddings(reading)
     if "dtype" not in reading.workload:
         weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
-    if isinstance(reading["image_size"], int):
-        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+    _pictures(reading, name)
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
     trainer.together(reading)
-    trainer.evaluation(reading, "val_set_size", bool(reading["val_set_size"] or reading["test_datasets"]),
-                       "eval_batch_size")
+    _evaluation(reading)
 
 
 def _given(reading: Reading, *names: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in reading) or names[:1]
+
+
+def _plugins(reading: Reading) -> set[str]:
+    return {name.rpartition(".")[2] for name in reading["plugins"]}
+
+
+def _as_loaded(reading: Reading) -> None:
+    """What makes of the model and its trainer something else than the model's own files say."""
+    found = _plugins(reading)
+    for plugin in sorted(found - set(PLUGINS)):
+        raise reading.wrong("plugins", f"names {show(plugin)}, which is not predicted: leave it out")
+    if "CutCrossEntropyPlugin" in found and reading["cut_cross_entropy"] is not False:
+        raise reading.wrong("plugins", "names CutCrossEntropyPlugin, which is on unless cut_cross_entropy is false: "
+                                       f"{_LOSS}")
+    loader, config = reading["type_of_model"], reading["base_model_config"]
+    if loader and not loader.endswith(LOADED):
+        raise reading.wrong("type_of_model", f"is {show(loader)}: a model with a head of next tokens is predicted")
+    if config and config != reading["base_model"]:
+        raise reading.wrong("base_model_config", "is not base_model, whose own config.json is predicted: leave it out")
+    if (reading["accelerator_config"] or {}).get("split_batches"):
+        raise reading.wrong("accelerator_config", "has split_batches, which splits a micro batch among the GPUs: leave "
+                                                  "it out, and give what each has as micro_batch_size")
+
+
+def _embeddings(reading: Reading) -> None:
+    """loaders/model.py, ``_configure_embedding_dtypes``: embeddings, head and norms become fp32, and narrow again with
+    adapters, or where the attention asks for it; FSDP is spared, and DeepSpeed casts everything."""
+    options = reading.given.options
+    engine = "deepspeed" in reading.workload or reading.workload.get("engine") == "fsdp2" or \
+        any(key in options for key in ("deepspeed", "zero_stage", "engine"))
+    attention = options.get("attn_implementation") or _attention(reading)
+    if reading["load_in_4bit"] and not engine and reading["peft_autocast_adapter_dtype"] is not False:
+        reading.note("load_in_4bit: adapters, and what of towers is not of 4 bits, are fp32 in axolotl, bf16 here")
+    if reading.half and not reading["adapter"] and not engine and attention in WIDE:
+        key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
+        raise reading.wrong(key, f"is {show(reading[key]) if key in reading else 'not given'}: axolotl then keeps "
+                                 f"embeddings, head and norms in fp32 beside layers of {reading.half}, which is not "
+                                 "predicted: give attn_implementation flash_attention_2, deepspeed or fsdp, which "
+                                 "leave one dtype")
+
+
+def _pictures(reading: Reading, name: str) -> None:
+    asked = dict(reading["processor_kwargs"] or {})
+    if isinstance(reading["image_size"], int):
+        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+    elif isinstance(asked.get("max_pixels"), int):
+        trainer.pictures(reading, name, asked.pop("max_pixels"), "processor_kwargs")
+    if asked:
+        reading.note(f"processor_kwargs {', '.join(asked)}: what the processor makes of pictures")
+
+
+def _evaluation(reading: Reading) -> None:
+    """core/builders/base.py, ``_configure_save_and_eval_strategy``; utils/config/__init__.py, ``normalize_config``."""
+    held = next((key for key in ("val_set_size", "test_datasets") if reading[key]), None)
+    when = next((key for key in ("eval_steps", "evals_per_epoch", "eval_strategy") if reading[key] not in (
+        None, 0, "no")), None)
+    asked = held is not None and when is not None
+    if asked and (reading["eval_sequence_len"] or 0) > reading["sequence_len"]:
+        raise reading.wrong("eval_sequence_len", "is above sequence_len: predicted is an evaluation of that length")
+    if asked and reading["sample_packing"] and reading["eval_sample_packing"] is False:
+        reading.note("eval_sample_packing: an evaluation of padded samples; predicted packed as in training")
+    trainer.evaluation(reading, when or "eval_strategy", asked, "eval_batch_size")
 
 
 def _batch(reading: Reading) -> None:
@@ -166,6 +279,9 @@ def _trained(reading: Reading, name: str) -> None:
                                                    "default")
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
+    if adapter == "lora" and reading["load_in_4bit"]:  # loaders/model.py, _set_quantization_config
+        raise reading.wrong("load_in_4bit", "is on, but adapter is lora, for which axolotl makes layers fp32 instead: "
+                                            "give adapter qlora")
     trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
                  targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
@@ -180,8 +296,9 @@ def _trained(reading: Reading, name: str) -> None:
         trainer.freeze_projector(reading, name, "adapter")
     if reading["load_in_4bit"]:
         reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16"},
-                    "load_in_4bit")
+                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16",
+                                     "prepare": "trl", **(reading["bnb_config_kwargs"] or {})},
+                    "load_in_4bit", "bnb_config_kwargs", "embeddings_skip_upcast")
 
 
 def _checkpointing(reading: Reading) -> None:
@@ -204,4 +321,7 @@ FORMAT = Format(
     "axolotl", "axolotl 0.19", ARGUMENTS,
     frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "lora_target_linear",
                "pad_to_sequence_len", "val_set_size", "base_model_config")),
-    rules, renamed={"model_type": "type_of_model"}, shares=())
+    rules, renamed={"model_type": "type_of_model", "model_config": "overrides_of_model_config",
+                    "model_kwargs": "overrides_of_model_kwargs", "model_revision": "revision_of_model",
+                    "evaluation_strategy": "eval_strategy", "liger_swiglu": "liger_glu_activation",
+                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=())

@@ -20,7 +20,7 @@ from predictor.readers.values import Any_
 if TYPE_CHECKING:
     from predictor.readers.reading import Reading
 
-OFF = (None, False, "", "no", "none", 0, ())
+OFF = (None, False, "", "no", "none", 0, (), [])
 
 
 @dataclass(frozen=True)
