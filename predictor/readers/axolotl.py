@@ -24,7 +24,7 @@ WIDE = (None, "sdpa", "eager")
 """Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugin")
 """Plugins that are known: the first two for what their own keys say, the others change no step."""
-LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq")
+LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMHeadModel")
 """Ends of names of transformers' classes with a head of next tokens."""
 LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 ARGUMENTS = {
@@ -211,10 +211,10 @@ def _embeddings(reading: Reading) -> None:
         reading.note("load_in_4bit: adapters, and what of towers is not of 4 bits, are fp32 in axolotl, bf16 here")
     if reading.half and not reading["adapter"] and not engine and attention in WIDE:
         key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
-        raise reading.wrong(key, f"is {show(reading[key]) if key in reading else 'not given'}: axolotl then keeps "
-                                 f"embeddings, head and norms in fp32 beside layers of {reading.half}, which is not "
-                                 "predicted: give attn_implementation flash_attention_2, deepspeed or fsdp, which "
-                                 "leave one dtype")
+        given = "on" if reading[key] is True else show(reading[key]) if key in reading else "not given"
+        raise reading.wrong(key, f"is {given}: axolotl then keeps embeddings, head and norms in fp32 beside layers of "
+                                 f"{reading.half}, which is not predicted: give attn_implementation flash_attention_2, "
+                                 "deepspeed or fsdp, which leave one dtype")
 
 
 def _pictures(reading: Reading, name: str) -> None:
@@ -297,7 +297,8 @@ def _trained(reading: Reading, name: str) -> None:
     if reading["load_in_4bit"]:
         reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                                      "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16",
-                                     "prepare": "trl", **(reading["bnb_config_kwargs"] or {})},
+                                     "prepare": "trl", **({"llm_int8_skip_modules": ["lm_head"]} if found else {}),
+                                     **(reading["bnb_config_kwargs"] or {})},
                     "load_in_4bit", "bnb_config_kwargs", "embeddings_skip_upcast")
 
 

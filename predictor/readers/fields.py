@@ -57,9 +57,9 @@ def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) 
     return Field(kind, default, note=note, off=off)
 
 
-def refused(refusal: str, off: tuple = OFF, kind: Any = Any_()) -> Field:  # noqa: B008
+def refused(refusal: str, off: tuple = OFF, kind: Any = Any_(), default: Any = None) -> Field:  # noqa: B008
     """What is not predicted, where it is on."""
-    return Field(kind, refusal=refusal, off=off)
+    return Field(kind, default, refusal=refusal, off=off)
 
 
 @dataclass(frozen=True)

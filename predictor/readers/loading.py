@@ -19,6 +19,6 @@ def on_one_gpu(reading: Reading, processes: int, instead: str) -> None:
     visible = given.environment.get("CUDA_VISIBLE_DEVICES", "")
     as_many_as_visible = given.world_size is None and given.launched_by
     if given.gpus is None and not as_many_as_visible and len(visible.split(",")) >= 2 * max(processes, 1):
-        raise InputError(f"{given.starts}: CUDA_VISIBLE_DEVICES={visible}, where {reading.form.framework} starts {processes} "
-                         f"process{'es' * (processes > 1)}, which splits the model over the GPUs: that is not predicted, "
-                         f"{instead}")
+        started = f"{processes} process{'es' * (processes > 1)}"
+        raise InputError(f"{given.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: {reading.form.framework} "
+                         f"then splits the model over the GPUs, which is not predicted: {instead}")

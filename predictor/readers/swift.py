@@ -89,7 +89,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
         "a model over several devices is not predicted: leave it out")),
     "bnb_4bit_quant_storage": refused("use uint8", (None, "", "uint8")),
     "init_weights": refused(_LATER, (None, "", True, False, "true", "True", "false", "False", "gaussian",
-                                     "orthogonal")),
+                                     "orthogonal"), default="true"),
     "load_args": refused("the arguments of a checkpoint are not read: give them here", kind=FLAG),
 }
 PIXELS = "MAX_PIXELS"
@@ -183,11 +183,19 @@ def _adapters(reading: Reading, name: str) -> None:
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"] or reading["quant_bits"]:
+        found = hub.parts(name)
         half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["bnb_4bit_quant_type"], "bnb_4bit_compute_dtype": half,
-            "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl"},
+            "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl",
+            **({"llm_int8_skip_modules": _not_quantized(found)} if found else {})},
             "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+
+
+def _not_quantized(found: hub.Parts) -> list[str]:
+    """arguments/base_args/quant_args.py, ``get_modules_to_not_convert``: all but the language model."""
+    parts = (pattern.strip("*").partition(".")[0] for pattern in (*found.towers, found.projector[0]))
+    return [*dict.fromkeys(f"model.{part}" for part in parts), "lm_head"]
 
 
 def _checkpointing(reading: Reading, name: str) -> None:
@@ -209,8 +217,9 @@ def _loss(reading: Reading) -> None:
     own = next((key for key in ("enable_dft_loss", "enable_channel_loss") if reading[key]),
                None if scaled else "loss_scale")
     if own and reading["use_liger_kernel"]:
-        raise reading.wrong(own, f"is {show(reading[own])}, and use_liger_kernel is on, whose loss ms-swift then "
-                                 "replaces with its own: leave out one of them")
+        given = "on" if reading[own] is True else show(reading[own])
+        raise reading.wrong(own, f"is {given}, and use_liger_kernel is on, whose loss ms-swift then replaces with its own: "
+                                 "leave out one of them")
     if own:
         reading.note(f"{own}: ms-swift's own loss of each token, predicted as that of transformers")
 
