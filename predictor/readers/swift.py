@@ -107,7 +107,7 @@ def rules(reading: Reading) -> None:
     if environment.get("SWIFT_SINGLE_DEVICE_MODE") != "1":
         here = environment.get("NPROC_PER_NODE", "")
         on_one_gpu(reading, int(here) if here.isdecimal() else reading.world_size,
-                        "set NPROC_PER_NODE to their number, or let it see one GPU")
+                   "set NPROC_PER_NODE to their number, or let it see one GPU")
     _loss(reading)
     for callback in reading["callbacks"]:
         if callback not in CALLBACKS:
@@ -218,8 +218,8 @@ def _loss(reading: Reading) -> None:
                None if scaled else "loss_scale")
     if own and reading["use_liger_kernel"]:
         given = "on" if reading[own] is True else show(reading[own])
-        raise reading.wrong(own, f"is {given}, and use_liger_kernel is on, whose loss ms-swift then replaces with its own: "
-                                 "leave out one of them")
+        raise reading.wrong(own, f"is {given}, and use_liger_kernel is on, whose loss ms-swift then replaces with its "
+                                 "own: leave out one of them")
     if own:
         reading.note(f"{own}: ms-swift's own loss of each token, predicted as that of transformers")
 

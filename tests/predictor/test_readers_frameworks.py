@@ -49,6 +49,7 @@ def refusal(read, keys: dict) -> str:
         ("base_model_config", "gpt2", "base_model_config"), ("peft", {"loftq_config": {"loftq_bits": 4}}, "peft"),
         ("peft_init_lora_weights", "pissa", "peft_init_lora_weights"), ("peft_trainable_token_indices", [1], "peft_trainable_token_indices"),
         ("model_quantization_config", "Mxfp4Config", "model_quantization_config"), ("liger_cross_entropy", True, "liger_cross_entropy"),
+        ("reinit_weights", True, "reinit_weights"), ("s2_attention", True, "s2_attention"),
         ("accelerator_config", {"split_batches": True}, "accelerator_config"))),
     *((SWIFT | {"use_liger_kernel": True, key: value}, f"{key} is {'on' if value is True else json.dumps(value)}, and use_liger_kernel is on") for key, value in (
         ("enable_dft_loss", True), ("enable_channel_loss", True), ("loss_scale", "hermes"), ("loss_scale", "last_round+react"))),
@@ -64,6 +65,11 @@ def test_what_is_not_predicted_is_refused_by_name(read, keys, start):
 def test_axolotl_leaves_one_dtype_where_its_attention_or_adapters_ask_for_it(read, keys):
     values, _ = read(FULL | keys)
     assert values["dtype"] == ("bf16" if (FULL | keys)["bf16"] else "fp32")
+
+
+@pytest.mark.parametrize(("said", "autocast"), [(True, "bf16"), ("full", None)])
+def test_axolotls_full_bf16_is_without_autocast(read, said, autocast):
+    assert read(LORA | {"bf16": said})[0].get("mixed_precision") == autocast
 
 
 @pytest.mark.parametrize("engine", [{"fsdp_version": 2, "fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}},
@@ -112,6 +118,13 @@ def test_an_evaluation_is_predicted_or_named_where_there_is_one(read, keys):
 def test_longer_samples_of_an_evaluation_are_refused(read):
     keys = LORA | {"val_set_size": 0.1, "eval_steps": 10}
     assert refusal(read, keys | {"eval_sequence_len": 1024}).startswith("eval_sequence_len is above sequence_len")
+
+
+@pytest.mark.parametrize(("keys", "length"), [
+    ({}, 1024), ({"pad_to_sequence_len": True}, 1024), ({"pad_to_sequence_len": False}, 1000), ({"pad_to_multiple_of": 8}, 1000),
+    ({"pad_to_multiple_of": 768}, 1536)])
+def test_axolotls_rows_of_text_are_padded_to_a_multiple(read, keys, length):
+    assert read(LORA | {"sequence_len": 1000} | keys)[0]["sequence_length"] == length
 
 
 @pytest.mark.parametrize(("keys", "length"), [({"packing": True, "attn_impl": "flash_attn"}, 8192), ({}, 512)])
