@@ -111,7 +111,7 @@ def _pictures(reading: Reading, name: str) -> None:
     elif isinstance(asked.get("max_pixels"), int):
         trainer.pictures(reading, name, asked.pop("max_pixels"), "processor_kwargs")
     if asked:
-        reading.note(f"processor_kwargs {', '.join(asked)}: what the processor makes of pictures")
+        reading.note(f"processor_kwargs {', '.join(map(str, asked))}: what the processor makes of pictures")
 
 
 def _evaluation(reading: Reading) -> None:

@@ -18,7 +18,8 @@ def on_one_gpu(reading: Reading, processes: int, instead: str) -> None:
     given = reading.given
     visible = given.environment.get("CUDA_VISIBLE_DEVICES", "")
     as_many_as_visible = given.world_size is None and given.launched_by
-    if given.gpus is None and not as_many_as_visible and len(visible.split(",")) >= 2 * max(processes, 1):
+    several = len([word for word in visible.split(",") if word.strip()]) >= 2 * max(processes, 1)
+    if several and given.gpus is None and not as_many_as_visible:
         started = f"{processes} process{'es' * (processes > 1)}"
         raise InputError(f"{given.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: {reading.form.framework} "
                          f"then splits the model over the GPUs, which is not predicted: {instead}")

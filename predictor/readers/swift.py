@@ -106,7 +106,7 @@ def rules(reading: Reading) -> None:
     environment = reading.given.environment
     if environment.get("SWIFT_SINGLE_DEVICE_MODE") != "1":
         here = environment.get("NPROC_PER_NODE", "")
-        on_one_gpu(reading, int(here) if here.isdecimal() else reading.world_size,
+        on_one_gpu(reading, int(here) if here.isdecimal() and len(here) < 6 else reading.world_size,
                    "set NPROC_PER_NODE to their number, or let it see one GPU")
     _loss(reading)
     for callback in reading["callbacks"]:
@@ -226,7 +226,7 @@ def _loss(reading: Reading) -> None:
 
 def _pictures(reading: Reading, name: str) -> None:
     """Pictures come scaled to ``max_pixels``; the model's processor has the variable, which ``model_kwargs`` sets."""
-    given = {key.upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
+    given = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
     by = "model_kwargs" if PIXELS in given else PIXELS
     item = given.pop(PIXELS, reading.given.environment.get(PIXELS))
     limits = {} if item is None else {by: reading.checked(by, ARGUMENTS["max_pixels"], item)}
