@@ -49,7 +49,7 @@ def refusal(read, keys: dict) -> str:
         ("base_model_config", "gpt2", "base_model_config"), ("peft", {"loftq_config": {"loftq_bits": 4}}, "peft"),
         ("peft_init_lora_weights", "pissa", "peft_init_lora_weights"), ("peft_trainable_token_indices", [1], "peft_trainable_token_indices"),
         ("model_quantization_config", "Mxfp4Config", "model_quantization_config"), ("liger_cross_entropy", True, "liger_cross_entropy"),
-        ("reinit_weights", True, "reinit_weights"), ("s2_attention", True, "s2_attention"),
+        ("bnb_config_kwargs", "x", "bnb_config_kwargs"), ("reinit_weights", True, "reinit_weights"), ("s2_attention", True, "s2_attention"),
         ("accelerator_config", {"split_batches": True}, "accelerator_config"))),
     *((SWIFT | {"use_liger_kernel": True, key: value}, f"{key} is {'on' if value is True else json.dumps(value)}, and use_liger_kernel is on") for key, value in (
         ("enable_dft_loss", True), ("enable_channel_loss", True), ("loss_scale", "hermes"), ("loss_scale", "last_round+react"))),
