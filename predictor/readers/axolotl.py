@@ -90,13 +90,11 @@ def _as_loaded(reading: Reading) -> None:
 def _embeddings(reading: Reading) -> None:
     """loaders/model.py, ``_configure_embedding_dtypes``: embeddings, head and norms become fp32, and narrow again with
     adapters, or where the attention asks for it; FSDP is spared, and DeepSpeed casts everything."""
-    options = reading.given.options
     engine = "deepspeed" in reading.workload or reading.workload.get("engine") == "fsdp2" or \
-        any(key in options for key in ("deepspeed", "zero_stage", "engine"))
-    attention = options.get("attn_implementation") or _attention(reading)
+        any(key in reading.given.options for key in ("deepspeed", "zero_stage", "engine"))
     if reading["load_in_4bit"] and not engine and reading["peft_autocast_adapter_dtype"] is not False:
         reading.note("load_in_4bit: adapters, and what of towers is not of 4 bits, are fp32 in axolotl, bf16 here")
-    if reading.half and not reading["adapter"] and not engine and attention in WIDE:
+    if reading.half and not reading["adapter"] and not engine and _attention(reading) in WIDE:
         key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
         given = "on" if reading[key] is True else show(reading[key]) if key in reading else "not given"
         raise reading.wrong(key, f"is {given}: axolotl then keeps embeddings, head and norms in fp32 beside layers of "
