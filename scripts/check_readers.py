@@ -66,7 +66,8 @@ def compared(name: str, defaults: Mapping[str, Any], example: Mapping[str, tuple
     differing = {key: {"package": defaults[key], "reader": value} for key, value in ours.items()
                  if plain(value) != plain(defaults[key]) and not (value in OFF and defaults[key] in OFF)
                  and (name, key) not in EXPLAINED}
-    return {"keys": len(defaults), "unknown": sorted(defaults.keys() - form.fields.keys() - form.without_effect),
+    return {"keys": len(defaults), "unknown": sorted(
+                defaults.keys() - form.fields.keys() - form.without_effect - form.renamed.keys()),
             "defaults": len(ours), "differing": differing, "example": len(example),
             "example_differing": {key: {"package": theirs, "reader": read} for key, (theirs, read) in example.items()
                                   if plain(theirs) != plain(read)}}

@@ -1,108 +1,45 @@
-"""axolotl's YAML (release 0.19, utils/schemas)."""
+"""axolotl's YAML (release 0.19)."""
 
 from __future__ import annotations
 
 from predictor import hub
 from predictor.readers import trainer, weights
-from predictor.readers import training_arguments as hf
-from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
+from predictor.readers.fields import Format
+from predictor.readers.loading import on_one_gpu
 from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
-from predictor.values import Number, Whole
+from predictor.suggest import show
 
-_LATER = "it is not predicted: leave it out"
-_OWN = "its own kernels"
-KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
-LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
-ARGUMENTS = {
-    "base_model": part(TEXT, option="model"),
-    "sequence_len": to("sequence_length", hf.LENGTH, 512),
-    "micro_batch_size": part(hf.BATCH, 1, "per_device_train_batch_size"),
-    "gradient_accumulation_steps": part(hf.STEPS, 1, "gradient_accumulation_steps"),
-    "batch_size": part(Whole(1, 1 << 30)),
-    "eval_batch_size": part(hf.BATCH),
-    "optimizer": to("optim", TEXT, "adamw_torch_fused"),
-    "optim_args": to("optim_args", Any_()),
-    "weight_decay": to("weight_decay", Number(), 0.0),
-    "max_grad_norm": part(Number(), 1.0, "max_grad_norm"),
-    "bf16": part(FlagOr("auto", "full"), "auto"),
-    "fp16": part(FLAG, False),
-    "bfloat16": part(FLAG, False),
-    "float16": part(FLAG, False),
-    "gradient_checkpointing": part(FlagOr("offload", "offload_disk"), False),
-    "gradient_checkpointing_kwargs": part(Mapped(), option="gradient_checkpointing_kwargs"),
-    "activation_offloading": refused("activations in host memory are predicted for gradient_checkpointing_kwargs "
-                                     "offload alone: leave it out", (None, False)),
-    "selective_checkpointing": refused(_LATER, (None, False)),
-    "attn_implementation": part(TEXT, option="attn_implementation"),
-    **dict.fromkeys(ATTENTION, part(FLAG)),
-    **dict.fromkeys(("xformers_attention", "flex_attention", "sage_attention"),
-                    refused("use flash_attention_2 or sdpa")),
-    "sample_packing": part(FLAG, False),
-    "batch_flattening": noted("samples without padding, in one row", FlagOr("auto")),
-    "adapter": part(TEXT),
-    "lora_r": part(Whole(1, 65_536), option="lora.r"),
-    "lora_alpha": part(Number(), option="lora.lora_alpha"),
-    "lora_dropout": part(Number(), 0.0, "lora.lora_dropout"),
-    "lora_target_linear": part(FLAG),
-    "lora_target_modules": part(Any_()),
-    "lora_modules_to_save": part(Words()),
-    "peft_use_dora": part(FLAG, False),
-    "peft_use_rslora": part(FLAG, False),
-    "peft_autocast_adapter_dtype": part(FLAG),
-    "load_in_4bit": part(FLAG, False),
-    "load_in_8bit": refused("weights of 8 bits are not predicted: use load_in_4bit with adapter qlora", (None, False)),
-    "freeze_mm_modules": part(FLAG, False),
-    "unfrozen_parameters": refused("give trainable and frozen of the workload"),
-    "deepspeed": part(ConfigFile(), option="deepspeed"),
-    "fsdp": part(Any_()),
-    "fsdp_config": part(ConfigFile()),
-    "fsdp_version": part(Whole(1, 2)),
-    "ddp_bucket_cap_mb": part(Number()),
-    "ddp_find_unused_parameters": part(FLAG, False),
-    "torch_compile": to("torch_compile", FlagOr("auto")),
-    "val_set_size": part(Number(), 0.0),
-    "test_datasets": part(Any_()),
-    **dict.fromkeys(LIGER, part(FLAG, False)),
-    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", *KERNELS, "flash_attn_fuse_mlp", "use_kernels"),
-                    noted(_OWN, FLAG)),
-    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy"),
-                    refused("its loss keeps other logits than those that are predicted: leave it out", kind=FLAG)),
-    "tiled_mlp": refused(_LATER, kind=FLAG),
-    "liger_kernel_impl": noted(_OWN),
-    **{key: hf.NOT_PREDICTED[key] for key in ("neftune_noise_alpha", "torch_empty_cache_steps")},
-    "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
-    "loraplus_lr_ratio": noted("further optimizer groups", Number()),
-    "lr_groups": noted("further optimizer groups"),
-    "embedding_lr": noted("further optimizer groups", Number()),
-    "embedding_lr_scale": noted("further optimizer groups", Number()),
-    "fp32_norms": noted("norms in fp32", FLAG),
-    "tokens": noted("further rows of the embedding and the head"),
-    "image_size": part(Any_()),
-    **dict.fromkeys(("rl", "reward_model", "process_reward_model"), refused(
-        "supervised training with next-token loss is predicted")),
-    **dict.fromkeys(("relora", "gptq", "qat", "fp8", "layer_offloading", "lisa_n_layers", "lora_target_parameters",
-                     "peft_layers_to_transform", "lora_rank_pattern", "deepcompile", "quantize_moe_experts",
-                     "peft_layer_replication", "lora_on_cpu", "use_onebitllms", "use_pose"), refused(_LATER)),
-    **dict.fromkeys(("context_parallel_size", "tensor_parallel_size", "sequence_parallel_degree", "dp_shard_size",
-                     "dp_replicate_size"), refused("parallelism of other than samples is not predicted: leave it out",
-                                                   (None, 1))),
-    "ddp_static_graph": part(FLAG),
-}
+WIDE = (None, "sdpa", "eager")
+"""Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""
+PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugin")
+"""Plugins that are known: the first two for what their own keys say, the others change no step."""
+MULTIPLE = 64
+"""Tokens, where ``pad_to_multiple_of`` says nothing."""
+LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMHeadModel")
+"""Ends of names of transformers' classes with a head of next tokens."""
 
 
 def rules(reading: Reading) -> None:
     """utils/config/__init__.py, core/builders/base.py, loaders/."""
     name = trainer.model(reading, "base_model")
+    on_one_gpu(reading, reading.world_size, "start it with accelerate launch, or let it see one GPU")
+    _as_loaded(reading)
     _batch(reading)
+    _length(reading, name)
     trainer.attention(reading, _attention(reading), *_given(reading, "attn_implementation", *ATTENTION))
     _trained(reading, name)
     _checkpointing(reading)
     if reading["sample_packing"]:
         reading.put("padding", "packed", "sample_packing")
+        if _attention(reading) == "sdpa" and reading["sdpa_varlen"] is not False:
+            reading.note("sdpa_varlen: packed samples through PyTorch's varlen_attn; predicted with a mask of all "
+                         "pairs of tokens")
     liger = [key for key in LIGER if reading[key]]
-    if len(liger) == len(LIGER):
+    if liger and "LigerPlugin" not in _plugins(reading):
+        reading.note(f"{', '.join(liger)}: axolotl leaves that out, as plugins does not name "
+                     "axolotl.integrations.liger.LigerPlugin")
+    elif len(liger) == len(LIGER):
         reading.put("use_liger_kernel", True, *LIGER)
     elif liger:
         reading.note(f"{', '.join(liger)}: some of Liger's kernels without the others ({', '.join(LIGER)} together are "
@@ -113,18 +50,79 @@ def rules(reading: Reading) -> None:
     if reading["fsdp_version"] == 1:
         raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
+    _embeddings(reading)
     if "dtype" not in reading.workload:
         weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
-    if isinstance(reading["image_size"], int):
-        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+        if reading["bf16"] == "full":  # no autocast (core/builders/base.py, _configure_precision_settings)
+            del reading.workload["mixed_precision"], reading.rows["mixed_precision"]
+    _pictures(reading, name)
     reading.values.setdefault("eval_batch_size", reading["micro_batch_size"])
     trainer.together(reading)
-    trainer.evaluation(reading, "val_set_size", bool(reading["val_set_size"] or reading["test_datasets"]),
-                       "eval_batch_size")
+    _evaluation(reading)
 
 
 def _given(reading: Reading, *names: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in reading) or names[:1]
+
+
+def _plugins(reading: Reading) -> set[str]:
+    return {name.rpartition(".")[2] for name in reading["plugins"]}
+
+
+def _as_loaded(reading: Reading) -> None:
+    """What makes of the model and its trainer something else than the model's own files say."""
+    found = _plugins(reading)
+    for plugin in sorted(found - set(PLUGINS)):
+        raise reading.wrong("plugins", f"names {show(plugin)}, which is not predicted: leave it out")
+    if "CutCrossEntropyPlugin" in found and reading["cut_cross_entropy"] is not False:
+        raise reading.wrong("plugins", "names CutCrossEntropyPlugin, which is on unless cut_cross_entropy is false: "
+                                       f"{LOSS}")
+    loader, config = reading["type_of_model"], reading["base_model_config"]
+    if loader and not loader.endswith(LOADED):
+        raise reading.wrong("type_of_model", f"is {show(loader)}: a model with a head of next tokens is predicted")
+    if config and config != reading["base_model"]:
+        raise reading.wrong("base_model_config", "is not base_model, whose own config.json is predicted: leave it out")
+    if (reading["accelerator_config"] or {}).get("split_batches"):
+        raise reading.wrong("accelerator_config", "has split_batches, which splits a micro batch among the GPUs: leave "
+                                                  "it out, and give what each has as micro_batch_size")
+
+
+def _embeddings(reading: Reading) -> None:
+    """loaders/model.py, ``_configure_embedding_dtypes``: embeddings, head and norms become fp32, and narrow again with
+    adapters, or where the attention asks for it; FSDP is spared, and DeepSpeed casts everything."""
+    engine = "deepspeed" in reading.workload or reading.workload.get("engine") == "fsdp2" or \
+        any(key in reading.given.options for key in ("deepspeed", "zero_stage", "engine"))
+    if reading["load_in_4bit"] and not engine and reading["peft_autocast_adapter_dtype"] is not False:
+        reading.note("load_in_4bit: adapters, and what of towers is not of 4 bits, are fp32 in axolotl, bf16 here")
+    if reading.half and not reading["adapter"] and not engine and _attention(reading) in WIDE:
+        key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
+        given = "on" if reading[key] is True else show(reading[key]) if key in reading else "not given"
+        raise reading.wrong(key, f"is {given}: axolotl then keeps embeddings, head and norms in fp32 beside layers of "
+                                 f"{reading.half}, which is not predicted: give attn_implementation flash_attention_2, "
+                                 "deepspeed or fsdp, which leave one dtype")
+
+
+def _pictures(reading: Reading, name: str) -> None:
+    asked = dict(reading["processor_kwargs"] or {})
+    if isinstance(reading["image_size"], int):
+        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+    elif isinstance(asked.get("max_pixels"), int):
+        trainer.pictures(reading, name, asked.pop("max_pixels"), "processor_kwargs")
+    if asked:
+        reading.note(f"processor_kwargs {', '.join(map(str, asked))}: what the processor makes of pictures")
+
+
+def _evaluation(reading: Reading) -> None:
+    """core/builders/base.py, ``_configure_save_and_eval_strategy``; utils/config/__init__.py, ``normalize_config``."""
+    held = next((key for key in ("val_set_size", "test_datasets") if reading[key]), None)
+    when = next((key for key in ("eval_steps", "evals_per_epoch", "eval_strategy") if reading[key] not in (
+        None, 0, "no")), None)
+    asked = held is not None and when is not None
+    if asked and (reading["eval_sequence_len"] or 0) > reading["sequence_len"]:
+        raise reading.wrong("eval_sequence_len", "is above sequence_len: predicted is an evaluation of that length")
+    if asked and reading["sample_packing"] and reading["eval_sample_packing"] is False:
+        reading.note("eval_sample_packing: an evaluation of padded samples; predicted packed as in training")
+    trainer.evaluation(reading, when or "eval_strategy", asked, "eval_batch_size")
 
 
 def _batch(reading: Reading) -> None:
@@ -138,6 +136,14 @@ def _batch(reading: Reading) -> None:
     reading.put("gradient_accumulation_steps", steps, *_given(reading, "gradient_accumulation_steps", "batch_size"))
     reading.values["per_device_train_batch_size"] = batch
     reading.values["gradient_accumulation_steps"] = steps
+
+
+def _length(reading: Reading, name: str) -> None:
+    """core/builders/causal.py, ``build``: rows of text are padded to a multiple."""
+    asked, multiple = reading["sequence_len"], reading["pad_to_multiple_of"] or MULTIPLE
+    if reading["pad_to_sequence_len"] is not False and not hub.parts(name) and asked % multiple:
+        reading.put("sequence_length", asked + -asked % multiple, "sequence_len", "pad_to_multiple_of",
+                    because=f"a multiple of {multiple}")
 
 
 def _attention(reading: Reading) -> str | None:
@@ -166,6 +172,9 @@ def _trained(reading: Reading, name: str) -> None:
                                                    "default")
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
+    if adapter == "lora" and reading["load_in_4bit"]:  # loaders/model.py, _set_quantization_config
+        raise reading.wrong("load_in_4bit", "is on, but adapter is lora, for which axolotl makes layers fp32 instead: "
+                                            "give adapter qlora")
     trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
                  targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
@@ -180,8 +189,10 @@ def _trained(reading: Reading, name: str) -> None:
         trainer.freeze_projector(reading, name, "adapter")
     if reading["load_in_4bit"]:
         reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16"},
-                    "load_in_4bit")
+                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16",
+                                     "prepare": "trl", **({"llm_int8_skip_modules": ["lm_head"]} if found else {}),
+                                     **(reading["bnb_config_kwargs"] or {})},
+                    "load_in_4bit", "bnb_config_kwargs", "embeddings_skip_upcast")
 
 
 def _checkpointing(reading: Reading) -> None:
@@ -204,4 +215,7 @@ FORMAT = Format(
     "axolotl", "axolotl 0.19", ARGUMENTS,
     frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "lora_target_linear",
                "pad_to_sequence_len", "val_set_size", "base_model_config")),
-    rules, renamed={"model_type": "type_of_model"}, shares=())
+    rules, renamed={"model_type": "type_of_model", "model_config": "overrides_of_model_config",
+                    "model_kwargs": "overrides_of_model_kwargs", "model_revision": "revision_of_model",
+                    "evaluation_strategy": "eval_strategy", "liger_swiglu": "liger_glu_activation",
+                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=())

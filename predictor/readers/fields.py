@@ -20,7 +20,7 @@ from predictor.readers.values import Any_
 if TYPE_CHECKING:
     from predictor.readers.reading import Reading
 
-OFF = (None, False, "", "no", "none", 0, ())
+OFF = (None, False, "", "no", "none", 0, (), [])
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) 
     return Field(kind, default, note=note, off=off)
 
 
-def refused(refusal: str, off: tuple = OFF, kind: Any = Any_()) -> Field:  # noqa: B008
+def refused(refusal: str, off: tuple = OFF, kind: Any = Any_(), default: Any = None) -> Field:  # noqa: B008
     """What is not predicted, where it is on."""
-    return Field(kind, refusal=refusal, off=off)
+    return Field(kind, default, refusal=refusal, off=off)
 
 
 @dataclass(frozen=True)

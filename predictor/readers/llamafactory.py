@@ -6,6 +6,7 @@ from predictor import hub
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.loading import RESUMED
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Number, Whole
@@ -45,6 +46,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "eval_dataset": part(Any_()),
     "upcast_layernorm": noted("norms in fp32", FLAG, False),
     "upcast_lmhead_output": refused("the logits would be there once more in fp32: leave it out", kind=FLAG),
+    "adapter_name_or_path": noted(RESUMED),
     "loraplus_lr_ratio": noted("further optimizer groups", Number()),
     **dict.fromkeys(("use_dft_loss", "use_eaft_loss"), refused(_LOSS, kind=FLAG)),
     "use_asft_loss": refused(f"a reference model, and {_LOSS}", kind=FLAG),

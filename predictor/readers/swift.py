@@ -9,8 +9,10 @@ from predictor import hub
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, Words
+from predictor.readers.values import FLAG, TEXT, Any_, Mapped, Words
+from predictor.suggest import show
 from predictor.values import Choice, Number, Whole
 
 _LATER = "it is not predicted: leave it out"
@@ -52,28 +54,64 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "bnb_4bit_compute_dtype": part(weights.DTYPE),
     "packing": part(FLAG, False),
     "padding_free": part(FLAG, False),
+    "packing_length": part(hf.LENGTH),
     "val_dataset": part(Any_()),
+    "cached_val_dataset": part(Any_()),
     "split_dataset_ratio": part(Number(), 0.0),
-    "lorap_lr_ratio": noted("further optimizer groups", Number()),
-    "vit_lr": noted("further optimizer groups", Number()),
-    "aligner_lr": noted("further optimizer groups", Number()),
+    "eval_strategy": part(TEXT),
+    "save_strategy": part(TEXT, "steps"),
+    "model_kwargs": part(Mapped()),
+    "enable_dft_loss": part(FLAG, False),
+    "enable_channel_loss": part(FLAG, False),
+    "loss_scale": part(TEXT, "default"),
+    "is_binary_loss_scale": part(FLAG),
+    "callbacks": part(Words(), ()),
+    **dict.fromkeys(("lorap_lr_ratio", "vit_lr", "aligner_lr"), noted("further optimizer groups", Number())),
+    "adapters": noted(RESUMED),
+    "new_special_tokens": noted("further rows of the embedding and the head"),
+    "router_aux_loss_coef": noted("the loss of routers", Number(), 0.0),
+    "experts_impl": noted("how experts are computed"),
+    **dict.fromkeys(("external_plugins", "custom_register_path"), noted("what code of your own changes")),
+    "predict_with_generate": noted("samples that are generated in an evaluation", FLAG),
+    "eval_use_evalscope": noted("samples that are generated in an evaluation", FLAG),
     "use_logits_to_keep": part(FLAG),
     "sequence_parallel_size": refused(_LATER, (1, "1")),
     **dict.fromkeys(("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
                      "trainable_parameters_regex"), refused("give frozen and trainable of the workload", (
                          None, "", (), 0, 0.0, "0", "0.0", "[]"))),
     **dict.fromkeys(("target_parameters", "use_galore", "lisa_activated_layers", "optimizer", "zero_hpz_partition_size",
-                     "deepspeed_autotp_size", "loss_type", "use_swift_lora"), refused(_LATER, (
+                     "deepspeed_autotp_size", "loss_type", "use_swift_lora", "use_ray",
+                     "use_flash_ckpt"), refused(_LATER, (
                          None, "", False, 0, "0", "false", "False", ()))),
-    "task_type": refused("training with next-token loss is predicted", (None, "", "causal_lm")),
+    **dict.fromkeys(("task_type", "num_labels"), refused("training with next-token loss is predicted", (
+        None, "", "causal_lm"))),
+    **dict.fromkeys(("device_map", "max_memory"), refused(
+        "a model over several devices is not predicted: leave it out")),
+    "bnb_4bit_quant_storage": refused("use uint8", (None, "", "uint8")),
+    "init_weights": refused(_LATER, (None, "", True, False, "true", "True", "false", "False", "gaussian",
+                                     "orthogonal"), default="true"),
+    "load_args": refused("the arguments of a checkpoint are not read: give them here", kind=FLAG),
 }
 PIXELS = "MAX_PIXELS"
+BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
+"""Parts of ``loss_scale`` whose weights are 0 and 1 (swift/loss_scale)."""
+CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
+"""Those of swift/callbacks that change no step."""
 BUCKET = 2e8
 
 
 def rules(reading: Reading) -> None:
     """swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py."""
     name = trainer.model(reading, "model")
+    environment = reading.given.environment
+    if environment.get("SWIFT_SINGLE_DEVICE_MODE") != "1":
+        here = environment.get("NPROC_PER_NODE", "")
+        on_one_gpu(reading, int(here) if here.isdecimal() and len(here) < 6 else reading.world_size,
+                   "set NPROC_PER_NODE to their number, or let it see one GPU")
+    _loss(reading)
+    for callback in reading["callbacks"]:
+        if callback not in CALLBACKS:
+            raise reading.wrong("callbacks", f"names {show(callback)}, which is not predicted: leave it out")
     batch = reading["per_device_train_batch_size"]
     steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
     reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",
@@ -89,6 +127,8 @@ def rules(reading: Reading) -> None:
         if reading.workload["attn_implementation"] != "flash_attention_2":
             raise reading.wrong(by, "is on, but attn_impl is not flash_attn: ms-swift stops there")
         reading.put("padding", "packed", by)
+    if reading["packing"] and reading["packing_length"]:  # swift/dataset/packing.py, PackingDataset
+        reading.put("sequence_length", reading["packing_length"], "packing_length")
     _pictures(reading, name)
     _dtype(reading)
     trainer.engine(reading, name, builtin(reading["deepspeed"]))
@@ -100,8 +140,9 @@ def rules(reading: Reading) -> None:
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
     trainer.together(reading)
-    trainer.evaluation(reading, "split_dataset_ratio" if reading["split_dataset_ratio"] else "val_dataset",
-                       bool(reading["val_dataset"] or reading["split_dataset_ratio"]))
+    held = next((key for key in ("split_dataset_ratio", "val_dataset", "cached_val_dataset") if reading[key]), None)
+    strategy = reading["eval_strategy"] or reading["save_strategy"]  # sft_args.py, _init_eval_strategy
+    trainer.evaluation(reading, held or "val_dataset", held is not None and strategy != "no")
 
 
 def builtin(name: Any) -> Any:
@@ -142,11 +183,19 @@ def _adapters(reading: Reading, name: str) -> None:
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"] or reading["quant_bits"]:
+        found = hub.parts(name)
         half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["bnb_4bit_quant_type"], "bnb_4bit_compute_dtype": half,
-            "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl"},
+            "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl",
+            **({"llm_int8_skip_modules": _not_quantized(found)} if found else {})},
             "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+
+
+def _not_quantized(found: hub.Parts) -> list[str]:
+    """arguments/base_args/quant_args.py, ``get_modules_to_not_convert``: all but the language model."""
+    parts = (pattern.strip("*").partition(".")[0] for pattern in (*found.towers, found.projector[0]))
+    return [*dict.fromkeys(f"model.{part}" for part in parts), "lm_head"]
 
 
 def _checkpointing(reading: Reading, name: str) -> None:
@@ -160,11 +209,33 @@ def _checkpointing(reading: Reading, name: str) -> None:
             reading.put("no_grad", list(found.towers), "vit_gradient_checkpointing", "freeze_vit")
 
 
+def _loss(reading: Reading) -> None:
+    """trainers/seq2seq_trainer.py, ``compute_loss``: with a loss of its own, the model's own has no labels."""
+    scaled = reading["is_binary_loss_scale"]
+    if scaled is None:
+        scaled = set(reading["loss_scale"].split("+")) <= BINARY
+    own = next((key for key in ("enable_dft_loss", "enable_channel_loss") if reading[key]),
+               None if scaled else "loss_scale")
+    if own and reading["use_liger_kernel"]:
+        given = "on" if reading[own] is True else show(reading[own])
+        raise reading.wrong(own, f"is {given}, and use_liger_kernel is on, whose loss ms-swift then replaces with its "
+                                 "own: leave out one of them")
+    if own:
+        reading.note(f"{own}: ms-swift's own loss of each token, predicted as that of transformers")
+
+
 def _pictures(reading: Reading, name: str) -> None:
-    pixels, by = reading["max_pixels"], "max_pixels"
-    if pixels is None and PIXELS in reading.given.environment:
-        pixels, by = reading.checked(PIXELS, ARGUMENTS[by], reading.given.environment[PIXELS]), PIXELS
-    trainer.pictures(reading, name, pixels, by)
+    """Pictures come scaled to ``max_pixels``; the model's processor has the variable, which ``model_kwargs`` sets."""
+    given = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
+    by = "model_kwargs" if PIXELS in given else PIXELS
+    item = given.pop(PIXELS, reading.given.environment.get(PIXELS))
+    limits = {} if item is None else {by: reading.checked(by, ARGUMENTS["max_pixels"], item)}
+    if reading["max_pixels"] is not None:
+        limits["max_pixels"] = reading["max_pixels"]
+    least = min(limits, key=limits.__getitem__, default="max_pixels")
+    trainer.pictures(reading, name, limits.get(least), least)
+    if given:
+        reading.note(f"model_kwargs {', '.join(given)}: what the model's own processor makes of them")
 
 
 def _dtype(reading: Reading) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.suggest import show
-from predictor.values import Flag, Invalid, Text
+from predictor.values import Flag, Invalid, Text, freeze
 
 FLAG, TEXT = Flag(), Text()
 
@@ -41,6 +41,7 @@ class Mapped:
             return self.from_text(given)
         if not isinstance(given, Mapping):
             raise Invalid(f"must be a mapping of keys to values, not {show(given)}")
+        freeze(given)  # keys are text
         return given
 
     def from_text(self, text: str) -> Mapping[str, Any]:

@@ -1,0 +1,130 @@
+"""Keys of axolotl's YAML, with its defaults (release 0.19, utils/schemas)."""
+
+from __future__ import annotations
+
+from predictor.readers import training_arguments as hf
+from predictor.readers.fields import noted, part, refused, to
+from predictor.readers.loading import RESUMED
+from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
+from predictor.values import Number, Whole
+
+_LATER = "it is not predicted: leave it out"
+_PLACED = "a model over several devices is not predicted: leave it out"
+LOSS = "its loss keeps other logits than those that are predicted: leave it out"
+_GROUPS = "further optimizer groups"
+_ROWS = "rows of the embedding and the head"
+_OWN = "its own kernels"
+KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
+LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+ARGUMENTS = {
+    "base_model": part(TEXT, option="model"),
+    "sequence_len": to("sequence_length", hf.LENGTH, 512),
+    "micro_batch_size": part(hf.BATCH, 1, "per_device_train_batch_size"),
+    "gradient_accumulation_steps": part(hf.STEPS, 1, "gradient_accumulation_steps"),
+    "batch_size": part(Whole(1, 1 << 30)),
+    "eval_batch_size": part(hf.BATCH),
+    "optimizer": to("optim", TEXT, "adamw_torch_fused"),
+    "optim_args": to("optim_args", Any_()),
+    "weight_decay": to("weight_decay", Number(), 0.0),
+    "max_grad_norm": part(Number(), 1.0, "max_grad_norm"),
+    "bf16": part(FlagOr("auto", "full"), "auto"),
+    "fp16": part(FLAG, False),
+    "bfloat16": part(FLAG, False),
+    "float16": part(FLAG, False),
+    "gradient_checkpointing": part(FlagOr("offload", "offload_disk"), False),
+    "gradient_checkpointing_kwargs": part(Mapped(), option="gradient_checkpointing_kwargs"),
+    "activation_offloading": refused("activations in host memory are predicted for gradient_checkpointing_kwargs "
+                                     "offload alone: leave it out", (None, False)),
+    "selective_checkpointing": refused(_LATER, (None, False)),
+    "attn_implementation": part(TEXT, option="attn_implementation"),
+    **dict.fromkeys(ATTENTION, part(FLAG)),
+    **dict.fromkeys(("xformers_attention", "flex_attention", "sage_attention"),
+                    refused("use flash_attention_2 or sdpa")),
+    "sample_packing": part(FLAG, False),
+    "pad_to_sequence_len": part(FLAG),
+    "pad_to_multiple_of": part(Whole(1, 1 << 22)),
+    "batch_flattening": noted("samples without padding, in one row", FlagOr("auto")),
+    "adapter": part(TEXT),
+    "lora_r": part(Whole(1, 65_536), option="lora.r"),
+    "lora_alpha": part(Number(), option="lora.lora_alpha"),
+    "lora_dropout": part(Number(), 0.0, "lora.lora_dropout"),
+    "lora_target_linear": part(FLAG),
+    "lora_target_modules": part(Any_()),
+    "lora_modules_to_save": part(Words()),
+    "peft_use_dora": part(FLAG, False),
+    "peft_use_rslora": part(FLAG, False),
+    "peft_autocast_adapter_dtype": part(FLAG),
+    "load_in_4bit": part(FLAG, False),
+    "load_in_8bit": refused("weights of 8 bits are not predicted: use load_in_4bit with adapter qlora", (None, False)),
+    "freeze_mm_modules": part(FLAG, False),
+    "unfrozen_parameters": refused("give trainable and frozen of the workload"),
+    "deepspeed": part(ConfigFile(), option="deepspeed"),
+    "fsdp": part(Any_()),
+    "fsdp_config": part(ConfigFile()),
+    "fsdp_version": part(Whole(1, 2)),
+    "ddp_bucket_cap_mb": part(Number()),
+    "ddp_find_unused_parameters": part(FLAG, False),
+    "torch_compile": to("torch_compile", FlagOr("auto")),
+    "val_set_size": part(Number(), 0.0),
+    "test_datasets": part(Any_()),
+    "eval_strategy": part(TEXT),
+    "eval_steps": part(Number()),
+    "evals_per_epoch": part(Number()),
+    "eval_sequence_len": part(hf.LENGTH),
+    "eval_sample_packing": part(FLAG),
+    "plugins": part(Words(), ()),
+    "type_of_model": part(TEXT),
+    "base_model_config": part(TEXT),
+    "bnb_config_kwargs": part(Mapped()),
+    "embeddings_skip_upcast": part(FLAG),
+    "processor_kwargs": part(Mapped()),
+    "accelerator_config": part(Mapped()),
+    "sdpa_varlen": part(FLAG),
+    **dict.fromkeys(LIGER, part(FLAG, False)),
+    **dict.fromkeys(("liger_layer_norm", "liger_rms_norm_gated", "liger_use_token_scaling", *KERNELS,
+                     "flash_attn_fuse_mlp", "fused_attn_kernel", "flash_attn_d512", "use_kernels"), noted(_OWN, FLAG)),
+    "large_head_attention": noted(_OWN, off=(None, "sdpa")),
+    "experts_implementation": noted(_OWN),
+    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "flash_attn_cross_entropy",
+                     "use_eaft"), refused(LOSS, kind=FLAG)),
+    "tiled_mlp": refused(_LATER, kind=FLAG),
+    "liger_kernel_impl": noted(_OWN),
+    "neftune_noise_alpha": hf.NOT_PREDICTED["neftune_noise_alpha"],
+    **dict.fromkeys(("torch_empty_cache_steps", "gc_steps", "gc_collect_steps"), refused(
+        hf.NOT_PREDICTED["torch_empty_cache_steps"].refusal)),
+    "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
+    "lr_groups": noted(_GROUPS),
+    **dict.fromkeys(("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale"), noted(_GROUPS, Number())),
+    "fp32_norms": noted("norms in fp32", FLAG),
+    "tokens": noted(f"further {_ROWS}"),
+    "resize_token_embeddings_to_32x": noted(f"further {_ROWS}", FLAG),
+    "shrink_embeddings": noted(f"fewer {_ROWS}", FLAG),
+    "lora_model_dir": noted(RESUMED),
+    "wandb_watch": noted("histograms of gradients"),
+    "eval_table_size": noted("samples that are generated in an evaluation"),
+    **dict.fromkeys(("do_bench_eval", "do_causal_lm_eval", "generate_samples"), noted(
+        "samples that are generated in an evaluation", FLAG)),
+    "image_size": part(Any_()),
+    **dict.fromkeys(("rl", "reward_model", "process_reward_model"), refused(
+        "supervised training with next-token loss is predicted")),
+    **dict.fromkeys(("relora", "gptq", "qat", "fp8", "layer_offloading", "lisa_n_layers", "lora_target_parameters",
+                     "peft_layers_to_transform", "lora_rank_pattern", "deepcompile", "quantize_moe_experts",
+                     "peft_layer_replication", "lora_on_cpu", "use_onebitllms", "use_pose", "lora_exclude_modules",
+                     "peft_trainable_token_indices", "peft_ensure_weight_tying", "peft", "flash_optimum", "use_ray",
+                     "llama4_linearized_experts", "gemma4_hybrid_attn_impl", "scaling_softmax", "ple_cpu_offload",
+                     "model_quantization_config", "multipack_real_batches", "reinit_weights"), refused(_LATER)),
+    **dict.fromkeys(("rope_scaling", "s2_attention", "flash_attn_rms_norm", "max_packed_sequence_len"), refused(
+        "axolotl has it no longer, and stops there: leave it out")),
+    "peft_init_lora_weights": refused(_LATER, (None, "", True, False, "gaussian", "orthogonal")),
+    **dict.fromkeys(("overrides_of_model_config", "overrides_of_model_kwargs", "cls_model_config"), refused(
+        "the model of its own config.json is predicted: change it there, in a folder that base_model names")),
+    "num_labels": refused("next-token loss is predicted: leave it out"),
+    "trainer_cls": refused("a trainer of your own is not predicted: leave it out, or use peakcast learn"),
+    "device_map": refused(_PLACED, (None, "", "auto")),
+    **dict.fromkeys(("gpu_memory_limit", "max_memory"), refused(_PLACED)),
+    **dict.fromkeys(("context_parallel_size", "tensor_parallel_size", "sequence_parallel_degree", "dp_shard_size",
+                     "dp_replicate_size"), refused("parallelism of other than samples is not predicted: leave it out",
+                                                   (None, 1))),
+    "ddp_static_graph": part(FLAG),
+}
