@@ -164,7 +164,8 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
         for engine, label in LABELS.items():
             entry = ENGINES[engine]
             keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
-                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape}
+                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
+                    **({} if checkpointing else NOT_CHECKPOINTED)}
             if found.base.tensor_parallel_size > 1 and entry.chosen_by:
                 found.left_out[label] = AUTOTP
                 continue

@@ -16,8 +16,10 @@ from predictor.suggest import nearest, show
 
 PACKAGES = {"torchrun": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate"}
 """Launcher -> the package that it comes with."""
-OWN_LAUNCHERS = ("swift", "llamafactory", "axolotl", "lmf")
-"""Beginnings of programs that start their own processes."""
+BY = "num_processes_by"
+"""Among accelerate's options: what of its file says how many start."""
+TOOLS = ("swift", "llamafactory-cli", "lmf", "trl")
+"""Commands that start processes themselves, all but ms-swift's one for each GPU if NPROC_PER_NODE does not say."""
 
 
 class _Wrong(Exception):
@@ -89,7 +91,7 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
         total, by = product(name, unknown, ("--nproc_per_node", each or "1"), ("--nnodes", nodes))
         return total, by if each else by.replace("--nproc_per_node 1", "torchrun without --nproc_per_node")
     if launcher == "accelerate" and "num_processes" in given:
-        return product(name, unknown, ("--num_processes", given["num_processes"]))
+        return product(name, unknown, (given.get(BY, "--num_processes"), given["num_processes"]))
     if launcher == "deepspeed":
         named = {option: given[option] for option in ("hostfile", *hosts.CHOOSING) if given.get(option)}
         for option, text in {**{f"--{option}": text for option, text in named.items()},
@@ -98,15 +100,16 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
         numbers = {option: product(name, unknown, (f"--{option}", given[option]))[0]
                    for option in ("num_nodes", "num_gpus") if option in given}
         return hosts.count(name, path, named, numbers, visible)
-    if launcher not in PACKAGES and "NPROC_PER_NODE" in environment:
+    tool = program.partition(" ")[0]
+    if tool in TOOLS and launcher not in PACKAGES and "NPROC_PER_NODE" in environment:
         return product(name, unknown, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
                        ("NNODES", environment.get("NNODES", "1")))
-    if program.startswith("swift "):
+    if tool == "swift":
         return 1, "no NPROC_PER_NODE"
-    if visible and (launcher == "accelerate" or program.startswith(OWN_LAUNCHERS)):
+    if visible and (launcher == "accelerate" or tool in TOOLS):
         settled(name, "CUDA_VISIBLE_DEVICES", visible, unknown)
         return len(visible.split(",")), f"CUDA_VISIBLE_DEVICES={visible}"
-    return None, launcher or (program if program.startswith((*OWN_LAUNCHERS, "trl ")) else "")
+    return None, launcher or (program if tool in TOOLS else "")
 
 
 def settled(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
