@@ -17,6 +17,7 @@ from predictor.pipeline import Job, Progress
 from predictor.regimes import Regime
 from predictor.sizes import Shape
 from predictor.workload import Workload
+from predictor.workload_rules import HOW_CHECKPOINTED
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
@@ -165,7 +166,7 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
             entry = ENGINES[engine]
             keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
                     "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
-                    **({} if checkpointing else NOT_CHECKPOINTED)}
+                    **dict.fromkeys(() if checkpointing else HOW_CHECKPOINTED)}
             if found.base.tensor_parallel_size > 1 and entry.chosen_by:
                 found.left_out[label] = AUTOTP
                 continue

@@ -110,8 +110,9 @@ def _section(document: Mapping[str, Any], key: str, blamed: str) -> dict[str, An
     found = document.get(key) or {}
     if not isinstance(found, Mapping):
         raise InputError(f"{blamed}: {key} is {show(found)}: a section of keys is needed")
-    own = key.removesuffix("config") if key != SECTION else ""
-    return {str(name).removeprefix(f"{key}_").removeprefix(own): item for name, item in found.items()}
+    prefixes = (f"{key}_", key.removesuffix("config")) if key != SECTION else ()
+    return {next((name.removeprefix(one) for one in prefixes if name.startswith(one)), name): item
+            for name, item in ((str(name), item) for name, item in found.items())}
 
 
 def _config(section: Mapping[str, Any], blamed: str) -> dict[str, Any] | str:
