@@ -16,6 +16,8 @@ STAGE, FILE = "zero_stage", "deepspeed_config_file"
 DECIDED = (STAGE, "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps",
            "gradient_clipping")
 """What makes a DeepSpeed config where no file is named, beside which accelerate stops at them."""
+FILTERS = ("deepspeed_inclusion_filter", "deepspeed_exclusion_filter")
+"""What goes to the deepspeed launcher, which starts the processes of several machines."""
 OPTIONS = ("config_file", "mixed_precision", "dynamo_backend", FILE, *DECIDED)
 """Of the launcher: what says more than how many processes start."""
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
@@ -66,7 +68,11 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
     if kind == "DEEPSPEED" and "deepspeed" not in given:
         section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
-        section |= {key: options[key] for key in (FILE, *DECIDED) if key in options}
+        section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}
+        several = str(options.get("num_machines", document.get("num_machines", 1))) != "1"
+        for key in FILTERS if several else ():
+            if section.get(key):
+                raise InputError(f"{blamed}: {key} is not read: leave it out, and give as num_processes what it leaves")
         found["deepspeed"] = (_config(section, blamed), f"{where}: {SECTION}")
     return found
 

@@ -197,7 +197,7 @@ def _of_axolotl(command: Command, words: list[str], name: str) -> Command | None
 def _trains(command: Command) -> bool:
     """Whether a line of a script is a training: launched, a framework's, or with a flag that only trainings have."""
     trains = ("--per_device_train_batch_size", "--per-device-train-batch-size", "--output_dir", "--deepspeed")
-    return bool(command.launcher or command.program.split()[0] in TOOLS or
+    return bool(command.launcher or command.program.split()[0] in (*TOOLS, "axolotl.cli.train") or
                 any(word.partition("=")[0] in trains for word in command.words))
 
 

@@ -138,6 +138,11 @@ def test_axolotl_hands_options_to_its_launcher(axolotl, words, size):
     assert readers.read(words=["axolotl", "train", axolotl, *words])[0]["data_parallel_size"] == size
 
 
+def test_axolotl_without_a_launcher_is_the_training_of_a_script(axolotl, tmp_path):
+    (tmp_path / "run.sh").write_text(f"axolotl train {axolotl} --launcher python\n")
+    assert readers.read(path=str(tmp_path / "run.sh"))[1].format == "axolotl"
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["--launcher", "mpirun"], '--launcher is "mpirun": axolotl\'s are accelerate, torchrun and python'),
     (["--", "--num_gpus", "2"], "--num_gpus: accelerate 1.15.0's launcher has no such option"),
@@ -167,6 +172,8 @@ def accelerated(directory, text: str, *words: str, train: tuple[str, ...] = ()):
     ("compute_environment: AMAZON_SAGEMAKER", "is not read: give the command that is run there"),
     ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json, zero_stage: 2}",
      "zero_stage is given beside deepspeed_config_file, which says it: leave it out"),
+    ("distributed_type: DEEPSPEED\nnum_machines: 2\ndeepspeed_config: {deepspeed_inclusion_filter: a@b}",
+     "deepspeed_inclusion_filter is not read: leave it out, and give as num_processes what it leaves"),
     ("distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_clipping: much}", 'gradient_clipping is "much": a number is needed, or auto')])
 def test_accelerates_file_has_the_keys_that_accelerate_knows(tmp_path, text, said):
     with pytest.raises(InputError) as caught:
