@@ -18,6 +18,8 @@ MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
 MOST_IMAGES = 1 << 20
+HOW_CHECKPOINTED = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
+"""Keys that say nothing where checkpointing is turned off."""
 
 
 class KeyProblem(InputError):

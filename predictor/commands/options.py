@@ -15,6 +15,7 @@ from predictor.files import read_mapping
 from predictor.suggest import named
 from predictor.values import Flag, Invalid, Later, Table
 from predictor.workload import KEYS, Workload, check_names
+from predictor.workload_rules import HOW_CHECKPOINTED
 
 if TYPE_CHECKING:
     from predictor.prediction import Prediction
@@ -146,6 +147,7 @@ def given(arguments: argparse.Namespace) -> Given:
     values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in said.items()}
     from_options = said.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    overridden |= HOW_CHECKPOINTED if source and said.get("gradient_checkpointing") is False else set()
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):

@@ -16,7 +16,9 @@ from predictor.gpus import Gpu
 from predictor.pipeline import Job, Progress
 from predictor.regimes import Regime
 from predictor.sizes import Shape
+from predictor.source import OVERRIDDEN
 from predictor.workload import Workload
+from predictor.workload_rules import HOW_CHECKPOINTED
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
@@ -158,13 +160,16 @@ def _rows(job: Job) -> list[tuple[int, str, str]]:
 
 def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:
     """Every engine and degree in every regime of a backend; what is not predicted is left out with its reason."""
+    said = found.base.source.values if found.base.source else ()
+    filled_in = [row.key for row in said if row.key in HOW_CHECKPOINTED and row.origin != OVERRIDDEN]  # by no option
     for shape, checkpointing in product(_shapes(found, backend), (True, False)):
         if checkpointing and not found.base.gradient_checkpointing:
             continue
         for engine, label in LABELS.items():
             entry = ENGINES[engine]
             keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
-                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape}
+                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
+                    **dict.fromkeys(() if checkpointing else filled_in)}
             if found.base.tensor_parallel_size > 1 and entry.chosen_by:
                 found.left_out[label] = AUTOTP
                 continue

@@ -84,9 +84,9 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:
         raise InputError(f"{given.name}: {show(stray[0])} is not expected where it stands: give KEY=VALUE or flags")
-    extra |= {key.replace("-", "_"): value for key, value in values.items()}
-    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra},
-                   started_in=given.name), implied
+    flags = {key.replace("-", "_"): value for key, value in values.items()}
+    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra, **flags},
+                   started_in=given.name, besides=frozenset(flags)), implied
 
 
 def _format(given: Given, wanted: str | None) -> Format:

@@ -67,6 +67,7 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     document = read_mapping(path, "the DeepSpeed config", strict_for="Hugging Face's Trainer") if path else config
     name = path or reading.place(names[0])
     batch, steps = reading["per_device_train_batch_size"], reading["gradient_accumulation_steps"]
+    _no_half_of_evaluation(reading, document, name)
     half, settings = reading.half, deepspeed_config.parse(document, name)
     world_size = _world_size(reading, settings.get("tensor_parallel.autotp_size", 1), name)
     arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps,
@@ -94,6 +95,15 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
         reading.rows["optim"] = value("optim", optim, READ, name, "optimizer")
     put_in = filled(document, arguments, hub.hidden_size(model) if model else None)
     reading.rows |= {row.key: row for row in rows(document, name, put_in)}
+
+
+def _no_half_of_evaluation(reading: Reading, document: Mapping[str, Any], name: str) -> None:
+    """transformers takes ``bf16_full_eval`` for ``bf16`` where a config says "auto"."""
+    for half in ("bf16", "fp16"):
+        full = f"{half}_full_eval"
+        if full in reading and reading[full] and reading.half != half and _at(document, f"{half}.enabled") == "auto":
+            raise reading.wrong(full, f"turns {half}.enabled of {name} on for training too: give {half}, or leave it "
+                                      "out")
 
 
 def _world_size(reading: Reading, parts: int, name: str) -> int:

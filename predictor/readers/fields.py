@@ -114,6 +114,7 @@ class Given:
         options: keys of the workload that options of ours give, which settle what a shell leaves open.
         unknown: what a shell script leaves of variables -> why their values are not known.
         started_in: the command or script that names the file, if one does.
+        besides: keys that are its flags, not the file's.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Given:
     options: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     started_in: str = ""
+    besides: frozenset[str] = frozenset()
 
     @property
     def gpus(self) -> int | None:

@@ -14,7 +14,7 @@ from predictor.values import Choice, Number, Whole
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
-ARGUMENTS = hf.ARGUMENTS | {
+ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "optim": to("optim", TEXT, "adamw_torch"),
     "model_name_or_path": part(TEXT, "facebook/opt-125m", "model"),
     "model_max_length": to("sequence_length", hf.LENGTH, 512),
@@ -120,6 +120,6 @@ def _differences(reading: Reading) -> None:
 
 FORMAT = Format(
     "llava", "LLaVA 1.2 (transformers 4.37)", ARGUMENTS,
-    frozenset(("mm_projector_type", "tune_mm_mlp_adapter", "vision_tower", "mm_vision_select_layer", "lora_enable",
-               "pretrain_mm_mlp_adapter", "mm_projector_lr", "image_aspect_ratio")),
+    frozenset(("mm_projector_type", "tune_mm_mlp_adapter", "vision_tower", "mm_vision_select_layer",
+               "pretrain_mm_mlp_adapter")),
     rules, hf.RENAMED, shares=("transformers", "older"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,11 +65,13 @@ class Reading:
         shown = self.written.get(name, name)
         if name in self.given.launched_with:
             return self.given.launched_with[name]
-        return f"--{shown}" if self.given.flags and name not in self.given.environment else shown
+        flag = self.given.flags and name not in self.given.environment or shown in self.given.besides
+        return f"--{shown}" if flag else shown
 
     def place(self, name: str) -> str:
         """File and key, as messages name them."""
-        file = self.given.starts if name in self.given.environment else self.given.name
+        by_command = name in self.given.environment or name in self.given.besides
+        file = self.given.starts if by_command else self.given.name
         return f"{file}: {self.called(name)}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
@@ -143,8 +145,9 @@ class Reading:
         if name in self.form.without_effect:
             self.unread.append(name)
             return
-        hint = nearest(name, {*self.form.fields, *self.form.without_effect, *self.form.renamed})
-        if not self.form.open or not self.given.flags or "did you mean" in hint and _is_slip(name, hint):
+        names = {*self.form.fields, *self.form.without_effect, *self.form.renamed}
+        hint = nearest(name, names)
+        if not self.form.open or not self.given.flags or "did you mean" in hint and _is_slip(name, hint, names):
             raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
         self.foreign.append(f"--{name}")
 
@@ -185,9 +188,12 @@ class Reading:
         return found
 
 
-def _is_slip(name: str, hint: str) -> bool:
-    """Whether a script's own flag is so near to a known one that it is a slip of the pen."""
-    return difflib.SequenceMatcher(None, name, hint.partition('"')[2].partition('"')[0]).ratio() > 0.88
+def _is_slip(name: str, hint: str, names: Iterable[str]) -> bool:
+    """Whether a script's own flag is so near to a known one that it is a slip of the pen: it has a word that no known
+    name has (``learning_rte``), which those that other scripts think of have not (``use_lora``)."""
+    words = {word for known in names for word in known.split("_")}
+    near = difflib.SequenceMatcher(None, name, hint.partition('"')[2].partition('"')[0]).ratio()
+    return near > 0.88 and not words.issuperset(name.split("_"))
 
 
 def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:

@@ -9,9 +9,10 @@ from typing import Any
 from predictor import compared, hub, models
 from predictor.engine.engines import ENGINES, name_of
 from predictor.errors import InputError
+from predictor.files import read_mapping
 from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
-from predictor.suggest import show
+from predictor.suggest import nearest, show
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
@@ -49,6 +50,7 @@ def checkpointing(reading: Reading, *, reentrant: bool = False, because: str = "
 def engine(reading: Reading, name: str, config: Any = None, unused: bool | None = None) -> None:
     """DeepSpeed if a config is named, FSDP2 if asked for, DDP on several GPUs, plain PyTorch on one; ``unused`` is
     what the framework makes of ``ddp_find_unused_parameters`` where it is not given; None leaves it to the Trainer."""
+    _accelerator(reading)
     config = config or reading["deepspeed"]
     sharded = reading["fsdp"] not in (None, False, "", (), "false")
     if config is not None and sharded:
@@ -72,6 +74,35 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
             found = given | ({"find_unused_parameters": True} if unused else {})
             reading.put("ddp", found, *(asked[key] for key in given))
         reading.say("ddp.find_unused_parameters", unused, key)
+
+
+ACCELERATOR = {
+    "split_batches": "GPUs share the batch: leave it out, and give as per_device_train_batch_size what each gets",
+    "use_configured_state": "what the script made before is not known: leave it out",
+    "num_steps": "give gradient_accumulation_steps",
+    "sync_each_batch": "gradients are predicted to be reduced in the last micro-batch of a step: leave it out",
+}
+"""What changes memory in a way that is not predicted, where it is on."""
+ACCELERATORS = (*ACCELERATOR, "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
+                "adjust_scheduler", "sync_with_dataloader")
+"""Keys of ``accelerator_config`` and of its ``gradient_accumulation_kwargs``."""
+
+
+def _accelerator(reading: Reading) -> None:
+    """``accelerator_config``, a path or its content (transformers 5.17, trainer_pt_utils.py, ``AcceleratorConfig``)."""
+    given = reading["accelerator_config"] if "accelerator_config" in reading.form.fields else None
+    if isinstance(given, str):
+        given = read_mapping(reading.file("accelerator_config"), "accelerator_config")
+    keys = dict(given or {})
+    keys |= keys.pop("gradient_accumulation_kwargs", None) or {}
+    for key, item in keys.items():
+        if key not in ACCELERATORS:
+            raise reading.wrong("accelerator_config", f"has the key {show(key)}, which accelerate has not"
+                                                      f"{nearest(key, ACCELERATORS)}")
+        if key in ACCELERATOR and item:
+            raise reading.wrong("accelerator_config", f"has {key} {show(item)}: {ACCELERATOR[key]}")
+    if keys.get("dispatch_batches"):
+        reading.note("accelerator_config dispatch_batches: the first GPU holds the batches of all")
 
 
 def finds_unused(checkpoints: bool, adapters: bool) -> bool:

@@ -7,9 +7,10 @@ import re
 from predictor import hub
 from predictor.errors import InputError
 from predictor.readers import trainer, weights
-from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.fields import OFF, Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
+from predictor.suggest import show
 from predictor.values import Number, Whole
 from predictor.workload import PINNED
 from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS
@@ -17,9 +18,16 @@ from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS
 RELEASE = PINNED["transformers"]
 BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 << 22)
 
-_LEARN = "leave it out, or use peakcast learn"
+_LEARN, _COMPILED = "leave it out, or use peakcast learn", "compiled models allocate differently: leave it out"
 NOT_PREDICTED = {
-    "torch_compile": refused("compiled models allocate differently: leave it out", kind=FLAG),
+    "torch_compile": refused(_COMPILED, kind=FLAG),
+    **dict.fromkeys(("torch_compile_backend", "torch_compile_mode"),
+                    refused(f"it turns torch_compile on: {_COMPILED}")),
+    "full_determinism": refused(f"other workspaces of cuBLAS, and deterministic kernels: {_LEARN}", kind=FLAG),
+    "ddp_backend": refused("the buffers of NCCL are predicted: leave it out", (None, "", "nccl")),
+    "debug": noted("its hooks look at every output, and copy it", off=(None, "", (), "tpu_metrics_debug")),
+    "skip_memory_metrics": noted("the cache is emptied before an evaluation and before training", FLAG, True,
+                                 (None, True)),
     "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}", kind=Number()),
     "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
     "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
@@ -54,6 +62,10 @@ ARGUMENTS = {
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
     "use_cpu": refused("a training on the CPU takes no GPU memory"),
     "eval_on_start": part(FLAG, False),
+    "accelerator_config": part(ConfigFile()),
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), part(FLAG, False)),
+    "include_for_metrics": noted("an evaluation keeps them on the GPU until its end", Words()),
+    "predict_with_generate": noted("an evaluation writes text, with keys and values of all layers", FLAG),
 } | NOT_PREDICTED
 """transformers 5.17, training_args.py."""
 SCRIPT = {
@@ -61,6 +73,9 @@ SCRIPT = {
     "torch_dtype": part(weights.DTYPE_OR_AUTO, option="dtype"),
     "attn_implementation": part(TEXT, option="attn_implementation"),
     "sequence_length": to("sequence_length", LENGTH),
+    "config_name": part(TEXT),
+    "config_overrides": refused("the model is predicted as its own configuration has it: save the changed one with "
+                                "save_pretrained, and give its directory as the model"),
 }
 """What scripts have beside them: those of transformers' examples and of TRL."""
 PEFT = {
@@ -83,7 +98,19 @@ RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gp
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
 WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 """What FSDP wraps, as training arguments said it before ``fsdp_config`` did."""
-OLDER = dict.fromkeys(WRAPPED, refused("give transformer_layer_cls_to_wrap of fsdp_config"))
+OLDER = dict.fromkeys(WRAPPED, refused("give transformer_layer_cls_to_wrap of fsdp_config")) | {
+    "split_batches": refused(trainer.ACCELERATOR["split_batches"], kind=FLAG),
+    "dispatch_batches": noted("the first GPU holds the batches of all", FLAG),
+    "tp_size": refused("tensor parallelism is not predicted: leave it out", (*OFF, 1), Whole(0, 65_536)),
+    "past_index": refused("hidden states of the last batch would stay: leave it out", (None, -1), Whole(-1, 1 << 31)),
+    "sharded_ddp": refused("use fsdp, or deepspeed"),
+    "mp_parameters": refused("SageMaker's model parallelism is not predicted: leave it out"),
+    "jit_mode_eval": refused("a traced model allocates differently: leave it out", kind=FLAG),
+    **dict.fromkeys(("fp16_backend", "half_precision_backend"), refused(
+        "PyTorch's autocast is predicted: leave it out", (None, "auto", "amp", "cuda_amp"))),
+    "include_inputs_for_metrics": noted("an evaluation keeps them on the GPU until its end", FLAG),
+}
+"""Of releases before 5, as transformers 4.37 to 4.57 had them."""
 SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "model_id": "model_name_or_path"} | \
     dict.fromkeys(("model_max_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len",
                    "seq_length"), "sequence_length")
@@ -95,6 +122,9 @@ def rules(reading: Reading) -> None:
     if TRL.search(program):
         raise InputError(f"{reading.given.name}: {program} trains with {OF_TRL}")
     name = trainer.model(reading, "model_name_or_path")
+    if reading["config_name"] not in (None, reading["model_name_or_path"]):
+        raise reading.wrong("config_name", f"is {show(reading['config_name'])}, another than the model: give it as the "
+                                           "model if weights are made from it, or leave it out")
     if reading["use_peft"]:
         reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "

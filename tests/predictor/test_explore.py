@@ -22,6 +22,7 @@ from predictor.explore.candidates import candidates
 from predictor.explore.content import Content
 from predictor.run import evaluate, sizes_at
 from predictor.sizes import Shape
+from predictor.source import DEFAULT, Source, value
 from predictor.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made
 
@@ -80,6 +81,13 @@ def test_what_a_page_does_not_have_is_refused_by_name(keys, message):
     ("v100-32gb", "kernels of compute capability 7.0 are not modelled")])
 def test_what_is_left_out_is_named_with_its_reason(what, why):
     assert made().document["left_out"][what].find(why) >= 0
+
+
+def test_what_a_framework_fills_in_about_checkpointing_leaves_out_no_variant_without_it():
+    reentrant = value("gradient_checkpointing_kwargs", {"use_reentrant": True}, DEFAULT, "LLaVA")
+    base = job(gradient_checkpointing_kwargs={"use_reentrant": True}).workload
+    found = settings.find(base.read_from(Source("llava", "LLaVA", "job.sh", (reentrant,))), (1,))
+    assert not any("without checkpointing" in what for what in found.left_out) and {key[2] for key in found.jobs} == {True, False}
 
 
 def test_the_page_has_the_usual_engines_and_every_gpu_that_is_modelled():

@@ -116,7 +116,8 @@ def test_a_hostfile_says_how_many_gpus(tmp_path, options, size):
 
 @pytest.mark.parametrize("text, options, said", [
     (None, [], 'names "HOSTS", and there is no such file, or give --data-parallel-size'),
-    ("worker-0 slots=8", ["--include", "worker-0"], "is given, and so is --include, or give --data-parallel-size"),
+    ("worker-0 slots=8\nworker-0 slots=4", [], "HOSTS: worker-0 has two lines, and DeepSpeed stops at that: keep one, or give "
+     "--data-parallel-size"),
     ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8", or give --data-parallel-size')])
 def test_a_hostfile_that_does_not_say_it_asks_for_the_number(tmp_path, text, options, said):
     hosts = str(written(tmp_path, text, "hosts")) if text else str(tmp_path / "hosts")
@@ -166,6 +167,16 @@ def test_a_scripts_own_flags_are_listed_and_slips_are_not():
     assert "what the script does with its own --my_own_thing" in source.not_modelled
     assert error_of(words=["python", *TRAIN, "--per_device_train_batchsize", "3"]).endswith(
         '--per_device_train_batchsize: transformers 5.17.0 has no such key (did you mean "per_device_train_batch_size"?)')
+
+
+@pytest.mark.parametrize("own", ["use_lora", "train_batch_size", "eval_batch_size", "model_dtype"])
+def test_a_flag_of_words_that_known_ones_have_is_the_scripts_own(own):
+    assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
+
+
+@pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwarg", "per_device_eval_batchsize"])
+def test_a_flag_with_a_word_of_its_own_near_a_known_one_is_a_slip(slip):
+    assert f"--{slip}: transformers 5.17.0 has no such key (did you mean" in error_of(words=["python", *TRAIN, f"--{slip}", "1"])
 
 
 @pytest.mark.parametrize("text, message", [

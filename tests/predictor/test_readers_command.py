@@ -62,6 +62,12 @@ def test_an_engine_that_is_asked_for_replaces_the_one_that_was_read(capsys, comm
     assert (code, json.loads(out)["workload"]["engine"]) == (0, "deepspeed")
 
 
+def test_checkpointing_that_is_turned_off_takes_along_how_it_was_done(capsys, command):
+    words = [*command, "--gradient_checkpointing", "True", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
+    code, out, _ = answer(capsys, "predict", "--json", "--no-gradient-checkpointing", *words)
+    assert code == 0 and json.loads(out)["workload"]["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+
+
 def test_a_contradiction_names_the_key_as_it_was_read(capsys, command):
     code, _, err = answer(capsys, "predict", "--zero-stage", "2", *command)
     assert (code, err) == (2, "peakcast: error: the command: --bf16: mixed_precision is bf16, but DeepSpeed trains without autocast: "

@@ -221,7 +221,6 @@ def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshard
     ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy SIZE_BASED_WRAP, which is not predicted: give TRANSFORMER_BASED_WRAP"),
     ("offload_params: false", "offload_params: true", "offload_params True: parameters on the CPU are not predicted: leave it out"),
     ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": under version 2 it is true or false'),
-    ("fsdp_state_dict", "fsdp_state_dic", 'the key "state_dic_type", which FSDP has not (did you mean "state_dict_type"?)'),
 ])
 def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said):
     with pytest.raises(InputError) as caught:
