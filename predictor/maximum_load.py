@@ -40,8 +40,8 @@ def searched(job: InferenceJob, held: Inference, progress: Progress | None = Non
         limits = _limits_of_prompt(job, prompt)
     else:
         prompt, talk = None, most_turns(job, progress)
-        context = talk and turns(_going_on(workload, talk))[-1].cached
-        limits = _refused("More turns", lambda: _going_on(workload, talk + 1))
+        context = talk and turns(going_on(workload, talk))[-1].cached
+        limits = _refused("More turns", lambda: going_on(workload, talk + 1))
     most = concurrent_sequences(job, progress)
     limits += _refused("More at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
     return replace(held, longest_prompt_tokens=prompt, most_turns=talk, longest_context_tokens=context,
@@ -74,11 +74,11 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
 def most_turns(job: InferenceJob, progress: Progress | None = None) -> int:
     """How many turns of the job's conversation fit, which goes on with turns like its last one; 0 if not one does."""
     workload, positions = job.workload, positions_of(find(job.workload.model)) or MOST_TOKENS
-    within = sum(turn.cached <= positions for turn in turns(_going_on(workload, MOST_TURNS)))
-    return _search(lambda number: _going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
+    within = sum(turn.cached <= positions for turn in turns(going_on(workload, MOST_TURNS)))
+    return _search(lambda number: going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
 
 
-def _going_on(workload: Workload, number: int) -> Workload:
+def going_on(workload: Workload, number: int) -> Workload:
     """With so many turns: the conversation's own, then more like its last one."""
     said = workload.conversation
     return workload.replace(conversation=said[:number] + said[-1:] * (number - len(said)))
