@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
         "one length, and torch.compile, which generate applies by itself to a static cache")
 
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of configurations."""
 OFTEN = 3
 """Of so many turns that differ in their context alone one formula is traced, at four shapes or more."""
 MOST_UNTIL_WINDOW = 64
@@ -47,6 +49,12 @@ class InferenceJob(Job):
 
     turns: tuple[Turn, ...] = ()
     pieces: tuple[Piece, ...] = ()
+
+    @property
+    def positions(self) -> int | None:
+        """That the language model knows, as far as its configuration or its weights say so."""
+        known = positions_of(models.find(self.workload.model)), self.formula.facts.positions
+        return min(filter(None, known), default=None)
 
     @property
     def rank(self) -> int:
@@ -102,6 +110,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
         pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
         formulas.append(formula)
     first, shape = formulas[0], pieces[0].shape
+    check_positions(said, first.facts.positions, workload.max_cache_len, config.name)
     quantization.check_rows(workload, first.facts, shape, gpu)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
                             kinds(workload, first))
@@ -140,8 +149,8 @@ def settled(workload: Workload) -> Workload:
 def positions_of(config: models.ModelConfig) -> int | None:
     """Positions that the language model knows, where its configuration says so."""
     text = config.document.get("text_config")
-    found = (text if isinstance(text, dict) else config.document).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    said = text if isinstance(text, dict) else config.document
+    return next((said[key] for key in POSITIONS if isinstance(said.get(key), int)), None)
 
 
 def shape_of(workload: Workload, turn: Turn) -> Shape:

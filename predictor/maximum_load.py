@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.engine.generation import longer
 from predictor.errors import InputError
-from predictor.inference import InferenceJob, positions_of, prepare, unpredicted_prompts
+from predictor.inference import InferenceJob, prepare, unpredicted_prompts
 from predictor.models import find
 from predictor.prediction import Inference
 from predictor.turns import MOST_TOKENS, MOST_TURNS, turns
@@ -41,9 +41,12 @@ def searched(job: InferenceJob, held: Inference, progress: Progress | None = Non
     else:
         prompt, talk = None, most_turns(job, progress)
         context = talk and turns(going_on(workload, talk))[-1].cached
-        limits = _refused("More turns", lambda: going_on(workload, talk + 1))
+        limits = _refused("More turns", lambda: going_on(workload, talk + 1)) if talk < MOST_TURNS else (
+            f"More than {MOST_TURNS} turns are not predicted.",)
     most = concurrent_sequences(job, progress)
     limits += _refused("More at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
+    if workload.gpu_memory_utilization is not None:
+        limits += ("What fits is of generate's own cache, not of paged serving.",)
     return replace(held, longest_prompt_tokens=prompt, most_turns=talk, longest_context_tokens=context,
                    concurrent_sequences=most, search_limits=limits)
 
@@ -53,8 +56,7 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
     not predicted fits if the next longer one that is does."""
     workload = job.workload
     config, images = find(workload.model), workload.images_per_sample
-    end = min(filter(None, (positions_of(config), workload.max_cache_len)), default=MOST_TOKENS)
-    most = end - workload.max_new_tokens + 1
+    most = (job.positions or MOST_TOKENS) - workload.max_new_tokens + 1
     least = job.formula.facts.room(images) + images + 1  # text between images
     least = workload.sequence_length if _fits(job) else least
     gaps = unpredicted_prompts(config.windows, workload.max_new_tokens)
@@ -73,7 +75,7 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
 
 def most_turns(job: InferenceJob, progress: Progress | None = None) -> int:
     """How many turns of the job's conversation fit, which goes on with turns like its last one; 0 if not one does."""
-    workload, positions = job.workload, positions_of(find(job.workload.model)) or MOST_TOKENS
+    workload, positions = job.workload, job.positions or MOST_TOKENS
     within = sum(turn.cached <= positions for turn in turns(going_on(workload, MOST_TURNS)))
     return _search(lambda number: going_on(workload, number), len(job.turns) if _fits(job) else 1, within, progress)
 
@@ -85,12 +87,18 @@ def going_on(workload: Workload, number: int) -> Workload:
 
 
 def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) -> int:
-    """The most sequences at once that fit, each as the workload's; 0 if none does."""
+    """The most sequences at once that fit, each as the workload's; 0 if none does that is predicted."""
     workload = job.workload
     images, tokens = max(turn.images for turn in job.turns), job.turns[-1].cached
     each = longer(job.pieces[-1], job.gpu).cache_bytes // job.shape.batch
-    return _search(lambda batch: workload.replace(per_device_eval_batch_size=batch),
-                   job.shape.batch if _fits(job) else 1,
+
+    def of(batch: int) -> Workload:
+        return workload.replace(per_device_eval_batch_size=batch)
+
+    doubled = [1 << power for power in range(job.shape.batch.bit_length())]  # small ones may not be predicted
+    least = job.shape.batch if _fits(job) else next(size for size in (*doubled, job.shape.batch)
+                                                    if not _refused("", lambda size=size: of(size)))
+    return _search(of, least,
                    min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // each),
                    progress, one_length=True)
 

@@ -159,7 +159,8 @@ class Inference:
     Attributes:
         weights_bytes: of the model on the GPU.
         cache_bytes: of keys and values at the end of the last reply.
-        cache_bytes_per_token: what the last token of a sequence added to them; of a static cache, its share.
+        cache_bytes_per_token: what the last token of a sequence added to them, nothing in a sliding window that is
+            full; of a static cache, or of replies too short to tell, its share.
         turns: each call of ``generate``.
         paged: None without ``gpu_memory_utilization``.
         longest_prompt_tokens: the longest prompt that fits with this reply, 0 if none does; None if nobody asked, or of

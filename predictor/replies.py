@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor import timeline
-from predictor.engine.generation import longer
+from predictor.engine.generation import Call, longer
 from predictor.errors import InputError
 from predictor.events import MOMENTS, Factor, Moment
 from predictor.inference import InferenceJob
@@ -28,7 +28,7 @@ def inference(job: InferenceJob) -> Inference:
     run = job.run(job.workload.capacity)
     calls = [longer(piece, job.gpu) for piece in job.pieces]
     last, sequences = calls[-1], job.shape.batch
-    per_token = last.growth_bytes or last.cache_bytes // job.turns[-1].cached
+    per_token = _token_bytes(job, last)
     weights = int(run.live[np.flatnonzero(run.events.step == 0)[-1]])
     return Inference(
         weights_bytes=weights, cache_bytes=last.cache_bytes, cache_bytes_per_token=per_token // sequences,
@@ -37,6 +37,14 @@ def inference(job: InferenceJob) -> Inference:
                                _highest(run, Moment.DECODE, number))
                     for number, (turn, call) in enumerate(zip(job.turns, calls), 1)),
         paged=_paged(job, run, weights, per_token // sequences))
+
+
+def _token_bytes(job: InferenceJob, last: Call) -> int:
+    """What the last token of all sequences added to the cache, if two decode steps tell; of a static cache, or else,
+    the share of each that it has room for."""
+    if job.workload.cache_implementation == "dynamic" and last.growth_bytes is not None:
+        return last.growth_bytes
+    return last.cache_bytes // max(job.turns[-1].cached, job.workload.max_cache_len or 0)
 
 
 def _highest(run: Run, moment: Moment, turn: int) -> int | None:

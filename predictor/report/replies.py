@@ -16,8 +16,9 @@ def sentences(prediction: Prediction) -> list[str]:
     held = prediction.inference
     if held is None:
         return []
+    each = held.cache_bytes_per_token
     found = [f"Weights {size_text(held.weights_bytes)}; keys and values {size_text(held.cache_bytes)} after the last "
-             f"reply, {held.cache_bytes_per_token:,} bytes a token of each sequence."]
+             f"reply, {f'{each:,} bytes a token of each sequence' if each else 'and no more after further tokens'}."]
     if held.longest_prompt_tokens is not None:
         found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens, a context of "
                      f"{held.longest_context_tokens:,} after the reply." if held.longest_prompt_tokens

@@ -49,7 +49,9 @@ def model(tmp_path_factory):
         return str(made)
 
     return {"llama": path(TEXT["llama"]), "llava": path(LLAVA), "mistral": path(MISTRAL), "bert": path(TEXT["bert"]),
-            "t5": path(TEXT["t5"]), "odd": path(TEXT["llama"] | {"intermediate_size": 90})}
+            "t5": path(TEXT["t5"]), "odd": path(TEXT["llama"] | {"intermediate_size": 90}),
+            "gpt2": path({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 1,
+                          "n_head": 4, "vocab_size": 320, "n_positions": 128})}
 
 
 def asked(model: str, **keys) -> Workload:
@@ -108,12 +110,19 @@ def test_a_static_cache_is_as_long_as_asked_or_as_needed(model, length, tokens):
     found = pipeline.predict(asked(model["llama"], sequence_length=50, max_new_tokens=30, max_cache_len=length,
                                    cache_implementation="static")).inference
     assert found.cache_bytes == tokens * TOKEN_BYTES
+    assert found.cache_bytes_per_token == TOKEN_BYTES
 
 
 def test_a_sliding_window_bounds_the_cache(model):
     """DynamicSlidingWindowLayer keeps window - 1 tokens as a view of those and the newest."""
     found = pipeline.predict(asked(model["mistral"], sequence_length=100, max_new_tokens=30)).inference
     assert found.cache_bytes == 64 * TOKEN_BYTES
+
+
+def test_further_tokens_in_a_full_window_take_nothing(model):
+    found = pipeline.predict(asked(model["mistral"], sequence_length=2000, max_new_tokens=29))
+    assert found.inference.cache_bytes_per_token == 0
+    assert "and no more after further tokens" in sentences(found)[0]
 
 
 def test_a_window_that_is_reached_in_the_reply_is_traced_until_then(model):
@@ -165,6 +174,9 @@ def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
     assert paged.blocks == paged.reserved_bytes // paged.block_bytes
     assert paged.sequences == paged.blocks // 8  # 128 tokens in the cache are eight blocks
     assert any("assumed, never measured" in note for note in found.not_modelled)
+    assert any("not of paged serving" in line for line in pipeline.predict(
+        asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
+              capacity_bytes=4 << 30), maximum_load=True).inference.search_limits)
 
 
 def test_the_factors_of_the_peak_name_the_cache(model):
@@ -177,6 +189,7 @@ def test_the_factors_of_the_peak_name_the_cache(model):
     ("llama", {"sequence_length": 4090}, "a cache of 4,153 tokens is longer than the 4,096 positions that"),
     ("llama", {"sequence_length": 10, "cache_implementation": "static", "max_cache_len": 5000},
      "max_cache_len 5,000 is longer than the 4,096 positions that"),
+    ("gpt2", {"sequence_length": 100}, "a cache of 163 tokens is longer than the 128 positions that"),
     ("llama", {}, "sequence_length is not given"),
     ("llama", {"sequence_length": 10, "images_per_sample": 1}, "takes no images; leave it out"),
     ("llava", {"sequence_length": 4}, "sequence_length 4: no room for 1 image(s), which fill 4 tokens"),
@@ -284,6 +297,21 @@ def test_a_short_prompt_that_fits_is_the_longest_where_positions_end(model, tmp_
                              maximum_load=True).inference
     assert found.longest_prompt_tokens == 24 + 1 - 20
     assert "24 positions" in found.search_limits[0]
+
+
+def test_a_static_cache_grows_with_a_longer_prompt_as_long_as_positions_last(model):
+    """``max_cache_len`` is the least that it has room for."""
+    found = pipeline.predict(asked(model["llama"], sequence_length=100, cache_implementation="static", max_cache_len=200,
+                                   capacity_bytes=80 << 30), maximum_load=True).inference
+    assert found.longest_context_tokens == 4096
+    assert "4,096 positions" in found.search_limits[0]
+
+
+def test_batches_too_small_to_be_predicted_do_not_end_the_search(model):
+    """Layers of 4 bits with a bias that would see few tokens are refused: here in a batch of one."""
+    found = pipeline.predict(asked(model["llava"], sequence_length=60, max_new_tokens=3, per_device_eval_batch_size=64,
+                                   quantization={"load_in_4bit": True}, capacity_bytes=1069 << 20), maximum_load=True)
+    assert found.verdict != "fits" and 8 < found.inference.concurrent_sequences < 64
 
 
 @pytest.mark.parametrize(("most", "longest"), [(150, 129), (194, 194)])
