@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from predictor.errors import InputError
@@ -30,15 +31,22 @@ FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (acc
 neither is predicted."""
 
 
-def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
-              script: str | None = None) -> dict[str, tuple[Any, str]]:
-    """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
+@dataclass(frozen=True)
+class Launch:
+    """Its options and its configuration file, how it trains by them, and what messages name."""
 
-    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
-    precision and FSDP count where the training's own arguments say nothing of them.
+    options: Mapping[str, str]
+    document: Mapping[str, Any]
+    kind: str
+    where: str
+    blamed: str
+
+
+def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
+    """What is launched; ``options`` get the number of processes that only the file says.
 
     Raises:
-        InputError: no such file, or a key that it may not have; other parallelism, or fp8.
+        InputError: no such file, or a key that it may not have; other parallelism.
     """
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
@@ -51,22 +59,37 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         options |= {"num_processes": "1", launchers.BY: f"{where}: distributed_type NO: num_processes"}
     elif document.get("num_processes") is not None and "num_processes" not in options:
         options |= {"num_processes": str(document["num_processes"]), launchers.BY: f"{where}: num_processes"}
+    return Launch(options, document, kind, where, blamed)
+
+
+def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Training arguments that the launcher decides, each with what says so; ``given`` are the training's own, of its
+    flags and its file, before which the launcher's of the same yield (transformers 5.17, training_args.py,
+    ``__post_init__``).
+
+    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``).
+
+    Raises:
+        InputError: a value that it may not have, or fp8.
+    """
+    options, document, where, blamed = launched.options, launched.document, launched.where, launched.blamed
+    given = {key.replace("-", "_") for key, item in given.items() if item is not None}
     found: dict[str, tuple[Any, str]] = {}
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()
     if precision not in PRECISIONS:
         raise InputError(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
-    if precision != "no" and not {"bf16", "fp16"} & given.keys():
+    if precision != "no" and not {"bf16", "fp16"} & given:
         found[precision] = ("true", f"{where}: mixed_precision")
     compiled = options.get("dynamo_backend", _section(document, "dynamo_config", blamed).get(
         "backend", document.get("dynamo_backend")))
     if str(compiled or "no").lower() != "no":
         found["torch_compile"] = ("true", f"{where}: dynamo_backend")
-    if kind == "FSDP" and "fsdp" not in given:
+    if launched.kind == "FSDP" and "fsdp" not in given:
         said = {key.removeprefix("fsdp_"): item for key, item in options.items() if key.startswith("fsdp_")}
         asked = FSDP | _section(document, "fsdp_config", blamed) | said
         found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
-    if kind == "DEEPSPEED" and "deepspeed" not in given:
+    if launched.kind == "DEEPSPEED" and "deepspeed" not in given:
         section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
         section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}
         several = str(options.get("num_machines", document.get("num_machines", 1))) != "1"

@@ -219,3 +219,14 @@ def test_a_distributed_type_of_no_starts_one_process(tmp_path):
 @pytest.mark.parametrize("option", ["--cpu", "--tpu", "--use_megatron_lm", "--use_parallelism_config"])
 def test_what_accelerate_launches_otherwise_is_refused(option):
     assert "not predicted" in (said := error_of("accelerate", "launch", option)) or "takes no GPU memory" in said
+
+
+def test_accelerates_file_yields_to_what_the_trainings_file_says(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}')
+    (tmp_path / "a.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+                                     "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2}\n")
+    (tmp_path / "job.yaml").write_text("model_name_or_path: gpt2\nfinetuning_type: full\ncutoff_len: 64\nfp16: true\ndeepspeed: ds.json\n")
+    values, source = readers.read(words=["accelerate", "launch", "--config_file", str(tmp_path / "a.yaml"), "src/train.py", str(tmp_path / "job.yaml")])
+    rows = {row.key: row for row in source.values}
+    assert (rows["deepspeed.zero_optimization.stage"].value, values["gradient_accumulation_steps"]) == (3, 1)
+    assert values["dtype"] == "fp16" and "fp16" in rows["dtype"].names
