@@ -174,9 +174,22 @@ def test_a_flag_of_words_that_known_ones_have_is_the_scripts_own(own):
     assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
 
 
-@pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwarg", "per_device_eval_batchsize"])
+@pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwrags", "per_device_eval_batchsize"])
 def test_a_flag_with_a_word_of_its_own_near_a_known_one_is_a_slip(slip):
     assert f"--{slip}: transformers 5.17.0 has no such key (did you mean" in error_of(words=["python", *TRAIN, f"--{slip}", "1"])
+
+
+@pytest.mark.parametrize("flag, key", [("per_device_train_batch", "per_device_train_batch_size"), ("model_max", "sequence_length"),
+                                       ("gradient-accumulation", "gradient_accumulation_steps")])
+def test_a_flag_is_abbreviated_as_argparse_lets_it(flag, key):
+    words = [word for word in TRAIN if word not in ("--max_length", "128")]
+    values, source = read(words=["python", *words, f"--{flag}", "4"])
+    assert values[key] == 4 and f"--{flag.replace('-', '_')}" in {row.key: row for row in source.values}[key].names
+
+
+def test_an_abbreviation_of_several_keys_is_refused_by_name():
+    assert error_of(words=["python", *TRAIN, "--gradient_checkpoint", "True"]).startswith(
+        "the command: --gradient_checkpoint may be --gradient_checkpointing or --gradient_checkpointing_kwargs: write it in full")
 
 
 @pytest.mark.parametrize("text, message", [
