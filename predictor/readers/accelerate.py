@@ -24,6 +24,8 @@ OPTIONS = ("config_file", "mixed_precision", "dynamo_backend", FILE, *DECIDED)
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
          "use_megatron_lm": "MEGATRON_LM", "tpu": "XLA"}
 """Option -> the ``distributed_type`` that it stands for, before that of the file."""
+ALONE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Options of which accelerate takes one (1.15, commands/launch.py, ``_validate_launch_command``)."""
 PREDICTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 PRECISIONS = ("no", "bf16", "fp16")
 FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
@@ -46,8 +48,14 @@ def launch(options: dict[str, str], name: str, script: str | None = None) -> Lau
     """What is launched; ``options`` get the number of processes that only the file says.
 
     Raises:
-        InputError: no such file, or a key that it may not have; other parallelism.
+        InputError: no such file, or a key that it may not have; options that exclude each other; other parallelism.
     """
+    asked = [f"--{option}" for option in ALONE if option in options]
+    if len(asked) > 1:
+        raise InputError(f"{name}: {asked[0]} and {asked[1]} are both given, and accelerate stops at that: keep one")
+    if "multi_gpu" in options and options.get("num_processes") in ("0", "1"):
+        raise InputError(f"{name}: --multi_gpu is given with --num_processes {options['num_processes']}, and "
+                         "accelerate stops at fewer than 2: leave it out")
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
     if path and not found_at:

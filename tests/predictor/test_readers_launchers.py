@@ -230,3 +230,11 @@ def test_accelerates_file_yields_to_what_the_trainings_file_says(tmp_path):
     rows = {row.key: row for row in source.values}
     assert (rows["deepspeed.zero_optimization.stage"].value, values["gradient_accumulation_steps"]) == (3, 1)
     assert values["dtype"] == "fp16" and "fp16" in rows["dtype"].names
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--use_fsdp", "--use_deepspeed", "--num_processes", "8"], "--use_deepspeed and --use_fsdp are both given, and accelerate stops at that"),
+    (["--multi_gpu", "--use_fsdp"], "--multi_gpu and --use_fsdp are both given"),
+    (["--multi_gpu", "--num_processes", "1"], "--multi_gpu is given with --num_processes 1, and accelerate stops at fewer than 2")])
+def test_accelerates_options_that_exclude_each_other_are_refused(words, said):
+    assert error_of("accelerate", "launch", *words).startswith(f"the command: {said}")
