@@ -216,13 +216,15 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
             key are named.
     """
     reading = _ruled(form, given)
+    askers: dict[str, list[str]] = {}  # of notes
     for name, written in reading.written.items():
         if not reading.is_listed(name):
-            _list(reading, name, written)
+            _list(reading, name, written, askers)
+    reading.notes = [f"{', '.join(askers[note])}: {note}" if note in askers else note for note in reading.notes]
     return reading.workload, reading.source()
 
 
-def _list(reading: Reading, name: str, written: str) -> None:
+def _list(reading: Reading, name: str, written: str, askers: dict[str, list[str]]) -> None:
     """List a key that nothing names: with whatever is read otherwise without it, or as one without effect."""
     rest = {key: item for key, item in reading.given.values.items() if key not in (written, written.replace("_", "-"))}
     try:
@@ -234,9 +236,9 @@ def _list(reading: Reading, name: str, written: str) -> None:
     notes = [note for note in reading.notes if note not in other.notes]
     for key in rows:
         reading.rows[key] = reading.rows[key].said_by(reading.given.name, reading.called(name))
-    if notes and not rows:
-        reading.notes = [f"{name}: {note}" if note in notes else note for note in reading.notes]
-    elif not rows:
+    for note in notes if not rows else ():
+        askers.setdefault(note, []).append(name)
+    if not notes and not rows:
         reading.unread.append(written)
 
 

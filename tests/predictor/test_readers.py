@@ -132,6 +132,14 @@ def test_axolotls_own_kernels_of_adapters_are_a_note(tmp_path):
     assert not any("lora_mlp_kernel" in line for line in notes(lora_mlp_kernel=False))
 
 
+def test_only_what_changes_a_note_is_named_before_it(tmp_path):
+    path = written(tmp_path, {"base_model": "gpt2", "sequence_len": 64, "bf16": True, "sample_packing": True, "attn_implementation": "flash_attention_2",
+                              "val_set_size": 0.05, "eval_steps": 10, "load_in_4bit": False, "pad_to_sequence_len": True})
+    source = read(path)[1]
+    assert any(note.startswith("val_set_size: eval_steps 10.0: the evaluation") for note in source.not_modelled)
+    assert source.without_effect == ("load_in_4bit", "pad_to_sequence_len")
+
+
 def test_accelerates_configuration_file_is_read(tmp_path):
     path = written(tmp_path, {"distributed_type": "DEEPSPEED", "num_processes": 8, "mixed_precision": "bf16", "deepspeed_config": {
         "zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none", "zero3_init_flag": False}})
