@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
-from predictor.readers import accelerate, launchers, shell
+from predictor.readers import accelerate, hosts, launchers, shell
 from predictor.readers.fields import Given
 from predictor.suggest import show
 
@@ -61,7 +61,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     try:
         world_size, launched_by = launchers.started(command.launcher, command.program, command.options,
                                                     command.environment, name, path, unknown)
-    except InputError as error:
+    except hosts.Uncounted as error:
         problem = f"{error}, or give --data-parallel-size"
     return Given(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
                  launch, unknown=unknown)

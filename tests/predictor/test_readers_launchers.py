@@ -90,6 +90,13 @@ def test_what_deepspeed_stops_at_or_nobody_knows_is_refused(tmp_path, words, sai
     assert said in error_of("deepspeed", *(str(tmp_path / "hosts") if word == "HOSTS" else word for word in words))
 
 
+@pytest.mark.parametrize(("words", "given"), [
+    (["--include", "localhost"], True), (["--num_gpus", "$N"], True), (["--include", "localhost:0-3"], False),
+    (["--include", "a:0", "--exclude", "a:1"], False)])
+def test_a_number_is_asked_for_where_it_is_missing_not_where_deepspeed_stops(words, given):
+    assert error_of("deepspeed", *words).endswith("or give --data-parallel-size") is given
+
+
 def test_a_visible_gpu_beside_a_number_of_nodes_stops_deepspeed():
     assert "CUDA_VISIBLE_DEVICES and --num_nodes are both given" in error_of("CUDA_VISIBLE_DEVICES=0", "deepspeed", "--num_nodes", "1")
 
