@@ -9,7 +9,7 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.files import read_mapping
 from predictor.readers import launchers
-from predictor.readers.fields import beside
+from predictor.readers.fields import OFF, beside
 from predictor.suggest import nearest, show
 
 SECTION = "deepspeed_config"
@@ -72,7 +72,7 @@ def launch(options: dict[str, str], name: str, script: str | None = None) -> Lau
 
 def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """Training arguments that the launcher decides, each with what says so; ``given`` are the training's own, of its
-    flags and its file, before which the launcher's of the same yield (transformers 5.17, training_args.py,
+    flags and its file: to those that are on, the launcher's of the same yield (transformers 5.17, training_args.py,
     ``__post_init__``).
 
     A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``).
@@ -81,7 +81,7 @@ def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any
         InputError: a value that it may not have, or fp8.
     """
     options, document, where, blamed = launched.options, launched.document, launched.where, launched.blamed
-    given = {key.replace("-", "_") for key, item in given.items() if item is not None}
+    given = {key.replace("-", "_") for key, item in given.items() if item not in OFF and str(item).lower() != "false"}
     found: dict[str, tuple[Any, str]] = {}
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()

@@ -144,7 +144,7 @@ class Reading:
 
     def _abbreviated(self, name: str) -> str:
         """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's."""
-        known = {name: name for name in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
+        known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
         found = {known[full]: full for full in sorted(known) if full.startswith(name)}
         if name in known or not found or len(name) == 1:  # -x
             return name

@@ -228,6 +228,11 @@ def test_what_accelerate_launches_otherwise_is_refused(option):
     assert "not predicted" in (said := error_of("accelerate", "launch", option)) or "takes no GPU memory" in said
 
 
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_a_precision_that_is_off_leaves_it_to_accelerates_file(tmp_path, key):
+    assert accelerated(tmp_path, "mixed_precision: bf16\nnum_processes: 2\n", train=(f"--{key}", "False"))[0]["mixed_precision"] == "bf16"
+
+
 def test_accelerates_file_yields_to_what_the_trainings_file_says(tmp_path):
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}')
     (tmp_path / "a.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
