@@ -9,7 +9,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.files import parse_json, parse_yaml, read_text
-from predictor.readers import command
+from predictor.readers import accelerate, command
 from predictor.readers.fields import Format, Given
 from predictor.readers.reading import read as read_fields
 from predictor.source import Source
@@ -38,6 +38,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     """
     given = command.from_words(words) if words is not None else _file(str(path))
     given, implied = _named_by_command(replace(given, options=options or {}))
+    given = _launched(given)
     if given.problem and given.gpus is None:
         raise InputError(given.problem)
     found = _format(given, form or implied)
@@ -87,6 +88,13 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     flags = {key.replace("-", "_"): value for key, value in values.items()}
     return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra, **flags},
                    started_in=given.name, besides=frozenset(flags)), implied
+
+
+def _launched(given: Given) -> Given:
+    """With what its launcher decides."""
+    decided = accelerate.arguments(given.launch, given.values) if given.launch else {}
+    return replace(given, values={**given.values, **{key: item for key, (item, _) in decided.items()}},
+                   launched_with={key: by for key, (_, by) in decided.items()}, besides=given.besides | decided.keys())
 
 
 def _format(given: Given, wanted: str | None) -> Format:

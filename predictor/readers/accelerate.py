@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping
 from predictor.readers import launchers
-from predictor.readers.fields import beside
+from predictor.readers.fields import OFF, beside
 from predictor.suggest import nearest, show
 
 SECTION = "deepspeed_config"
@@ -23,6 +24,8 @@ OPTIONS = ("config_file", "mixed_precision", "dynamo_backend", FILE, *DECIDED)
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
          "use_megatron_lm": "MEGATRON_LM", "tpu": "XLA"}
 """Option -> the ``distributed_type`` that it stands for, before that of the file."""
+ALONE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Options of which accelerate takes one (1.15, commands/launch.py, ``_validate_launch_command``)."""
 PREDICTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 PRECISIONS = ("no", "bf16", "fp16")
 FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
@@ -30,16 +33,29 @@ FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (acc
 neither is predicted."""
 
 
-def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
-              script: str | None = None) -> dict[str, tuple[Any, str]]:
-    """Training arguments that the launcher decides, each with what says so; ``options`` get what only the file says.
+@dataclass(frozen=True)
+class Launch:
+    """Its options and its configuration file, how it trains by them, and what messages name."""
 
-    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``); mixed
-    precision and FSDP count where the training's own arguments say nothing of them.
+    options: Mapping[str, str]
+    document: Mapping[str, Any]
+    kind: str
+    where: str
+    blamed: str
+
+
+def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
+    """What is launched; ``options`` get the number of processes that only the file says.
 
     Raises:
-        InputError: no such file, or a key that it may not have; other parallelism, or fp8.
+        InputError: no such file, or a key that it may not have; options that exclude each other; other parallelism.
     """
+    asked = [f"--{option}" for option in ALONE if option in options]
+    if len(asked) > 1:
+        raise InputError(f"{name}: {asked[0]} and {asked[1]} are both given, and accelerate stops at that: keep one")
+    if "multi_gpu" in options and options.get("num_processes") in ("0", "1"):
+        raise InputError(f"{name}: --multi_gpu is given with --num_processes {options['num_processes']}, and "
+                         "accelerate stops at fewer than 2: leave it out")
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
     if path and not found_at:
@@ -51,22 +67,37 @@ def arguments(options: dict[str, str], given: Mapping[str, Any], name: str,
         options |= {"num_processes": "1", launchers.BY: f"{where}: distributed_type NO: num_processes"}
     elif document.get("num_processes") is not None and "num_processes" not in options:
         options |= {"num_processes": str(document["num_processes"]), launchers.BY: f"{where}: num_processes"}
+    return Launch(options, document, kind, where, blamed)
+
+
+def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Training arguments that the launcher decides, each with what says so; ``given`` are the training's own, of its
+    flags and its file: to those that are on, the launcher's of the same yield (transformers 5.17, training_args.py,
+    ``__post_init__``).
+
+    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``).
+
+    Raises:
+        InputError: a value that it may not have, or fp8.
+    """
+    options, document, where, blamed = launched.options, launched.document, launched.where, launched.blamed
+    given = {key.replace("-", "_") for key, item in given.items() if item not in OFF and str(item).lower() != "false"}
     found: dict[str, tuple[Any, str]] = {}
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()
     if precision not in PRECISIONS:
         raise InputError(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
-    if precision != "no" and not {"bf16", "fp16"} & given.keys():
+    if precision != "no" and not {"bf16", "fp16"} & given:
         found[precision] = ("true", f"{where}: mixed_precision")
     compiled = options.get("dynamo_backend", _section(document, "dynamo_config", blamed).get(
         "backend", document.get("dynamo_backend")))
     if str(compiled or "no").lower() != "no":
         found["torch_compile"] = ("true", f"{where}: dynamo_backend")
-    if kind == "FSDP" and "fsdp" not in given:
+    if launched.kind == "FSDP" and "fsdp" not in given:
         said = {key.removeprefix("fsdp_"): item for key, item in options.items() if key.startswith("fsdp_")}
         asked = FSDP | _section(document, "fsdp_config", blamed) | said
         found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
-    if kind == "DEEPSPEED" and "deepspeed" not in given:
+    if launched.kind == "DEEPSPEED" and "deepspeed" not in given:
         section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
         section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}
         several = str(options.get("num_machines", document.get("num_machines", 1))) != "1"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
-from predictor.readers import accelerate, launchers, shell
+from predictor.readers import accelerate, hosts, launchers, shell
 from predictor.readers.fields import Given
 from predictor.suggest import show
 
@@ -56,16 +56,15 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         if option in accelerate.OPTIONS or option.startswith("fsdp_"):
             launchers.settled(name, f"--{option}", given, unknown)
     values = _flags(command.words, name, unknown)
-    decided = accelerate.arguments(command.options, values, name, path) if command.launcher == "accelerate" else {}
+    launch = accelerate.launch(command.options, name, path) if command.launcher == "accelerate" else None
     world_size, launched_by, problem = None, "", ""
     try:
         world_size, launched_by = launchers.started(command.launcher, command.program, command.options,
                                                     command.environment, name, path, unknown)
-    except InputError as error:
+    except hosts.Uncounted as error:
         problem = f"{error}, or give --data-parallel-size"
-    return Given(name, values | {key: item for key, (item, _) in decided.items()}, path, True, command.program,
-                 command.environment, world_size, launched_by, problem, {key: by for key, (_, by) in decided.items()},
-                 unknown=unknown)
+    return Given(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
+                 launch, unknown=unknown)
 
 
 def from_script(text: str, name: str, path: str) -> Given:

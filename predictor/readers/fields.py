@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.readers.values import Any_
 
 if TYPE_CHECKING:
+    from predictor.readers.accelerate import Launch
     from predictor.readers.reading import Reading
 
 OFF = (None, False, "", "no", "none", 0, (), [])
@@ -110,11 +111,12 @@ class Given:
         world_size: what the launcher starts; None where it does not say.
         launched_by: what says so, or the launcher that does not.
         problem: why that cannot be read, if an option of ours does not say it.
-        launched_with: keys that the launcher decides -> what says so.
+        launch: what accelerate launches, which may decide keys.
+        launched_with: those that it decides -> what says so.
         options: keys of the workload that options of ours give, which settle what a shell leaves open.
         unknown: what a shell script leaves of variables -> why their values are not known.
         started_in: the command or script that names the file, if one does.
-        besides: keys that are its flags, not the file's.
+        besides: keys that are its flags or its launcher's, not the file's.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Given:
     world_size: int | None = None
     launched_by: str = ""
     problem: str = ""
+    launch: Launch | None = None
     launched_with: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,10 @@ from predictor.suggest import named, show
 CHOOSING = ("include", "exclude")
 
 
+class Uncounted(InputError):
+    """What says how many GPUs there are cannot be read here: their number may be given instead."""
+
+
 def count(name: str, path: str | None, given: Mapping[str, str], numbers: Mapping[str, int],
           visible: str) -> tuple[int | None, str]:
     """GPUs, and what says so; None where it takes as many as there are.
@@ -26,7 +30,8 @@ def count(name: str, path: str | None, given: Mapping[str, str], numbers: Mappin
         visible: CUDA_VISIBLE_DEVICES, which counts where no option and no hostfile does.
 
     Raises:
-        InputError: DeepSpeed stops at it, or a machine's GPUs are needed and nothing says how many it has.
+        InputError: DeepSpeed stops at it.
+        Uncounted: no such hostfile, or a machine's GPUs are needed and nothing says how many it has.
     """
     by = ", ".join(f"--{option} {text}" for option, text in {**given, **numbers}.items())
     chosen = {f"--{option}": given[option] for option in CHOOSING if option in given}
@@ -48,7 +53,7 @@ def _machines(name: str, path: str | None, hostfile: str) -> dict[str, int]:
     """Machine -> its GPUs, of lines ``worker-1 slots=8``."""
     found = beside(hostfile, path)
     if found is None:
-        raise InputError(f"{name}: --hostfile names {show(hostfile, 200)}, and there is no such file")
+        raise Uncounted(f"{name}: --hostfile names {show(hostfile, 200)}, and there is no such file")
     machines: dict[str, int] = {}
     lines = [line.strip() for line in read_text(found, "a hostfile").splitlines()]
     for line in filter(None, lines):
@@ -78,7 +83,7 @@ def _filtered(where: str, text: str, machines: Mapping[str, int] | None, exclude
     if machines is None:
         whole = next((machine for machine, slots in asked.items() if excluded or not slots), None)
         if whole is not None:
-            raise InputError(f"{where} is {show(text)}, and nothing says how many GPUs {whole} has: give --hostfile")
+            raise Uncounted(f"{where} is {show(text)}, and nothing says how many GPUs {whole} has: give --hostfile")
         return sum(map(len, asked.values()))
     for machine, slots in asked.items():
         if machine not in machines or max(slots, default=-1) >= machines[machine]:

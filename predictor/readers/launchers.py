@@ -82,7 +82,8 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
     """Processes, one a GPU, and what says so; None where there are as many as the machine has GPUs.
 
     Raises:
-        InputError: what they are cannot be known.
+        InputError: the launcher stops at its options.
+        Uncounted: what they are cannot be known.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if launcher == "torchrun":
@@ -115,7 +116,7 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
 def settled(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
     """Refuses a value that the shell leaves open."""
     if shell.LEFT.search(text):
-        raise InputError(f"{name}: {what} is {show(text)}: {shell.why(text, unknown)}")
+        raise hosts.Uncounted(f"{name}: {what} is {show(text)}: {shell.why(text, unknown)}")
 
 
 def product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:
@@ -124,7 +125,7 @@ def product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> t
     for option, text in parts:
         settled(name, option, text, unknown)
         if not re.fullmatch(r"[1-9]\d{0,4}", text):
-            raise InputError(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
+            raise hosts.Uncounted(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
         total *= int(text)
         if text != "1" or not shown:
             shown.append(f"{option} {text}")

@@ -129,6 +129,7 @@ class Reading:
         if self.given.flags and name.startswith("no_") and isinstance(getattr(  # as HfArgumentParser has it
                 self.form.fields.get(name[3:]), "kind", None), Flag):
             name, item = name[3:], "false"
+        name = self._abbreviated(name) if self.given.flags else name
         known = self.form.fields.get(name)
         if known is None and item is None:  # a key that is left empty in YAML
             self.unread.append(name)
@@ -140,6 +141,17 @@ class Reading:
             self.values[name] = self.checked(name, known, item)
             if before is not None and before != self.values[name]:
                 raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
+
+    def _abbreviated(self, name: str) -> str:
+        """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's."""
+        known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
+        found = {known[full]: full for full in sorted(known) if full.startswith(name)}
+        if name in known or not found or len(name) == 1:  # -x
+            return name
+        if len(found) > 1 and not self.form.without_effect.issuperset(found):
+            raise InputError(f"{self.place(name)} may be {' or '.join(f'--{full}' for full in found.values())}: write "
+                             "it in full, or leave it out if it is the script's own")
+        return next(iter(found)) if len(found) == 1 else name
 
     def _without_field(self, name: str) -> None:
         if name in self.form.without_effect:
@@ -204,13 +216,15 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
             key are named.
     """
     reading = _ruled(form, given)
+    askers: dict[str, list[str]] = {}  # of notes
     for name, written in reading.written.items():
         if not reading.is_listed(name):
-            _list(reading, name, written)
+            _list(reading, name, written, askers)
+    reading.notes = [f"{', '.join(askers[note])}: {note}" if note in askers else note for note in reading.notes]
     return reading.workload, reading.source()
 
 
-def _list(reading: Reading, name: str, written: str) -> None:
+def _list(reading: Reading, name: str, written: str, askers: dict[str, list[str]]) -> None:
     """List a key that nothing names: with whatever is read otherwise without it, or as one without effect."""
     rest = {key: item for key, item in reading.given.values.items() if key not in (written, written.replace("_", "-"))}
     try:
@@ -222,9 +236,9 @@ def _list(reading: Reading, name: str, written: str) -> None:
     notes = [note for note in reading.notes if note not in other.notes]
     for key in rows:
         reading.rows[key] = reading.rows[key].said_by(reading.given.name, reading.called(name))
-    if notes and not rows:
-        reading.notes = [f"{name}: {note}" if note in notes else note for note in reading.notes]
-    elif not rows:
+    for note in notes if not rows else ():
+        askers.setdefault(note, []).append(name)
+    if not notes and not rows:
         reading.unread.append(written)
 
 

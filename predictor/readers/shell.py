@@ -24,6 +24,10 @@ BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """What bash makes several words of."""
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
+ACTIVATING = ("activate", "conda.sh")
+"""Files of virtual environments and conda, which set :data:`ACTIVATED` alone."""
+ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "PKG_CONFIG_PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_EXE",
+             "CONDA_PYTHON_EXE", "CONDA_SHLVL", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER")
 LONGEST = 1 << 19
 ALLOCATOR = re.compile(r"PYTORCH_(?:CUDA_)?ALLOC_CONF")
 
@@ -166,17 +170,22 @@ class _Shell:
 
     def _source(self, file: str) -> None:
         """Another file is run here, which may set anything; the allocator's settings if it names them."""
-        self.sourced = f"may be set by {show(file)[1:-1]}, which is not read (line {self.line}): say its value"
+        because = f"may be set by {show(file)[1:-1]}, which is not read (line {self.line}): say its value"
         named: set[str] = set()
         for path in {Path(self.name).parent / name for name in (file, Path(file).name)}:
             with suppress(OSError, ValueError):
                 named.update(ALLOCATOR.findall(path.read_text("utf-8", "replace")) if path.is_file() else ())
         self.exported |= named
-        for name in named.union(name for name in self.variables if not ALLOCATOR.fullmatch(name)):
-            self._may_be_set(name)
+        if Path(file).name in ACTIVATING:
+            named.update(ACTIVATED)
+        else:
+            self.sourced = because
+            named.update(name for name in self.variables if not ALLOCATOR.fullmatch(name))
+        for name in named:
+            self._may_be_set(name, because)
 
-    def _may_be_set(self, name: str) -> None:
-        self.unknown[f"${name}"] = f"{name} {self.sourced}"
+    def _may_be_set(self, name: str, because: str) -> None:
+        self.unknown[f"${name}"] = f"{name} {because}"
         self.variables[name] = f"${name}"
 
     def _unread(self, text: str, line: int, because: str = "") -> str:
@@ -225,7 +234,7 @@ class _Shell:
         name, more = word.assigned[1], word.assigned[2]
         self.lines[name] = self.line
         if more and self.sourced and name not in self.variables:
-            self._may_be_set(name)
+            self._may_be_set(name, self.sourced)
         if word.items is not None:
             item: str | list[str] = [text for inner in word.items for text in self.expanded(inner)]
             item = [*self._list(name), *item] if more else item
@@ -286,7 +295,7 @@ class _Shell:
             return self._unread(text, part.line)
         name, index, colon, sign, word = match.groups()
         if self.sourced and name not in self.variables and not re.match(r"\d|SLURM_", name):  # which no file sets
-            self._may_be_set(name)
+            self._may_be_set(name, self.sourced)
         item = self.variables.get(name)
         if item == f"${name}":  # unknown
             return item

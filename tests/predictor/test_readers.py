@@ -116,10 +116,9 @@ def test_a_hostfile_says_how_many_gpus(tmp_path, options, size):
 
 @pytest.mark.parametrize("text, options, said", [
     (None, [], 'names "HOSTS", and there is no such file, or give --data-parallel-size'),
-    ("worker-0 slots=8\nworker-0 slots=4", [], "HOSTS: worker-0 has two lines, and DeepSpeed stops at that: keep one, or give "
-     "--data-parallel-size"),
-    ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8", or give --data-parallel-size')])
-def test_a_hostfile_that_does_not_say_it_asks_for_the_number(tmp_path, text, options, said):
+    ("worker-0 slots=8\nworker-0 slots=4", [], "HOSTS: worker-0 has two lines, and DeepSpeed stops at that: keep one"),
+    ("worker-0 8", [], 'HOSTS: a hostfile has lines such as worker-1 slots=8, not "worker-0 8"')])
+def test_the_number_is_asked_for_where_a_hostfile_is_missing_not_where_deepspeed_stops(tmp_path, text, options, said):
     hosts = str(written(tmp_path, text, "hosts")) if text else str(tmp_path / "hosts")
     assert error_of(words=["deepspeed", "--hostfile", hosts, *options, *TRAIN]).endswith(said.replace("HOSTS", hosts))
 
@@ -130,6 +129,14 @@ def test_axolotls_own_kernels_of_adapters_are_a_note(tmp_path):
                                             "lora_target_linear": True} | keys))[1].not_modelled
     assert any("lora_mlp_kernel" in line and "turns on" in line for line in notes())
     assert not any("lora_mlp_kernel" in line for line in notes(lora_mlp_kernel=False))
+
+
+def test_only_what_changes_a_note_is_named_before_it(tmp_path):
+    path = written(tmp_path, {"base_model": "gpt2", "sequence_len": 64, "bf16": True, "sample_packing": True, "attn_implementation": "flash_attention_2",
+                              "val_set_size": 0.05, "eval_steps": 10, "load_in_4bit": False, "pad_to_sequence_len": True})
+    source = read(path)[1]
+    assert any(note.startswith("val_set_size: eval_steps 10.0: the evaluation") for note in source.not_modelled)
+    assert source.without_effect == ("load_in_4bit", "pad_to_sequence_len")
 
 
 def test_accelerates_configuration_file_is_read(tmp_path):
@@ -174,9 +181,22 @@ def test_a_flag_of_words_that_known_ones_have_is_the_scripts_own(own):
     assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
 
 
-@pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwarg", "per_device_eval_batchsize"])
+@pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwrags", "per_device_eval_batchsize"])
 def test_a_flag_with_a_word_of_its_own_near_a_known_one_is_a_slip(slip):
     assert f"--{slip}: transformers 5.17.0 has no such key (did you mean" in error_of(words=["python", *TRAIN, f"--{slip}", "1"])
+
+
+@pytest.mark.parametrize("flag, key", [("per_device_train_batch", "per_device_train_batch_size"), ("model_max", "sequence_length"),
+                                       ("gradient-accumulation", "gradient_accumulation_steps")])
+def test_a_flag_is_abbreviated_as_argparse_lets_it(flag, key):
+    words = [word for word in TRAIN if word not in ("--max_length", "128")]
+    values, source = read(words=["python", *words, f"--{flag}", "4"])
+    assert values[key] == 4 and f"--{flag.replace('-', '_')}" in {row.key: row for row in source.values}[key].names
+
+
+def test_an_abbreviation_of_several_keys_is_refused_by_name():
+    assert error_of(words=["python", *TRAIN, "--gradient_checkpoint", "True"]).startswith(
+        "the command: --gradient_checkpoint may be --gradient_checkpointing or --gradient_checkpointing_kwargs: write it in full")
 
 
 @pytest.mark.parametrize("text, message", [

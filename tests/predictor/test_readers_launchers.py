@@ -90,6 +90,13 @@ def test_what_deepspeed_stops_at_or_nobody_knows_is_refused(tmp_path, words, sai
     assert said in error_of("deepspeed", *(str(tmp_path / "hosts") if word == "HOSTS" else word for word in words))
 
 
+@pytest.mark.parametrize(("words", "given"), [
+    (["--include", "localhost"], True), (["--num_gpus", "$N"], True), (["--include", "localhost:0-3"], False),
+    (["--include", "a:0", "--exclude", "a:1"], False)])
+def test_a_number_is_asked_for_where_it_is_missing_not_where_deepspeed_stops(words, given):
+    assert error_of("deepspeed", *words).endswith("or give --data-parallel-size") is given
+
+
 def test_a_visible_gpu_beside_a_number_of_nodes_stops_deepspeed():
     assert "CUDA_VISIBLE_DEVICES and --num_nodes are both given" in error_of("CUDA_VISIBLE_DEVICES=0", "deepspeed", "--num_nodes", "1")
 
@@ -219,3 +226,27 @@ def test_a_distributed_type_of_no_starts_one_process(tmp_path):
 @pytest.mark.parametrize("option", ["--cpu", "--tpu", "--use_megatron_lm", "--use_parallelism_config"])
 def test_what_accelerate_launches_otherwise_is_refused(option):
     assert "not predicted" in (said := error_of("accelerate", "launch", option)) or "takes no GPU memory" in said
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_a_precision_that_is_off_leaves_it_to_accelerates_file(tmp_path, key):
+    assert accelerated(tmp_path, "mixed_precision: bf16\nnum_processes: 2\n", train=(f"--{key}", "False"))[0]["mixed_precision"] == "bf16"
+
+
+def test_accelerates_file_yields_to_what_the_trainings_file_says(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}')
+    (tmp_path / "a.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+                                     "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2}\n")
+    (tmp_path / "job.yaml").write_text("model_name_or_path: gpt2\nfinetuning_type: full\ncutoff_len: 64\nfp16: true\ndeepspeed: ds.json\n")
+    values, source = readers.read(words=["accelerate", "launch", "--config_file", str(tmp_path / "a.yaml"), "src/train.py", str(tmp_path / "job.yaml")])
+    rows = {row.key: row for row in source.values}
+    assert (rows["deepspeed.zero_optimization.stage"].value, values["gradient_accumulation_steps"]) == (3, 1)
+    assert values["dtype"] == "fp16" and "fp16" in rows["dtype"].names
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--use_fsdp", "--use_deepspeed", "--num_processes", "8"], "--use_deepspeed and --use_fsdp are both given, and accelerate stops at that"),
+    (["--multi_gpu", "--use_fsdp"], "--multi_gpu and --use_fsdp are both given"),
+    (["--multi_gpu", "--num_processes", "1"], "--multi_gpu is given with --num_processes 1, and accelerate stops at fewer than 2")])
+def test_accelerates_options_that_exclude_each_other_are_refused(words, said):
+    assert error_of("accelerate", "launch", *words).startswith(f"the command: {said}")

@@ -224,6 +224,14 @@ def test_a_variable_that_a_sourced_file_may_set_is_unknown(read, tmp_path, lines
     assert "BS may be set by env.sh, which is not read (line 2): say its value" in error_of(read, *lines, f"python {TRAIN}")
 
 
+@pytest.mark.parametrize("line", ["source ~/venv/bin/activate", "source activate myenv", ". .venv/bin/activate",
+                                  'source "$(conda info --base)/etc/profile.d/conda.sh" && conda activate x'])
+def test_activating_an_environment_sets_no_variable_of_the_script(read, line):
+    assert read("export BS=8", line, f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
+    said = error_of(read, line, f"python {TRAIN.replace('$BS', '$CONDA_SHLVL')}")
+    assert "CONDA_SHLVL may be set by" in said and "which is not read (line 1)" in said
+
+
 def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp_path):
     before, after = ["export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", 'source "$(dirname "$0")/env.sh"'], ["BS=8", f"python {TRAIN}"]
     assert read(*before, *after)[0]["allocator_conf"] == "max_split_size_mb:64"
