@@ -118,6 +118,7 @@ def rules(reading: Reading) -> None:
                 because="" if "gradient_accumulation_steps" in reading else "16 samples in all")
     reading.values["gradient_accumulation_steps"] = steps
     trainer.attention(reading, reading["attn_impl"], "attn_impl")
+    _quantized(reading)
     adapters = reading["tuner_type"] == "lora"
     _adapters(reading, name) if adapters else trainer.trained(
         reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
@@ -182,7 +183,7 @@ def _adapters(reading: Reading, name: str) -> None:
         wide = reading["lora_dtype"] == "fp32"
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
-    if reading["quant_method"] or reading["quant_bits"]:
+    if reading["quant_method"]:
         found = hub.parts(name)
         half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
@@ -190,6 +191,17 @@ def _adapters(reading: Reading, name: str) -> None:
             "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl",
             **({"llm_int8_skip_modules": _not_quantized(found)} if found else {})},
             "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+
+
+def _quantized(reading: Reading) -> None:
+    """arguments/base_args/quant_args.py, ``get_quantization_config``; the Trainer trains no weights of 4 bits."""
+    if not reading["quant_method"]:
+        if reading["quant_bits"]:
+            reading.note("quant_bits: ms-swift quantizes nothing, as quant_method is not given")
+    elif not reading["quant_bits"]:
+        raise reading.wrong("quant_method", "is given, but quant_bits is not: ms-swift stops there; give 4")
+    elif reading["tuner_type"] == "full":
+        raise reading.wrong("quant_method", "is given, but tuner_type is full: weights of 4 bits do not train")
 
 
 def _not_quantized(found: hub.Parts) -> list[str]:

@@ -56,6 +56,8 @@ def refusal(read, keys: dict) -> str:
     *((SWIFT | {key: value}, f"{key} ") for key, value in (
         ("device_map", "auto"), ("max_memory", "{0: '20GB'}"), ("num_labels", 2), ("callbacks", ["activation_cpu_offload"]),
         ("bnb_4bit_quant_storage", "bfloat16"), ("init_weights", "lora-ga"), ("load_args", True), ("use_ray", True))),
+    (SWIFT | {"quant_method": "bnb"}, "quant_method is given, but quant_bits is not"),
+    (SWIFT | {"quant_method": "bnb", "quant_bits": 4, "tuner_type": "full"}, "quant_method is given, but tuner_type is full"),
 ])
 def test_what_is_not_predicted_is_refused_by_name(read, keys, start):
     assert refusal(read, keys).startswith(start)
@@ -146,6 +148,12 @@ def test_pictures_have_the_least_of_ms_swifts_limits(said, side):
 def test_ms_swift_quantizes_the_language_model_alone(read):
     values, _ = read(SWIFT | {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "quant_method": "bnb", "quant_bits": 4})
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
+
+
+def test_ms_swift_quantizes_nothing_without_quant_method(read):
+    values, source = read(SWIFT | {"quant_bits": 4})
+    assert "quantization" not in values
+    assert "quant_bits: ms-swift quantizes nothing, as quant_method is not given" in source.not_modelled
 
 
 @pytest.mark.parametrize(("environment", "split"), [("", True), ("NPROC_PER_NODE=2", False), ("SWIFT_SINGLE_DEVICE_MODE=1", False)])
