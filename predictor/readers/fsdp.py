@@ -20,6 +20,9 @@ OFF = {
     "ignored_modules": "every parameter is sharded", "mixed_precision_policy": "give bf16 of the training",
     **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), "GPUs are predicted")}
 """What is not predicted, and why."""
+RESHARDS = {"full_shard": True, "shard_grad_op": False}
+"""Words of ``fsdp`` -> what they say of ``reshard_after_forward``; the first counts (transformers 5.17,
+training_args.py, ``_apply_legacy_fsdp_to_config``)."""
 WITHOUT_EFFECT = (
     "state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "min_num_params",
     "sync_module_states", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
@@ -42,12 +45,15 @@ def use(reading: Reading) -> None:
     config = _config(reading)
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
+    words = [str(word) for word in words if word not in ("true", "auto_wrap")]
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:
         raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
-    if "hybrid_shard" in words:
-        raise reading.wrong("fsdp", "is hybrid_shard, which is not predicted: use full_shard")
+    for word in words:
+        if word not in RESHARDS:
+            raise reading.wrong("fsdp", f"has {show(word)}: of version 2 are {', '.join(RESHARDS)} and auto_wrap"
+                                        f"{nearest(word, RESHARDS)}")
     for key, why in OFF.items():
         if config.get(key) and WORDS.get(str(config[key]).lower(), True):
             raise reading.wrong("fsdp_config", f"has {key} {show(config[key])}: {why}: leave it out")
@@ -55,7 +61,7 @@ def use(reading: Reading) -> None:
     if policy.upper() != WRAPS:
         raise reading.wrong("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
     fsdp: dict[str, Any] = {"wrap": "accelerate", "reshard_after_forward": _flag(
-        reading, config, "reshard_after_forward", "shard_grad_op" not in words)}
+        reading, config, "reshard_after_forward", RESHARDS[words[0]] if words else True)}
     wrapped = config.get("transformer_layer_cls_to_wrap")
     if wrapped:
         fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
