@@ -42,7 +42,7 @@ def use(reading: Reading) -> None:
     Raises:
         InputError: FSDP1, or what is not predicted.
     """
-    config = _config(reading)
+    config, by = _config(reading), [key for key in ("fsdp", "fsdp_config", "fsdp_version") if key in reading.written]
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
     words = [str(word) for word in words if word not in ("true", "auto_wrap")]
@@ -67,11 +67,19 @@ def use(reading: Reading) -> None:
         fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
     if reading.half:
         fsdp["param_dtype"] = reading.half
-    reading.put("engine", "fsdp2", "fsdp")
-    reading.put("fsdp", fsdp, "fsdp", "fsdp_config", *filter(None, [reading.half]))
+    reading.put("engine", "fsdp2", *by[:1])
+    reading.put("fsdp", fsdp, *by, *filter(None, [reading.half]))
     _weights(reading)
+    kwargs = "use_reentrant_gc" if "use_reentrant_gc" in reading.form.fields else "gradient_checkpointing_kwargs"
+    if reading.workload["gradient_checkpointing"] and reading.workload.get("gradient_checkpointing_kwargs", {}).get(
+            "use_reentrant"):
+        raise reading.wrong(kwargs, "says use_reentrant true, or leaves it so, which is not predicted with FSDP2: make "
+                                    "it false")
     if _flag(reading, config, "activation_checkpointing", False):
-        reading.put("gradient_checkpointing", True, "fsdp_config")
+        if reading["gradient_checkpointing"]:  # transformers 5.17, trainer.py, create_accelerator_and_postprocess
+            raise reading.wrong("gradient_checkpointing", "is on, and so is activation_checkpointing of FSDP: the "
+                                                          "Trainer stops there; keep one")
+        reading.put("gradient_checkpointing", True, *by)
         reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
                      "checkpointing")
 

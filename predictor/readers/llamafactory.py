@@ -71,7 +71,9 @@ def rules(reading: Reading) -> None:
     reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
                 "enable_liger_kernel", "use_liger_kernel")
     if not reading["disable_gradient_checkpointing"]:
-        reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"]}, "use_reentrant_gc")
+        fsdp2 = "fsdp" in reading.given.launched_with  # model/model_utils/checkpointing.py, prepare_model_for_training
+        reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"] and not fsdp2},
+                    "use_reentrant_gc", because="false with accelerate's FSDP2" if fsdp2 else "")
     found = hub.parts(name)
     if found and reading["freeze_vision_tower"]:
         reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only what trains is recomputed")
