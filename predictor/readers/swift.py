@@ -98,6 +98,9 @@ BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
 """Those of swift/callbacks that change no step."""
 BUCKET = 2e8
+FSDP2 = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+         "cpu_ram_efficient_loading": True, "state_dict_type": "SHARDED_STATE_DICT", "activation_checkpointing": True}
+"""swift/config/fsdp2.json."""
 
 
 def rules(reading: Reading) -> None:
@@ -122,6 +125,7 @@ def rules(reading: Reading) -> None:
     adapters = reading["tuner_type"] == "lora"
     _adapters(reading, name) if adapters else trainer.trained(
         reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
+    _fsdp(reading, name)
     _checkpointing(reading, name)
     if reading["packing"] or reading["padding_free"]:
         by = "packing" if reading["packing"] else "padding_free"
@@ -169,6 +173,18 @@ def builtin(name: Any) -> Any:
     auto = dict.fromkeys(("gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
                           "train_micro_batch_size_per_gpu"), "auto")
     return {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": zero} | auto
+
+
+def _fsdp(reading: Reading, name: str) -> None:
+    """arguments/sft_args.py, ``_init_fsdp``: the config by name, whose checkpointing goes before the Trainer's."""
+    if not reading["fsdp"] or "fsdp" in reading.given.launched_with:
+        return
+    if reading["fsdp"] != "fsdp2":
+        raise reading.wrong("fsdp", f"is {show(reading['fsdp'])}: of ms-swift's configs, fsdp2 is read: use it")
+    if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
+        reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone")
+    reading.values |= {"fsdp": "full_shard", "fsdp_config": FSDP2, "gradient_checkpointing": False}
+    reading.put("gradient_checkpointing", False, "fsdp")
 
 
 def _adapters(reading: Reading, name: str) -> None:

@@ -56,6 +56,7 @@ def refusal(read, keys: dict) -> str:
     *((SWIFT | {key: value}, f"{key} ") for key, value in (
         ("device_map", "auto"), ("max_memory", "{0: '20GB'}"), ("num_labels", 2), ("callbacks", ["activation_cpu_offload"]),
         ("bnb_4bit_quant_storage", "bfloat16"), ("init_weights", "lora-ga"), ("load_args", True), ("use_ray", True))),
+    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp is "fsdp3": of ms-swift\'s configs, fsdp2 is read'),
     (SWIFT | {"quant_method": "bnb"}, "quant_method is given, but quant_bits is not"),
     (SWIFT | {"quant_method": "bnb", "quant_bits": 4, "tuner_type": "full"}, "quant_method is given, but tuner_type is full"),
 ])
@@ -148,6 +149,14 @@ def test_pictures_have_the_least_of_ms_swifts_limits(said, side):
 def test_ms_swift_quantizes_the_language_model_alone(read):
     values, _ = read(SWIFT | {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "quant_method": "bnb", "quant_bits": 4})
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
+
+
+@pytest.mark.parametrize("said", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing": True}])
+def test_checkpointing_of_ms_swifts_fsdp2_goes_before_the_trainers(read, said):
+    values, source = read(SWIFT | {"tuner_type": "full", "fsdp": "fsdp2"} | said, data_parallel_size=8)
+    assert (values["engine"], values["gradient_checkpointing"]) == ("fsdp2", True)
+    assert not values.get("gradient_checkpointing_kwargs", {}).get("use_reentrant")
+    assert source.place("gradient_checkpointing").endswith("job.json: fsdp") and source.without_effect == tuple(said)
 
 
 def test_ms_swift_quantizes_nothing_without_quant_method(read):
