@@ -92,7 +92,8 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
                                      "orthogonal"), default="true"),
     "load_args": refused("the arguments of a checkpoint are not read: give them here", kind=FLAG),
 }
-PIXELS = "MAX_PIXELS"
+SIDES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32}
+"""``model_type`` -> side of a token in pixels, where ms-swift goes by the variables of qwen_vl_utils (0.0.14)."""
 BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
 """Parts of ``loss_scale`` whose weights are 0 and 1 (swift/loss_scale)."""
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
@@ -253,11 +254,16 @@ def _loss(reading: Reading) -> None:
 
 
 def _pictures(reading: Reading, name: str) -> None:
-    """Pictures come scaled to ``max_pixels``; the model's processor has the variable, which ``model_kwargs`` sets."""
+    """Pictures come scaled to ``max_pixels``. Qwen-VL has variables besides, which ``model_kwargs`` sets too: a limit
+    in tokens goes before one in pixels (model/models/qwen.py, ``compat_qwen_vl_utils``)."""
     given = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
-    by = "model_kwargs" if PIXELS in given else PIXELS
-    item = given.pop(PIXELS, reading.given.environment.get(PIXELS))
-    limits = {} if item is None else {by: reading.checked(by, ARGUMENTS["max_pixels"], item)}
+    found, limits = hub.config(name), {}
+    side = SIDES.get(found.document["model_type"]) if found else None
+    for variable, pixels in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", side * side)) if side else ():
+        by = "model_kwargs" if variable in given else variable
+        item = given.pop(variable, reading.given.environment.get(variable))
+        if item is not None:
+            limits = {by: pixels * reading.checked(by, ARGUMENTS["max_pixels"], item)}
     if reading["max_pixels"] is not None:
         limits["max_pixels"] = reading["max_pixels"]
     least = min(limits, key=limits.__getitem__, default="max_pixels")

@@ -146,6 +146,12 @@ def test_pictures_have_the_least_of_ms_swifts_limits(said, side):
     assert values["image_size"] == side
 
 
+@pytest.mark.parametrize(("model", "side"), [("Qwen/Qwen3-VL-8B-Instruct", 320), ("Qwen/Qwen2.5-VL-7B-Instruct", 280), ("OpenGVLab/InternVL3-8B-hf", None)])
+def test_variables_of_pictures_are_qwen_vls_where_tokens_go_before_pixels(model, side):
+    values, _ = readers.read(words=["env", "MAX_PIXELS=1000000", "IMAGE_MAX_TOKEN_NUM=100", "swift", "sft", "--model", model])
+    assert values.get("image_size") == side
+
+
 def test_ms_swift_quantizes_the_language_model_alone(read):
     values, _ = read(SWIFT | {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "quant_method": "bnb", "quant_bits": 4})
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
