@@ -98,11 +98,12 @@ def _config(reading: Reading) -> dict[str, Any]:
 def _weights(reading: Reading) -> None:
     """Where all of them train and compute in a narrower dtype, accelerate makes them fp32 whatever they were
     (utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
-    asked = reading["torch_dtype"] if "torch_dtype" in reading.form.fields else reading.half or "fp32"
+    own = "torch_dtype" in reading.form.fields
+    asked = reading["torch_dtype"] if own else reading.half or "fp32"
     if asked in (None, "auto"):
         weights.loaded(reading, "torch_dtype")
     else:
-        reading.put("dtype", asked, "torch_dtype")
+        reading.put("dtype", asked, "torch_dtype" if own else reading.half or "bf16")
     if reading.workload["dtype"] == "fp32" and reading.half and reading.workload["recipe"] == "full":
         reading.put("dtype", "bf16", because="all train: fp32 whatever they were")
 

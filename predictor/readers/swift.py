@@ -125,7 +125,7 @@ def rules(reading: Reading) -> None:
     _quantized(reading)
     adapters = reading["tuner_type"] == "lora"
     _adapters(reading, name) if adapters else trainer.trained(
-        reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
+        reading, name, "tuner_type", towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
     _fsdp(reading, name)
     _checkpointing(reading, name)
     if reading["packing"] or reading["padding_free"]:
@@ -198,7 +198,7 @@ def _adapters(reading: Reading, name: str) -> None:
                  targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = reading["lora_dtype"] == "fp32"
-        reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
+        trainer.change(reading, "lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"]:
         found = hub.parts(name)

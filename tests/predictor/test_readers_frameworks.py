@@ -82,6 +82,20 @@ def test_engines_spare_axolotls_models_the_fp32_embeddings(read, engine):
     assert values.get("dtype", "bf16") == "bf16"
 
 
+@pytest.mark.parametrize(("keys", "names"), [
+    (FULL | {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}, {
+        "engine": ("fsdp_config",), "fsdp": ("fsdp_config", "fsdp_version", "bf16"), "dtype": ("bf16",)}),
+    (LORA | {"sample_packing": True, "flash_attention": True, "lora_target_linear": False, "lora_target_modules": ["foo_proj"]}, {
+        "lora": ("lora_r", "lora_alpha", "adapter", "lora_target_linear", "lora_target_modules")}),
+    (SWIFT | {"tuner_type": "full"}, {"recipe": ("tuner_type",)}),
+])
+def test_values_are_said_by_the_keys_that_were_given(read, keys, names):
+    _, source = read(keys, data_parallel_size=2)
+    found = {row.key: row.names for row in source.values if row.key in names}
+    assert found == names and not set(source.without_effect) - {"lora_mlp_kernel"}
+    assert not any("tuner_type" in row.names for row in source.values if row.key != "recipe")
+
+
 @pytest.mark.parametrize("said", [{}, {"embeddings_skip_upcast": True}])
 def test_head_and_embeddings_are_narrow_again_in_axolotls_qlora(read, said):
     values, source = read(QLORA | said)
@@ -169,6 +183,12 @@ def test_ms_swift_quantizes_nothing_without_quant_method(read):
     values, source = read(SWIFT | {"quant_bits": 4})
     assert "quantization" not in values
     assert "quant_bits: ms-swift quantizes nothing, as quant_method is not given" in source.not_modelled
+
+
+def test_llama_factorys_pure_bf16_leaves_weights_of_bf16_under_fsdp2(read):
+    values, source = read({"model_name_or_path": "gpt2", "stage": "pt", "finetuning_type": "full", "cutoff_len": 64, "pure_bf16": True,
+                           "disable_gradient_checkpointing": True, "fsdp": "full_shard"}, data_parallel_size=2)
+    assert values["dtype"] == "bf16" and "param_dtype" not in values["fsdp"] and source.place("dtype").endswith("pure_bf16")
 
 
 @pytest.mark.parametrize(("environment", "split"), [("", True), ("NPROC_PER_NODE=2", False), ("SWIFT_SINGLE_DEVICE_MODE=1", False)])
