@@ -181,7 +181,7 @@ def _trained(reading: Reading, name: str) -> None:
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}
     if chosen:
-        reading.put("lora", reading.workload["lora"] | chosen, "lora_r", *(flags[key] for key in chosen))
+        trainer.change(reading, "lora", reading.workload["lora"] | chosen, *(flags[key] for key in chosen))
     if not any(key in reading for key in (*KERNELS, "trust_remote_code")):  # check_auto_enable_lora_kernels
         reading.note(f"{', '.join(KERNELS)}: axolotl's own kernels of adapters, which it turns on where none is named "
                      "and the model has them")

@@ -20,6 +20,9 @@ OFF = {
     "ignored_modules": "every parameter is sharded", "mixed_precision_policy": "give bf16 of the training",
     **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), "GPUs are predicted")}
 """What is not predicted, and why."""
+RESHARDS = {"full_shard": True, "shard_grad_op": False}
+"""Words of ``fsdp`` -> what they say of ``reshard_after_forward``; the first counts (transformers 5.17,
+training_args.py, ``_apply_legacy_fsdp_to_config``)."""
 WITHOUT_EFFECT = (
     "state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "min_num_params",
     "sync_module_states", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
@@ -39,15 +42,18 @@ def use(reading: Reading) -> None:
     Raises:
         InputError: FSDP1, or what is not predicted.
     """
-    config = _config(reading)
+    config, by = _config(reading), [key for key in ("fsdp", "fsdp_config", "fsdp_version") if key in reading.written]
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
+    words = [str(word) for word in words if word not in ("true", "auto_wrap")]
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:
         raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
-    if "hybrid_shard" in words:
-        raise reading.wrong("fsdp", "is hybrid_shard, which is not predicted: use full_shard")
+    for word in words:
+        if word not in RESHARDS:
+            raise reading.wrong("fsdp", f"has {show(word)}: of version 2 are {', '.join(RESHARDS)} and auto_wrap"
+                                        f"{nearest(word, RESHARDS)}")
     for key, why in OFF.items():
         if config.get(key) and WORDS.get(str(config[key]).lower(), True):
             raise reading.wrong("fsdp_config", f"has {key} {show(config[key])}: {why}: leave it out")
@@ -55,17 +61,25 @@ def use(reading: Reading) -> None:
     if policy.upper() != WRAPS:
         raise reading.wrong("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
     fsdp: dict[str, Any] = {"wrap": "accelerate", "reshard_after_forward": _flag(
-        reading, config, "reshard_after_forward", "shard_grad_op" not in words)}
+        reading, config, "reshard_after_forward", RESHARDS[words[0]] if words else True)}
     wrapped = config.get("transformer_layer_cls_to_wrap")
     if wrapped:
         fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
     if reading.half:
         fsdp["param_dtype"] = reading.half
-    reading.put("engine", "fsdp2", "fsdp")
-    reading.put("fsdp", fsdp, "fsdp", "fsdp_config", *filter(None, [reading.half]))
+    reading.put("engine", "fsdp2", *by[:1])
+    reading.put("fsdp", fsdp, *by, *filter(None, [reading.half]))
     _weights(reading)
+    kwargs = "use_reentrant_gc" if "use_reentrant_gc" in reading.form.fields else "gradient_checkpointing_kwargs"
+    if reading.workload["gradient_checkpointing"] and reading.workload.get("gradient_checkpointing_kwargs", {}).get(
+            "use_reentrant"):
+        raise reading.wrong(kwargs, "says use_reentrant true, or leaves it so, which is not predicted with FSDP2: make "
+                                    "it false")
     if _flag(reading, config, "activation_checkpointing", False):
-        reading.put("gradient_checkpointing", True, "fsdp_config")
+        if reading["gradient_checkpointing"]:  # transformers 5.17, trainer.py, create_accelerator_and_postprocess
+            raise reading.wrong("gradient_checkpointing", "is on, and so is activation_checkpointing of FSDP: the "
+                                                          "Trainer stops there; keep one")
+        reading.put("gradient_checkpointing", True, *by)
         reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
                      "checkpointing")
 
@@ -84,11 +98,12 @@ def _config(reading: Reading) -> dict[str, Any]:
 def _weights(reading: Reading) -> None:
     """Where all of them train and compute in a narrower dtype, accelerate makes them fp32 whatever they were
     (utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
-    asked = reading["torch_dtype"] if "torch_dtype" in reading.form.fields else reading.half or "fp32"
+    own = "torch_dtype" in reading.form.fields
+    asked = reading["torch_dtype"] if own else reading.half or "fp32"
     if asked in (None, "auto"):
         weights.loaded(reading, "torch_dtype")
     else:
-        reading.put("dtype", asked, "torch_dtype")
+        reading.put("dtype", asked, "torch_dtype" if own else reading.half or "bf16")
     if reading.workload["dtype"] == "fp32" and reading.half and reading.workload["recipe"] == "full":
         reading.put("dtype", "bf16", because="all train: fp32 whatever they were")
 

@@ -71,7 +71,9 @@ def rules(reading: Reading) -> None:
     reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
                 "enable_liger_kernel", "use_liger_kernel")
     if not reading["disable_gradient_checkpointing"]:
-        reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"]}, "use_reentrant_gc")
+        fsdp2 = "fsdp" in reading.given.launched_with  # model/model_utils/checkpointing.py, prepare_model_for_training
+        reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"] and not fsdp2},
+                    "use_reentrant_gc", because="false with accelerate's FSDP2" if fsdp2 else "")
     found = hub.parts(name)
     if found and reading["freeze_vision_tower"]:
         reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only what trains is recomputed")
@@ -82,6 +84,8 @@ def rules(reading: Reading) -> None:
         reading.put("padding", "packed", "neat_packing")
     trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
     trainer.engine(reading, name, unused=False if adapters else None)  # hparams/parser.py, get_train_args
+    if reading["pure_bf16"] and reading.workload.get("engine") == "fsdp2":  # model/adapter.py, init_adapter
+        reading.put("dtype", "bf16", "pure_bf16")
     if "dtype" not in reading.workload:
         _precision(reading, adapters)
     trainer.together(reading)
@@ -112,8 +116,8 @@ def _adapters(reading: Reading, name: str) -> None:
 def _whole(reading: Reading, name: str) -> None:
     if reading["quantization_bit"]:
         raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
-    trainer.trained(reading, name, towers="freeze_vision_tower", projector="freeze_multi_modal_projector",
-                    language="freeze_language_model")
+    trainer.trained(reading, name, "finetuning_type", towers="freeze_vision_tower",
+                    projector="freeze_multi_modal_projector", language="freeze_language_model")
 
 
 def _precision(reading: Reading, adapters: bool) -> None:

@@ -92,12 +92,16 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
                                      "orthogonal"), default="true"),
     "load_args": refused("the arguments of a checkpoint are not read: give them here", kind=FLAG),
 }
-PIXELS = "MAX_PIXELS"
+SIDES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32}
+"""``model_type`` -> side of a token in pixels, where ms-swift goes by the variables of qwen_vl_utils (0.0.14)."""
 BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
 """Parts of ``loss_scale`` whose weights are 0 and 1 (swift/loss_scale)."""
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
 """Those of swift/callbacks that change no step."""
 BUCKET = 2e8
+FSDP2 = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+         "cpu_ram_efficient_loading": True, "state_dict_type": "SHARDED_STATE_DICT", "activation_checkpointing": True}
+"""swift/config/fsdp2.json."""
 
 
 def rules(reading: Reading) -> None:
@@ -118,9 +122,11 @@ def rules(reading: Reading) -> None:
                 because="" if "gradient_accumulation_steps" in reading else "16 samples in all")
     reading.values["gradient_accumulation_steps"] = steps
     trainer.attention(reading, reading["attn_impl"], "attn_impl")
+    _quantized(reading)
     adapters = reading["tuner_type"] == "lora"
     _adapters(reading, name) if adapters else trainer.trained(
-        reading, name, towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
+        reading, name, "tuner_type", towers="freeze_vit", projector="freeze_aligner", language="freeze_llm")
+    _fsdp(reading, name)
     _checkpointing(reading, name)
     if reading["packing"] or reading["padding_free"]:
         by = "packing" if reading["packing"] else "padding_free"
@@ -170,6 +176,18 @@ def builtin(name: Any) -> Any:
     return {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "zero_optimization": zero} | auto
 
 
+def _fsdp(reading: Reading, name: str) -> None:
+    """arguments/sft_args.py, ``_init_fsdp``: the config by name, whose checkpointing goes before the Trainer's."""
+    if not reading["fsdp"] or "fsdp" in reading.given.launched_with:
+        return
+    if reading["fsdp"] != "fsdp2":
+        raise reading.wrong("fsdp", f"is {show(reading['fsdp'])}: of ms-swift's configs, fsdp2 is read: use it")
+    if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
+        reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone")
+    reading.values |= {"fsdp": "full_shard", "fsdp_config": FSDP2, "gradient_checkpointing": False}
+    reading.put("gradient_checkpointing", False, "fsdp")
+
+
 def _adapters(reading: Reading, name: str) -> None:
     targets: Any = reading["target_regex"] or reading["target_modules"]
     if tuple(targets) == ("all-linear",):
@@ -180,9 +198,9 @@ def _adapters(reading: Reading, name: str) -> None:
                  targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = reading["lora_dtype"] == "fp32"
-        reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_rank", "lora_dtype")
+        trainer.change(reading, "lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
-    if reading["quant_method"] or reading["quant_bits"]:
+    if reading["quant_method"]:
         found = hub.parts(name)
         half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
@@ -190,6 +208,17 @@ def _adapters(reading: Reading, name: str) -> None:
             "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl",
             **({"llm_int8_skip_modules": _not_quantized(found)} if found else {})},
             "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+
+
+def _quantized(reading: Reading) -> None:
+    """arguments/base_args/quant_args.py, ``get_quantization_config``; the Trainer trains no weights of 4 bits."""
+    if not reading["quant_method"]:
+        if reading["quant_bits"]:
+            reading.note("quant_bits: ms-swift quantizes nothing, as quant_method is not given")
+    elif not reading["quant_bits"]:
+        raise reading.wrong("quant_method", "is given, but quant_bits is not: ms-swift stops there; give 4")
+    elif reading["tuner_type"] == "full":
+        raise reading.wrong("quant_method", "is given, but tuner_type is full: weights of 4 bits do not train")
 
 
 def _not_quantized(found: hub.Parts) -> list[str]:
@@ -225,11 +254,16 @@ def _loss(reading: Reading) -> None:
 
 
 def _pictures(reading: Reading, name: str) -> None:
-    """Pictures come scaled to ``max_pixels``; the model's processor has the variable, which ``model_kwargs`` sets."""
+    """Pictures come scaled to ``max_pixels``. Qwen-VL has variables besides, which ``model_kwargs`` sets too: a limit
+    in tokens goes before one in pixels (model/models/qwen.py, ``compat_qwen_vl_utils``)."""
     given = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
-    by = "model_kwargs" if PIXELS in given else PIXELS
-    item = given.pop(PIXELS, reading.given.environment.get(PIXELS))
-    limits = {} if item is None else {by: reading.checked(by, ARGUMENTS["max_pixels"], item)}
+    found, limits = hub.config(name), {}
+    side = SIDES.get(found.document["model_type"]) if found else None
+    for variable, pixels in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", side * side)) if side else ():
+        by = "model_kwargs" if variable in given else variable
+        item = given.pop(variable, reading.given.environment.get(variable))
+        if item is not None:
+            limits = {by: pixels * reading.checked(by, ARGUMENTS["max_pixels"], item)}
     if reading["max_pixels"] is not None:
         limits["max_pixels"] = reading["max_pixels"]
     least = min(limits, key=limits.__getitem__, default="max_pixels")

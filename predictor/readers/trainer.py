@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from predictor import compared, hub, models
@@ -13,6 +14,7 @@ from predictor.files import read_mapping
 from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import nearest, show
+from predictor.values import freeze
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
@@ -29,6 +31,14 @@ def attention(reading: Reading, wanted: str | None, *names: str, default: str = 
     """``attn_implementation`` by whatever name."""
     found = ATTENTION.get(wanted or "", wanted)
     reading.put("attn_implementation", found or default, *names)
+
+
+def change(reading: Reading, key: str, item: Any, *names: str, because: str = "") -> None:
+    """Another value of a key, said by what said it before, and by these keys besides."""
+    row = replace(reading.rows[key], value=freeze(item), because=because)
+    for name in names:
+        row = row.said_by(reading.given.name, reading.called(name))
+    reading.workload[key], reading.rows[key] = item, row
 
 
 def checkpointing(reading: Reading, *, reentrant: bool = False, because: str = "") -> None:
@@ -117,7 +127,7 @@ def together(reading: Reading) -> None:
     workload = reading.workload
     narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
     if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
-        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        change(reading, "attn_implementation", "sdpa")
         mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
         reading.note("flash_attention_2 in a tower that peft makes fp32, which runs under autocast alone: predicted as "
                      f"PyTorch's own attention{mask}")
@@ -130,11 +140,11 @@ def together(reading: Reading) -> None:
         del workload["mixed_precision"], reading.rows["mixed_precision"]
         reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out")
         if workload.get("lora") and not workload.get("quantization"):
-            reading.put("lora", workload["lora"] | {"autocast_adapter_dtype": False},
-                        because="autocast would compute in bf16")
+            change(reading, "lora", workload["lora"] | {"autocast_adapter_dtype": False},
+                   because="autocast would compute in bf16")
             reading.note("adapters: fp32 in the training, bf16 here")
     elif flash:
-        reading.put("attn_implementation", "sdpa", *reading.rows["attn_implementation"].names)
+        change(reading, "attn_implementation", "sdpa")
         reading.put("sdpa_backend", "flash", because="flash_attention_2 under autocast")
         reading.note("flash_attention_2 under autocast: predicted as PyTorch's own flash kernel")
 
@@ -208,17 +218,17 @@ def freeze_projector(reading: Reading, name: str, *by: str) -> None:
         reading.put("frozen", _present(name, found.projector), *by, because="only adapters train")
 
 
-def trained(reading: Reading, name: str, *, towers: str, projector: str, language: str) -> None:
-    """``recipe`` and ``frozen`` by the keys that freeze parts."""
+def trained(reading: Reading, name: str, kind: str, *, towers: str, projector: str, language: str) -> None:
+    """``recipe`` and ``frozen`` by the keys that freeze parts; ``kind`` says that there are no adapters."""
     by, found = (towers, projector, language), hub.parts(name)
     frozen = [bool(reading[key]) for key in by]
     if found is None:
-        reading.put("recipe", "full", *by)
+        reading.put("recipe", "full", kind, *by)
         return
     if all(frozen):
         raise reading.wrong(language, f"is on, and so are {towers} and {projector}: nothing is left to train")
     recipe = "full" if not frozen[0] else "pretrain" if frozen[2] else "finetune"
-    reading.put("recipe", recipe, *by)
+    reading.put("recipe", recipe, kind, *by)
     left = {"full": (0, 1, 2), "finetune": (1,), "pretrain": ()}[recipe]
     patterns = sum(((found.towers, found.projector, found.language)[part] for part in left if frozen[part]), ())
     if patterns:

@@ -56,6 +56,9 @@ def refusal(read, keys: dict) -> str:
     *((SWIFT | {key: value}, f"{key} ") for key, value in (
         ("device_map", "auto"), ("max_memory", "{0: '20GB'}"), ("num_labels", 2), ("callbacks", ["activation_cpu_offload"]),
         ("bnb_4bit_quant_storage", "bfloat16"), ("init_weights", "lora-ga"), ("load_args", True), ("use_ray", True))),
+    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp is "fsdp3": of ms-swift\'s configs, fsdp2 is read'),
+    (SWIFT | {"quant_method": "bnb"}, "quant_method is given, but quant_bits is not"),
+    (SWIFT | {"quant_method": "bnb", "quant_bits": 4, "tuner_type": "full"}, "quant_method is given, but tuner_type is full"),
 ])
 def test_what_is_not_predicted_is_refused_by_name(read, keys, start):
     assert refusal(read, keys).startswith(start)
@@ -77,6 +80,20 @@ def test_axolotls_full_bf16_is_without_autocast(read, said, autocast):
 def test_engines_spare_axolotls_models_the_fp32_embeddings(read, engine):
     values, _ = read(FULL | engine, data_parallel_size=2)
     assert values.get("dtype", "bf16") == "bf16"
+
+
+@pytest.mark.parametrize(("keys", "names"), [
+    (FULL | {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}, {
+        "engine": ("fsdp_config",), "fsdp": ("fsdp_config", "fsdp_version", "bf16"), "dtype": ("bf16",)}),
+    (LORA | {"sample_packing": True, "flash_attention": True, "lora_target_linear": False, "lora_target_modules": ["foo_proj"]}, {
+        "lora": ("lora_r", "lora_alpha", "adapter", "lora_target_linear", "lora_target_modules")}),
+    (SWIFT | {"tuner_type": "full"}, {"recipe": ("tuner_type",)}),
+])
+def test_values_are_said_by_the_keys_that_were_given(read, keys, names):
+    _, source = read(keys, data_parallel_size=2)
+    found = {row.key: row.names for row in source.values if row.key in names}
+    assert found == names and not set(source.without_effect) - {"lora_mlp_kernel"}
+    assert not any("tuner_type" in row.names for row in source.values if row.key != "recipe")
 
 
 @pytest.mark.parametrize("said", [{}, {"embeddings_skip_upcast": True}])
@@ -143,9 +160,35 @@ def test_pictures_have_the_least_of_ms_swifts_limits(said, side):
     assert values["image_size"] == side
 
 
+@pytest.mark.parametrize(("model", "side"), [("Qwen/Qwen3-VL-8B-Instruct", 320), ("Qwen/Qwen2.5-VL-7B-Instruct", 280), ("OpenGVLab/InternVL3-8B-hf", None)])
+def test_variables_of_pictures_are_qwen_vls_where_tokens_go_before_pixels(model, side):
+    values, _ = readers.read(words=["env", "MAX_PIXELS=1000000", "IMAGE_MAX_TOKEN_NUM=100", "swift", "sft", "--model", model])
+    assert values.get("image_size") == side
+
+
 def test_ms_swift_quantizes_the_language_model_alone(read):
     values, _ = read(SWIFT | {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "quant_method": "bnb", "quant_bits": 4})
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
+
+
+@pytest.mark.parametrize("said", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing": True}])
+def test_checkpointing_of_ms_swifts_fsdp2_goes_before_the_trainers(read, said):
+    values, source = read(SWIFT | {"tuner_type": "full", "fsdp": "fsdp2"} | said, data_parallel_size=8)
+    assert (values["engine"], values["gradient_checkpointing"]) == ("fsdp2", True)
+    assert not values.get("gradient_checkpointing_kwargs", {}).get("use_reentrant")
+    assert source.place("gradient_checkpointing").endswith("job.json: fsdp") and source.without_effect == tuple(said)
+
+
+def test_ms_swift_quantizes_nothing_without_quant_method(read):
+    values, source = read(SWIFT | {"quant_bits": 4})
+    assert "quantization" not in values
+    assert "quant_bits: ms-swift quantizes nothing, as quant_method is not given" in source.not_modelled
+
+
+def test_llama_factorys_pure_bf16_leaves_weights_of_bf16_under_fsdp2(read):
+    values, source = read({"model_name_or_path": "gpt2", "stage": "pt", "finetuning_type": "full", "cutoff_len": 64, "pure_bf16": True,
+                           "disable_gradient_checkpointing": True, "fsdp": "full_shard"}, data_parallel_size=2)
+    assert values["dtype"] == "bf16" and "param_dtype" not in values["fsdp"] and source.place("dtype").endswith("pure_bf16")
 
 
 @pytest.mark.parametrize(("environment", "split"), [("", True), ("NPROC_PER_NODE=2", False), ("SWIFT_SINGLE_DEVICE_MODE=1", False)])

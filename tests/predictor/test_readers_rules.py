@@ -213,6 +213,23 @@ def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshard
     assert source.place("engine").endswith("a.yaml: distributed_type")
 
 
+FACTORY = ("src/train.py --model_name_or_path Llama-3.1-8B --stage sft --finetuning_type full --cutoff_len 512 --output_dir x --bf16 True "
+           "--use_reentrant_gc True")
+
+
+def test_llama_factorys_checkpoints_are_not_reentrant_under_accelerates_fsdp2_alone(tmp_path):
+    found, _ = launched(tmp_path, FSDP.format("true"), FACTORY)
+    assert found["gradient_checkpointing"] and found["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    with pytest.raises(InputError, match="--use_reentrant_gc says use_reentrant true, or leaves it so, .*make it false"):
+        readers.read(words=shlex.split(f"torchrun --nproc_per_node 4 {FACTORY} --fsdp full_shard"))
+
+
+def test_checkpoints_of_fsdp_and_of_the_trainer_together_are_refused(tmp_path):
+    text = FSDP.format("true").replace("{fsdp_version", "{fsdp_activation_checkpointing: true, fsdp_version")
+    with pytest.raises(InputError, match="--gradient_checkpointing is on, and so is activation_checkpointing of FSDP"):
+        launched(tmp_path, text, f"{LLAMA} --gradient_checkpointing True")
+
+
 @pytest.mark.parametrize(("before", "after", "said"), [
     ("fsdp_version: 2, ", "", "version 1 (accelerate's default): FSDP1 is not predicted, give version 2"),
     ("fsdp_version: 2", "fsdp_version: 1", "version 1: FSDP1 is not predicted, give version 2"),
