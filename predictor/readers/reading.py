@@ -143,12 +143,13 @@ class Reading:
                 raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
 
     def _abbreviated(self, name: str) -> str:
-        """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's."""
+        """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's, and stop
+        where it begins several, so that a script that takes such a flag (``--model``) has it of its own."""
         known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
         found = {known[full]: full for full in sorted(known) if full.startswith(name)}
         if name in known or not found or len(name) == 1:  # -x
             return name
-        if len(found) > 1 and not self.form.without_effect.issuperset(found):
+        if len(found) > 1 and any(_near(name, key) for key in found) and not self.form.without_effect.issuperset(found):
             raise InputError(f"{self.place(name)} may be {' or '.join(f'--{full}' for full in found.values())}: write "
                              "it in full, or leave it out if it is the script's own")
         return next(iter(found)) if len(found) == 1 else name
@@ -204,8 +205,11 @@ def _is_slip(name: str, hint: str, names: Iterable[str]) -> bool:
     """Whether a script's own flag is so near to a known one that it is a slip of the pen: it has a word that no known
     name has (``learning_rte``), which those that other scripts think of have not (``use_lora``)."""
     words = {word for known in names for word in known.split("_")}
-    near = difflib.SequenceMatcher(None, name, hint.partition('"')[2].partition('"')[0]).ratio()
-    return near > 0.88 and not words.issuperset(name.split("_"))
+    return _near(name, hint.partition('"')[2].partition('"')[0]) and not words.issuperset(name.split("_"))
+
+
+def _near(name: str, known: str) -> bool:
+    return difflib.SequenceMatcher(None, name, known).ratio() > 0.88
 
 
 def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:

@@ -194,6 +194,11 @@ def test_a_flag_is_abbreviated_as_argparse_lets_it(flag, key):
     assert values[key] == 4 and f"--{flag.replace('-', '_')}" in {row.key: row for row in source.values}[key].names
 
 
+@pytest.mark.parametrize("own", ["model", "lora"])
+def test_a_short_beginning_of_several_keys_is_a_flag_of_the_script(own):
+    assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
+
+
 def test_an_abbreviation_of_several_keys_is_refused_by_name():
     assert error_of(words=["python", *TRAIN, "--gradient_checkpoint", "True"]).startswith(
         "the command: --gradient_checkpoint may be --gradient_checkpointing or --gradient_checkpointing_kwargs: write it in full")
