@@ -156,7 +156,7 @@ def _check_fsdp2(values: dict[str, Any]) -> None:
                                          "of them out")
     if values["gradient_checkpointing"] and values["gradient_checkpointing_kwargs"]["use_reentrant"]:
         raise KeyProblem("gradient_checkpointing_kwargs",
-                         "has use_reentrant true, which is not modelled yet with engine fsdp2: leave it out")
+                         "has use_reentrant true, which is not modelled yet with engine fsdp2: make it false")
     if deepspeed_config.release(values["versions"]["torch"]) < OLDEST_FSDP2:
         oldest, named = ".".join(map(str, OLDEST_FSDP2[:2])), values["versions"]["torch"]
         raise KeyProblem("versions", f"names torch {named}: FSDP2 is predicted for {oldest} and later")

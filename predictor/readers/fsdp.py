@@ -70,11 +70,6 @@ def use(reading: Reading) -> None:
     reading.put("engine", "fsdp2", *by[:1])
     reading.put("fsdp", fsdp, *by, *filter(None, [reading.half]))
     _weights(reading)
-    kwargs = "use_reentrant_gc" if "use_reentrant_gc" in reading.form.fields else "gradient_checkpointing_kwargs"
-    if reading.workload["gradient_checkpointing"] and reading.workload.get("gradient_checkpointing_kwargs", {}).get(
-            "use_reentrant"):
-        raise reading.wrong(kwargs, "says use_reentrant true, or leaves it so, which is not predicted with FSDP2: make "
-                                    "it false")
     if _flag(reading, config, "activation_checkpointing", False):
         if reading["gradient_checkpointing"]:  # transformers 5.17, trainer.py, create_accelerator_and_postprocess
             raise reading.wrong("gradient_checkpointing", "is on, and so is activation_checkpointing of FSDP: the "
