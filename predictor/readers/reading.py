@@ -144,7 +144,8 @@ class Reading:
 
     def _abbreviated(self, name: str) -> str:
         """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's, and stop
-        where it begins several, so that a script that takes such a flag (``--model``) has it of its own."""
+        where it begins several, so that a script that takes such a flag (``--model``) has it of its own; so has one
+        that is given the whole key besides."""
         known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
         found = {known[full]: full for full in sorted(known) if full.startswith(name)}
         if name in known or not found or len(name) == 1:  # -x
@@ -152,7 +153,7 @@ class Reading:
         if len(found) > 1 and any(_near(name, key) for key in found) and not self.form.without_effect.issuperset(found):
             raise InputError(f"{self.place(name)} may be {' or '.join(f'--{full}' for full in found.values())}: write "
                              "it in full, or leave it out if it is the script's own")
-        return next(iter(found)) if len(found) == 1 else name
+        return next(iter(found)) if len(found) == 1 and found.keys().isdisjoint(self.given.values) else name
 
     def _without_field(self, name: str) -> None:
         if name in self.form.without_effect:

@@ -24,7 +24,7 @@ BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """What bash makes several words of."""
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")
-ACTIVATING = ("activate", "conda.sh")
+ACTIVATING = ("activate", "conda.sh", "mamba.sh")
 """Files of virtual environments and conda, which set :data:`ACTIVATED` alone."""
 ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "PKG_CONFIG_PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_EXE",
              "CONDA_PYTHON_EXE", "CONDA_SHLVL", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER")

@@ -282,7 +282,7 @@ def _dtype(reading: Reading) -> None:
 
 FORMAT = Format(
     "swift", "ms-swift 4.6", ARGUMENTS,
-    frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "freeze_llm", "attn_impl",
+    frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "attn_impl",
                "padding_free", "vit_gradient_checkpointing", "split_dataset_ratio")),
     rules, hf.RENAMED | {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model",
                          "lora_target_modules": "target_modules", "lora_dropout_p": "lora_dropout",

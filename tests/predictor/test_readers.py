@@ -194,8 +194,8 @@ def test_a_flag_is_abbreviated_as_argparse_lets_it(flag, key):
     assert values[key] == 4 and f"--{flag.replace('-', '_')}" in {row.key: row for row in source.values}[key].names
 
 
-@pytest.mark.parametrize("own", ["model", "lora"])
-def test_a_short_beginning_of_several_keys_is_a_flag_of_the_script(own):
+@pytest.mark.parametrize("own", ["model", "lora", "model_name"])
+def test_a_beginning_of_several_keys_or_of_one_that_is_given_is_a_flag_of_the_script(own):
     assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
 
 
