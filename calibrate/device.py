@@ -78,17 +78,21 @@ def used_bytes() -> int:
     return total - free
 
 
-def nvml_used_bytes() -> int | None:
-    """Used memory of the device as NVML reports it; None where NVML does not answer."""
-    return _nvml(lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+def nvml_used_bytes(index: int | None = None) -> int | None:
+    """Used memory of the device as NVML reports it; None where NVML does not answer.
+
+    Args:
+        index: of the device among those that are visible; None for the current one, which makes a CUDA context.
+    """
+    return _nvml(lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used, index)
 
 
-def _nvml(question):
+def _nvml(question, index: int | None = None):
     try:
         import pynvml
         import torch
 
-        handle = torch.cuda._get_pynvml_handler(torch.cuda.current_device())
+        handle = torch.cuda._get_pynvml_handler(torch.cuda.current_device() if index is None else index)
         answer = question(pynvml, handle)
         return answer.decode() if isinstance(answer, bytes) else answer
     except Exception:  # no package, no library, no permission: the record says None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import sys
@@ -129,7 +130,14 @@ def _limit(torch, limit_bytes: int | None) -> None:
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     if limit_bytes > total:
         raise InputError(f"capacity_bytes {limit_bytes} is more than this GPU has ({total}): leave it out")
-    torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+    torch.cuda.set_per_process_memory_fraction(fraction(limit_bytes, total))
+
+
+def fraction(limit_bytes: int, total_bytes: int) -> float:
+    """What PyTorch multiplies a device's bytes by and rounds down (CUDACachingAllocator.cpp, setMemoryFraction, 2.11)
+    to get to no less than the limit."""
+    share = limit_bytes / total_bytes
+    return share if int(share * total_bytes) >= limit_bytes else math.nextafter(share, 1.0)
 
 
 def _history(path: str | None):

@@ -88,8 +88,8 @@ def flash_softmax_sum(gpu, batch, heads, sequence, width):
 
 
 def flash_dq_accumulator(gpu, batch, heads, sequence, width):
-    """``dq_accum`` of the same function: fp32, head size rounded to 32."""
-    return flash_softmax_sum(gpu, batch, heads, sequence, width) * _round_up(width, 32)
+    """``dq_accum`` of the same function: fp32, head size rounded to 32, above 128 to 64."""
+    return flash_softmax_sum(gpu, batch, heads, sequence, width) * _flash_width(width)
 
 
 def flash_split_sums(gpu, batch, heads, sequence, width, keys=None):
@@ -100,8 +100,12 @@ def flash_split_sums(gpu, batch, heads, sequence, width, keys=None):
 
 
 def flash_split_outputs(gpu, batch, heads, sequence, width, keys=None):
-    """``out_accum`` of the same function: fp32, head size rounded to 32."""
-    return flash_split_sums(gpu, batch, heads, sequence, width, keys) * _round_up(width, 32)
+    """``out_accum`` of the same function: fp32, head size rounded as in the backward."""
+    return flash_split_sums(gpu, batch, heads, sequence, width, keys) * _flash_width(width)
+
+
+def _flash_width(width):
+    return _round_up(width, np.where(width <= 128, 32, 64))
 
 
 def _flash_splits(gpu, batch, heads, sequence, width, keys):

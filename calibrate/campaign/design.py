@@ -135,9 +135,9 @@ def seconds(job: Job) -> float:
 
 
 def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
-    """The workload of a job's keys, its model found."""
+    """The workload of a job's keys, its model found; InputError if they make none."""
     path = MODELS / f"{keys['model']}.json"
-    return Workload(**{**keys, **more, "model": str(path) if path.is_file() else keys["model"]})
+    return Workload.from_mapping({**keys, **more, "model": str(path) if path.is_file() else keys["model"]})
 
 
 def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None,

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from calibrate import asked
 from calibrate.campaign.one import Where
-from calibrate.measure import ROOT
-from calibrate.record import Device, MeasuredOn
-from predictor.errors import InputError
+from calibrate.record import Device
 from predictor.plain import from_plain, to_plain
-from predictor.suggest import show
-
-ANSWER = "PEAKCAST "
-"""Begins the line of the process that is the answer; libraries print others."""
 
 
 @dataclass(frozen=True)
@@ -29,41 +23,15 @@ class Here:
 
 
 def look(where: Where) -> Here:
-    """Start a process that looks; builds the emulated GPU, so that a mistake is told before anything runs.
-
-    Raises:
-        InputError: no device, or a process that cannot tell.
-    """
-    changes: dict[str, str] = {}
-    if where.device is MeasuredOn.EMULATED:
-        from calibrate import emulator
-
-        changes = emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-    process = subprocess.run([sys.executable, "-m", "calibrate.campaign.here", where.events], capture_output=True,
-                             text=True, env={**os.environ, **changes, "PYTHONPATH": path})
-    for line in process.stdout.splitlines():
-        if line.startswith(ANSWER):
-            found = json.loads(line.removeprefix(ANSWER))
-            if "input_error" in found:
-                raise InputError(found["input_error"])
-            return from_plain(Here, found, "the GPU here")
-    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise InputError(f"the GPU could not be looked at: {show(last, 300)[1:-1]}")
+    """Start a process that looks; InputError as :func:`calibrate.asked.ask`."""
+    return from_plain(Here, asked.ask("calibrate.campaign.here", where, where.events), "the GPU here")
 
 
-def main(events: str) -> None:
-    """What the process does. Ends as a job does: libraries hang in the interpreter's last rites."""
+def _found(events: str) -> dict[str, Any]:
     from calibrate import device
 
-    try:
-        device.require()
-        answer = to_plain(Here(device.describe(events), device.software()))
-    except InputError as error:
-        answer = {"input_error": str(error)}
-    print(ANSWER + json.dumps(answer), flush=True)
-    os._exit(0)
+    return to_plain(Here(device.describe(events), device.software()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked.answer(partial(_found, sys.argv[1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,12 +23,14 @@ from predictor.workload import Workload
 
 @dataclass(frozen=True)
 class Where:
-    """The device that a campaign measures; ``gpu`` as in a workload. What ``measure`` takes besides."""
+    """The device that a campaign measures; ``gpu`` as in a workload. What ``measure`` takes besides, and the directory
+    that keeps each job's memory history (None: none is kept)."""
 
     gpu: str
     device: MeasuredOn
     events: str = "immediate"
     inject: Injection | None = None
+    snapshots: str | None = None
 
 
 def row_of(job: Job, where: Where) -> Row:
@@ -50,13 +54,25 @@ def _measured(row: Row, workload: Workload, where: Where) -> Row:
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         history = str(Path(directory) / "history.pickle")
         record = measure(workload, device=where.device, snapshot=history, events=where.events, inject=where.inject)
+        kept = where.snapshots and _keep(history, Path(where.snapshots), row.id)
         # what was measured, whatever file its model lay in
-        named = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=None)
+        named = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=kept)
         row = replace(row, record=named, failed=_out_of_memory(record))
         if record.predicted is None:
             return row
         prepared = _prepared(workload.replace(rank=record.rank))
         return explained(row, attribute(recorded(snapshot.read(history)), predicted(prepared.run(workload.capacity))))
+
+
+def _keep(history: str, directory: Path, name: str) -> str:
+    """The history, compressed, under the job's id in the directory; the file's name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = directory / f"{name}.pickle.gz"
+    part = kept.with_suffix(".part")
+    with open(history, "rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(source, target)
+    part.replace(kept)
+    return kept.name
 
 
 def _prepared(workload: Workload) -> pipeline.Job | None:

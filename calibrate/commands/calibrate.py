@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   peakcast calibrate --device emulated --gpu a100-80gb --quick -o a100.json
   peakcast calibrate --device cuda --gpu h100-80gb --plan-only
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --records runs/*.json
+  peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --jobs-from jobs.json --snapshots histories
   torchrun --nnodes 2 --nproc-per-node 8 ... --no-python peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
 
 Each job is three training steps of a shallow model of full width, in a process of its own; a few are whole models.
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "calibrate/emulator/injection.py")
     extent = parser.add_argument_group("how much to measure")
     extent.add_argument("--quick", action="store_true", help="a small set of jobs: a rougher profile")
+    extent.add_argument("--jobs-from", metavar="FILE",
+                        help="these jobs in place of its own: JSON as --plan-only --json prints it")
     extent.add_argument("--time-limit", metavar="MINUTES",
                         help="begin no job after so many minutes, and fit what was measured")
     extent.add_argument("--jobs", metavar="N", help="jobs at a time; default: 1 on a real GPU, a core each on an "
@@ -63,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-o", "--output", metavar="FILE", help="the profile, a JSON file")
     group.add_argument("--measurements", metavar="FILE",
                        help="what was measured, a line a job; default: beside the profile, ending in .jsonl")
+    group.add_argument("--snapshots", metavar="DIR", help="also keep the memory history of each job there, compressed")
     group.add_argument("--json", action="store_true", help="the result as JSON, and nothing else, on the output")
     group.add_argument("--force", action="store_true", help="overwrite a profile that exists")
 
@@ -79,7 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     degree = int(os.environ["WORLD_SIZE"]) if alone.launched() else None
     emulated = where.device.value == "emulated"
     # alone, NCCL's process group is to be had on the emulated GPU only
-    jobs = design.campaign(quick=arguments.quick, communicators=emulated, degree=degree, emulated=emulated)
+    if arguments.jobs_from:
+        jobs = _listed(arguments, degree, emulated)
+    else:
+        jobs = design.campaign(quick=arguments.quick, communicators=emulated, degree=degree, emulated=emulated)
     workers = 1 if degree else workers
     if arguments.plan_only:
         _show_plan(arguments, jobs, workers)
@@ -131,7 +138,18 @@ def _where(arguments: argparse.Namespace) -> Where:
         raise InputError("nothing can be injected into a real GPU: --inject needs --device emulated")
     if device is MeasuredOn.DEVICE and not arguments.plan_only and not has_real_driver():
         raise InputError("this machine has no NVIDIA driver: run this where the GPU is, or add --device emulated")
-    return Where(gpu, device, arguments.events, Injection.from_words(arguments.inject) if arguments.inject else None)
+    return Where(gpu, device, arguments.events, Injection.from_words(arguments.inject) if arguments.inject else None,
+                 arguments.snapshots)
+
+
+def _listed(arguments: argparse.Namespace, degree: int | None, emulated: bool) -> list[Job]:
+    if arguments.quick:
+        raise InputError("--quick and --jobs-from both say which jobs: give one")
+    if degree is not None:
+        raise InputError("--jobs-from is for one process: torchrun's jobs are the campaign's own")
+    from calibrate.campaign import listed
+
+    return listed.read(arguments.jobs_from, emulated=emulated)
 
 
 def _number(text: str | None, option: str, least: float, whole: bool = False) -> Any:

@@ -10,6 +10,7 @@ const SORT_TILES = [[8.0, 3840], [9.0, 4608]];
 const floorDiv = (a, b) => Math.floor(a / b);
 const ceilDiv = (a, b) => Math.ceil(a / b);
 const roundUp = (a, b) => ceilDiv(a, b) * b;
+const flashWidth = (width) => roundUp(width, width <= 128 ? 32 : 64);
 
 function lastPowerOfTwo(n) {
   let power = 1;
@@ -143,13 +144,13 @@ const WORKSPACES = {
   cudnn_backward: (gpu, batch, heads, sequence, width) => FP32 * batch * heads * sequence * (width + 1),
   flash_softmax_sum: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 128),
   flash_dq_accumulator: (gpu, batch, heads, sequence, width) =>
-    FP32 * batch * heads * roundUp(sequence, 128) * roundUp(width, 32),
+    FP32 * batch * heads * roundUp(sequence, 128) * flashWidth(width),
   flash_split_sums(gpu, batch, heads, sequence, width, keys = sequence) {
     const splits = flashSplits(gpu, batch, heads, sequence, width, keys);
     return splits > 1 ? FP32 * splits * batch * heads * sequence : 0;
   },
   flash_split_outputs: (gpu, batch, heads, sequence, width, keys = sequence) =>
-    WORKSPACES.flash_split_sums(gpu, batch, heads, sequence, width, keys) * roundUp(width, 32),
+    WORKSPACES.flash_split_sums(gpu, batch, heads, sequence, width, keys) * flashWidth(width),
   efficient_rows: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 32),
   padded_mask: (gpu, rows, length, itemsize) => rows * roundUp(length, 8) * itemsize,
   bias_gradient: (gpu, rows, length, itemsize) => rows * roundUp(length, 16) * itemsize,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from predictor.operators.call import Call
+from predictor.operators.call import Call, nbytes
 
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
@@ -41,19 +41,36 @@ def flash_forward(call: Call) -> None:
 
 
 def flash_backward(call: Call) -> None:
-    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd)."""
-    query, key = call.args[1:3]
+    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); first of all, gradient
+    and result as tokens (attention_backward.cu, _flash_attention_backward)."""
+    gradient, query, key, _, out, *_ = call.args
+    copies = _as_tokens(call, gradient, out)
     dimensions = attention_dimensions(query)
     expanded = () if query.shape[1] == key.shape[1] else (query.numel() * query.element_size(),) * 2
     call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
+    _free(call, copies)
+
+
+def _as_tokens(call: Call, *tensors: torch.Tensor) -> list[int]:
+    """Copies of those in which a token's heads do not lie beside each other, tokens one after the other."""
+    return [call.allocate(nbytes(tensor)) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
+
+
+def _free(call: Call, copies: list[int]) -> None:
+    for copy in reversed(copies):
+        call.free(copy)
 
 
 def efficient_forward(call: Call) -> None:
-    """Sums of rows, rounded up; seed and offset stay on the CPU (attention.cu, _efficient_attention_forward)."""
+    """Sums of rows, rounded up, then a result in fp32 for heads of which no block holds all (mem_eff_attention/
+    kernel_forward.h, kNeedsOutputAccumulatorBuffer); seed and offset stay on the CPU (attention.cu,
+    _efficient_attention_forward)."""
     out, sums, *_ = call.out
     call.results(out)
     if sums.numel():
         call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
+    if out.shape[-1] > 128 and out.element_size() < 4:
+        call.through(4 * out.numel())
 
 
 def padded_mask(call: Call) -> None:
@@ -66,11 +83,13 @@ def padded_mask(call: Call) -> None:
 
 
 def efficient_backward(call: Call) -> None:
-    """Row sums, which are an expression of their own in fp32, and the gradient accumulators (attention_backward.cu)."""
+    """Row sums, which are an expression of their own in fp32, and the gradient accumulators; first of all, the gradient
+    as tokens (attention_backward.cu, _efficient_attention_backward)."""
     query, dimensions = call.args[1], attention_dimensions(call.args[1])
-    *gradients, bias = call.out
+    copies = _as_tokens(call, call.args[0])
+    gradients, biases = call.out[:3], call.out[3:]
     call.results(*gradients)
-    if bias.numel():
+    for bias in biases:
         length = bias.shape[-1]
         call.results(bias, size=("bias_gradient", (bias.numel() // length, length, bias.element_size())))
     wide = query.element_size() == 4
@@ -81,3 +100,4 @@ def efficient_backward(call: Call) -> None:
     accumulators = call.allocate(("efficient_backward", (*dimensions, 4) if wide else dimensions))
     call.free(delta)
     call.free(accumulators)
+    _free(call, copies)

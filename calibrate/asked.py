@@ -1,0 +1,60 @@
+"""A question to a process of its own on a campaign's device: a module that is run there and prints its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from calibrate.campaign.one import Where
+from calibrate.measure import ROOT
+from calibrate.record import MeasuredOn
+from predictor.errors import InputError
+from predictor.suggest import show
+
+ANSWER = "PEAKCAST "
+"""Begins the line that is the answer; libraries print others."""
+
+
+def ask(module: str, where: Where, *words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What ``python -m module words`` answers there; builds the emulated GPU, so that a mistake is told before anything
+    runs.
+
+    Args:
+        variables: environment variables besides.
+
+    Raises:
+        InputError: no device, or a process that cannot tell.
+    """
+    changes: dict[str, str] = {}
+    if where.device is MeasuredOn.EMULATED:
+        from calibrate import emulator
+
+        changes = emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
+    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
+    process = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True,
+                             env={**os.environ, **changes, **(variables or {}), "PYTHONPATH": path})
+    for line in process.stdout.splitlines():
+        if line.startswith(ANSWER):
+            found = json.loads(line.removeprefix(ANSWER))
+            if "input_error" in found:
+                raise InputError(found["input_error"])
+            return found
+    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    raise InputError(f"the GPU could not be looked at: {show(last, 300)[1:-1]}")
+
+
+def answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:
+    """What the process does. Ends as a job does: libraries hang in the interpreter's last rites."""
+    from calibrate import device
+
+    try:
+        device.require()
+        found = question()
+    except InputError as error:
+        found = {"input_error": str(error)}
+    print(ANSWER + json.dumps(found), flush=True)
+    os._exit(0)

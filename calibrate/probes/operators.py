@@ -1,0 +1,228 @@
+"""What single operators allocate on a device, beside what the tracer says: a library's private workspace shows here.
+
+Each call is made on the device, forward and backward, and once more on the meta device under the tracer. Both give
+bytes in order, below 0 for what is freed. What the device has beyond the other is what no formula says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from calibrate import asked, device
+from calibrate.campaign.one import Where
+from calibrate.record import Device
+from predictor import gpus
+from predictor.gpus import Gpu
+from predictor.plain import from_plain, to_plain
+
+BACKENDS = ("cudnn", "flash", "efficient")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``[batch, heads, sequence, width]`` queries in bf16; keys and values have ``key_heads`` (0: as many).
+
+    They lie as projections make them, a token's heads beside each other, or else head after head: the inputs if they
+    are ``apart``, the gradient that comes if it is ``gradient_apart``.
+    """
+
+    backend: str
+    batch: int
+    heads: int
+    sequence: int
+    width: int
+    key_heads: int = 0
+    causal: bool = True
+    masked: bool = False
+    apart: bool = False
+    gradient_apart: bool = False
+
+    def make(self, on: str) -> Callable[[], Any]:
+        """Forward and backward of it on a device."""
+        import torch
+        from torch.nn import functional
+
+        def tensor(heads: int, apart: bool):
+            made = torch.empty(self.batch, self.sequence, heads, self.width, device=on, dtype=torch.bfloat16)
+            return made.transpose(1, 2).contiguous() if apart else made.transpose(1, 2)
+
+        every = (self.heads, *[self.key_heads or self.heads] * 2)
+        inputs = [tensor(heads, self.apart).detach().requires_grad_() for heads in every]
+        gradient = tensor(self.heads, self.gradient_apart)
+        mask = torch.empty(self.batch, 1, self.sequence, self.sequence, device=on, dtype=torch.bool)
+
+        def run() -> Any:
+            result = functional.scaled_dot_product_attention(
+                *inputs, attn_mask=mask if self.masked else None, is_causal=self.causal and not self.masked,
+                enable_gqa=bool(self.key_heads))
+            return torch.autograd.grad(result, inputs, gradient)
+
+        return run
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Patches of square pictures in bf16, as vision towers make them: no input gradient unless ``input_gradient``."""
+
+    pictures: int
+    side: int
+    patch: int
+    channels: int
+    input_gradient: bool = False
+
+    def make(self, on: str) -> Callable[[], Any]:
+        """Forward and backward of it on a device."""
+        import torch
+        from torch.nn import functional
+
+        def tensor(*shape: int):
+            return torch.empty(*shape, device=on, dtype=torch.bfloat16)
+
+        pictures = tensor(self.pictures, 3, self.side, self.side)
+        weight = tensor(self.channels, 3, self.patch, self.patch).requires_grad_()
+        inputs = [pictures.requires_grad_(), weight] if self.input_gradient else [weight]
+        patches = self.side // self.patch
+        gradient = tensor(self.pictures, self.channels, patches, patches)
+        return lambda: torch.autograd.grad(functional.conv2d(pictures, weight, stride=self.patch), inputs, gradient)
+
+
+Call = Attention | Convolution
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One call: bytes in order, below 0 for what is freed.
+
+    Attributes:
+        call: its kind and its fields, as JSON's types.
+        recorded: on the device; None where its library refuses the call.
+        predicted: by the tracer.
+    """
+
+    call: Mapping[str, Any]
+    recorded: tuple[int, ...] | None
+    predicted: tuple[int, ...]
+
+    @property
+    def beyond_bytes(self) -> int | None:
+        """The device's peak less the predicted one."""
+        return None if self.recorded is None else peak(self.recorded) - peak(self.predicted)
+
+
+@dataclass(frozen=True)
+class Operators:
+    """All calls, on which device and with which software."""
+
+    measured_on: str
+    device: Device
+    software: Mapping[str, str | None]
+    answers: tuple[Answer, ...]
+
+
+def grid() -> Iterator[Call]:
+    """Attention of LLaVA-1.5's language model and vision tower, of grouped heads and of SigLIP; patches of both towers."""
+    for backend in BACKENDS:
+        for batch, sequence in ((1, 512), (1, 4096), (4, 1024), (4, 1333), (8, 2048), (16, 1024)):
+            yield Attention(backend, batch, 32, sequence, 128)
+        for batch in (1, 4, 16):
+            yield Attention(backend, batch, 16, 577, 64, causal=False)
+            yield Attention(backend, batch, 16, 729, 72, causal=False)
+        for apart, gradient_apart in ((True, False), (False, True), (True, True)):
+            yield Attention(backend, 4, 32, 1333, 128, apart=apart, gradient_apart=gradient_apart)
+        if backend != "flash":
+            yield Attention(backend, 4, 32, 1024, 128, masked=True)
+            yield Attention(backend, 4, 32, 1333, 128, masked=True)
+        if backend != "efficient":
+            yield Attention(backend, 4, 12, 1024, 128, key_heads=2)
+            yield Attention(backend, 4, 12, 1333, 128, key_heads=2)
+    for pictures in (1, 4, 16):
+        for side, patch, channels in ((336, 14, 1024), (384, 14, 1152), (224, 16, 768), (1024, 16, 768)):
+            for input_gradient in (False, True):
+                yield Convolution(pictures, side, patch, channels, input_gradient)
+
+
+def measure(where: Where) -> Operators:
+    """Ask a fresh process; InputError as :func:`calibrate.asked.ask`."""
+    return from_plain(Operators, asked.ask("calibrate.probes.operators", where, where.gpu, where.events),
+                      "the operators")
+
+
+def peak(events: Sequence[int]) -> int:
+    """The most that is held at once."""
+    return max(accumulate(events, initial=0))
+
+
+def recorded(call: Call) -> tuple[int, ...] | None:
+    """On this process's device, once its libraries have begun; None where none of them takes the call."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    run = call.make("cuda")
+    backend = getattr(call, "backend", "flash")
+    with sdpa_kernel(getattr(SDPBackend, f"{backend.upper()}_ATTENTION")):
+        try:
+            run()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "No available kernel" not in str(error):
+                raise
+            return None
+        torch.cuda.memory._record_memory_history(context=None)
+        try:
+            results = run()  # kept: autograd's threads let go of theirs when they like
+            torch.cuda.synchronize()
+            entries = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+    events, alive = [], set()
+    for entry in entries:
+        if entry["action"] == "alloc":
+            alive.add(entry["addr"])
+            events.append(entry["size"])
+        elif entry["action"] == "free_completed" and entry["addr"] in alive:  # others were there before
+            alive.remove(entry["addr"])
+            events.append(-entry["size"])
+    del results
+    return tuple(events)
+
+
+def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
+    """Under the tracer, at that GPU's sizes."""
+    from predictor.cuda_paths import as_on_cuda
+    from predictor.events import Moment
+    from predictor.trace import Tracer
+
+    run = call.make("meta")
+    tracer = Tracer(lambda: ("", False))
+    tracer.moment = Moment.FORWARD
+    with as_on_cuda(getattr(call, "backend", "flash")), tracer:
+        results = run()
+    events = in_order(tracer.closed(), gpu)
+    del results
+    return events
+
+
+def in_order(recording: Any, gpu: Gpu) -> tuple[int, ...]:
+    """A recording's bytes in order on that GPU, below 0 for what is freed."""
+    from predictor.workspaces import FUNCTIONS
+
+    sizes = [buffer.size if isinstance(buffer.size, int) else int(FUNCTIONS[buffer.size[0]](gpu, *buffer.size[1]))
+             for buffer in recording.buffers]
+    signed = (sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in recording.events)
+    return tuple(size for size in signed if size)
+
+
+def _found(gpu: str, events: str) -> dict[str, Any]:
+    known = gpus.find(gpu)
+    answers = [Answer({"kind": type(call).__name__.lower(), **asdict(call)}, recorded(call), traced(call, known))
+               for call in grid()]
+    return to_plain(Operators(device.measured_on().value, device.describe(events), device.software(), tuple(answers)))
+
+
+if __name__ == "__main__":
+    import sys
+
+    asked.answer(partial(_found, *sys.argv[1:3]))
