@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrate.measure import measure
+from calibrate.record import MeasuredOn
 from calibrate.regression import compact
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.pipeline import prepare
@@ -82,20 +83,21 @@ def main() -> int:
     return show(rows)
 
 
-def sweep(workload: Workload) -> dict:
+def sweep(workload: Workload, device: MeasuredOn = MeasuredOn.EMULATED) -> dict:
     """The predicted limit of PyTorch's share, and the nearest capacities at which the job survived and died."""
-    workload = workload.replace(gpu="h100-80gb", profile="none")
+    workload = workload.replace(gpu=workload.gpu or "h100-80gb", profile="none")
     predicted = prepare(workload).minimum_capacity() - ASSUMED_RUNTIME_BYTES
     # blocks shared by two streams: the limit holds for whichever completion of events needs more
-    modes = ("immediate", "synchronization") if workload.deepspeed else ("immediate",)
+    both = workload.deepspeed and device is MeasuredOn.EMULATED
+    modes = ("immediate", "synchronization") if both else ("immediate",)
 
     def survives(pages: int) -> bool:
         there = workload.replace(capacity_bytes=predicted + pages * PAGE_BYTES)
-        return all(measure(there, events=events).job.out_of_memory is None for events in modes)
+        return all(measure(there, device=device, events=events).job.out_of_memory is None for events in modes)
 
     above = next((pages for pages in FURTHER if survives(pages)), None)
     below = next((-pages for pages in FURTHER[1:] if not survives(-pages)), None)
-    return {"measured_on": "emulated", "predicted_limit_bytes": predicted,
+    return {"measured_on": device.value, "predicted_limit_bytes": predicted,
             "survived_bytes": None if above is None else predicted + above * PAGE_BYTES,
             "died_bytes": None if below is None else predicted + below * PAGE_BYTES}
 

@@ -1,4 +1,4 @@
-"""A campaign that somebody wrote down: the JSON that ``peakcast calibrate --plan-only --json`` prints, edited or not."""
+"""A campaign that somebody wrote: the JSON that ``peakcast calibrate --plan-only --json`` prints, edited or not."""
 
 from __future__ import annotations
 

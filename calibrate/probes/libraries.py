@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from calibrate import asked, device
@@ -82,16 +83,18 @@ def stages() -> Iterator[tuple[str, Callable[[], Any]]]:
         torch.optim.AdamW(parameters, **how).step()
 
     yield "CUDA context", lambda: torch.empty(1, device="cuda")
-    yield "elementwise, reductions, random numbers", lambda: functional.dropout(random(1024, 1024), 0.1).sum().backward()
+    yield "elementwise, reductions, random numbers", lambda: functional.dropout(
+        random(1024, 1024), 0.1).sum().backward()
     yield "cuBLAS, bf16", lambda: random(1024, 1024) @ random(1024, 1024)
     yield "cuBLAS, fp32", lambda: random(1024, 1024, dtype=torch.float32) @ random(1024, 1024, dtype=torch.float32)
     yield "cuBLASLt, bias", lambda: functional.linear(random(64, 1024), random(512, 1024), random(512)).sum().backward()
     yield "cuDNN, convolution", lambda: functional.conv2d(random(2, 3, 336, 336), random(1024, 3, 14, 14),
                                                           stride=14).sum().backward()
     for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
-        yield f"{backend.name.lower().replace('_', ' ')}", lambda backend=backend: attention(backend)
-    yield "layer norm, embedding, cross entropy", lambda: functional.cross_entropy(
-        functional.layer_norm(random(64, 32000), (32000,)), torch.zeros(64, dtype=torch.int64, device="cuda")).backward()
+        yield backend.name.lower().replace("_", " "), partial(attention, backend)
+    labels = partial(torch.zeros, 64, dtype=torch.int64, device="cuda")
+    yield "layer norm, cross entropy", lambda: functional.cross_entropy(
+        functional.layer_norm(random(64, 32000), (32000,)), labels()).backward()
     yield "AdamW, foreach", lambda: step(foreach=True)
     yield "AdamW, fused", lambda: step(fused=True)
 
@@ -101,7 +104,7 @@ def _found(events: str) -> dict[str, Any]:
 
     uses = [Use("before", device.nvml_used_bytes(0), None, 0)]
     done = list(stages())
-    for stage, act in [*done, (AGAIN, lambda: [act() for _, act in done])]:
+    for stage, act in [*done, (AGAIN, lambda: [once() for _, once in done])]:
         act()
         torch.cuda.synchronize()
         uses.append(Use(stage, device.nvml_used_bytes(), device.used_bytes(), torch.cuda.memory_reserved()))
@@ -110,6 +113,5 @@ def _found(events: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     import sys
-    from functools import partial
 
     asked.answer(partial(_found, sys.argv[1]))

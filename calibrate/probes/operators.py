@@ -124,7 +124,8 @@ class Operators:
 
 
 def grid() -> Iterator[Call]:
-    """Attention of LLaVA-1.5's language model and vision tower, of grouped heads and of SigLIP; patches of both towers."""
+    """Attention of LLaVA-1.5's language model and vision tower, of SigLIP, of other heads, layouts, masks and groups;
+    patches of vision towers."""
     for backend in BACKENDS:
         for batch, sequence in ((1, 512), (1, 4096), (4, 1024), (4, 1333), (8, 2048), (16, 1024)):
             yield Attention(backend, batch, 32, sequence, 128)
@@ -133,6 +134,8 @@ def grid() -> Iterator[Call]:
             yield Attention(backend, batch, 16, 729, 72, causal=False)
         for apart, gradient_apart in ((True, False), (False, True), (True, True)):
             yield Attention(backend, 4, 32, 1333, 128, apart=apart, gradient_apart=gradient_apart)
+        for width in (72, 80, 96, 160, 192, 256):
+            yield Attention(backend, 2, 8, 300, width)
         if backend != "flash":
             yield Attention(backend, 4, 32, 1024, 128, masked=True)
             yield Attention(backend, 4, 32, 1333, 128, masked=True)

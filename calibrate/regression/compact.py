@@ -16,6 +16,7 @@ MODELS = Path(__file__).parent / "models"
 SHALLOW = Path(__file__).parents[1] / "campaign" / "models"
 """A campaign's models go by their names too."""
 GPU = "h100-80gb"
+"""Of a row whose job names none."""
 PLENTY_BYTES = 400 << 30
 """Capacity of the emulated GPU of those rows, so that a peak above 80 GB can be measured too."""
 SCHEMA_VERSION = 1
@@ -52,8 +53,6 @@ def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> t
     model = keys.get("model")
     if not isinstance(events, str) or not isinstance(model, str):
         raise InputError(f"job: must have a model, and events as text, not {show(job, 100)}")
-    if keys.get("gpu", GPU) != GPU:
-        raise InputError(f"job: gpu is {show(keys['gpu'])}, and these rows are of {GPU}")
     paths = (folder / f"{model}.json" for folder in (MODELS, SHALLOW))
     keys["model"] = next((str(path) for path in paths if path.is_file()), model)
-    return Workload.from_mapping(keys | {"gpu": GPU, "capacity_bytes": capacity_bytes, "profile": "none"}), events
+    return Workload.from_mapping({"gpu": GPU} | keys | {"capacity_bytes": capacity_bytes, "profile": "none"}), events

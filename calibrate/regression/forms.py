@@ -170,7 +170,7 @@ def _small(document: dict[str, Any], workload: Workload, completion: str, file: 
         raise InputError(f"software must be a mapping to versions, not {show(software)}: another schema, or damaged")
     return Case(
         workload=workload, measured_on=MeasuredOn(_text(document, "measured_on", tuple(MeasuredOn))).value,
-        gpu=compact.GPU, software=dict(software) if isinstance(software, dict) else {},
+        gpu=workload.gpu, software=dict(software) if isinstance(software, dict) else {},
         date=str(document.get("date", "")), completion=completion, communicates=False, step=None, file=file, line=line,
         group=str(document.get("group", "")), **more)
 

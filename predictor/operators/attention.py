@@ -41,7 +41,7 @@ def flash_forward(call: Call) -> None:
 
 
 def flash_backward(call: Call) -> None:
-    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); first of all, gradient
+    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); before them, gradient
     and result as tokens (attention_backward.cu, _flash_attention_backward)."""
     gradient, query, key, _, out, *_ = call.args
     copies = _as_tokens(call, gradient, out)

@@ -16,8 +16,10 @@ from calibrate.campaign.design import Job
 from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row, Workspace, opened, read
 from calibrate.record import MeasuredOn
+from predictor import snapshot
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.snapshot.replay import replay
 from tests.calibrate import small_jobs
 from tests.calibrate.small_jobs import needs_emulator
 
@@ -246,3 +248,11 @@ def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
     found = one.row_of(Job(keys, "fit", "shape"), Where("h100-80gb", MeasuredOn.EMULATED))
     assert found.failed is None and found.unexplained_bytes == 0
     assert found.record.workload["model"] == keys["model"] and found.record.snapshot is None
+
+
+@needs_emulator
+def test_a_history_is_kept_under_the_jobs_id_and_replays(tmp_path):
+    job = Job({"model": small_jobs.model_file(tmp_path), "sequence_length": 64}, "fit", "shape")
+    found = one.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
+    assert found.record.snapshot == f"{job.id}.pickle.gz"
+    assert replay(snapshot.read(tmp_path / "kept" / found.record.snapshot)).agrees
