@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,8 +201,10 @@ def operator_calls(directory: Path) -> Iterator[str]:
             taken = [answer for answer in found.answers if answer.recorded is not None]
             others = [answer for answer in taken if answer.recorded != answer.predicted]
             yield f"## Single operators on {title}\n"
+            refused = Counter(answer.refused for answer in found.answers if answer.recorded is None)
             yield (f"{len(taken) - len(others)} of {len(taken)} calls allocate and free what the tracer says, in that "
-                   f"order; {len(found.answers) - len(taken)} more are refused by their library.\n")
+                   "order.\n")
+            yield from (f"{count} more are refused by their library: {why}\n" for why, count in refused.items())
             yield from _differences(others)
 
 

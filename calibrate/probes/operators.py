@@ -101,11 +101,13 @@ class Answer:
         call: its kind and its fields, as JSON's types.
         recorded: on the device; None where its library refuses the call.
         predicted: by the tracer.
+        refused: what the library said then.
     """
 
     call: Mapping[str, Any]
     recorded: tuple[int, ...] | None
     predicted: tuple[int, ...]
+    refused: str | None = None
 
     @property
     def beyond_bytes(self) -> int | None:
@@ -159,8 +161,16 @@ def peak(events: Sequence[int]) -> int:
     return max(accumulate(events, initial=0))
 
 
-def recorded(call: Call) -> tuple[int, ...] | None:
-    """On this process's device, once its libraries have begun; None where none of them takes the call."""
+class Refused(Exception):
+    """A library does not take a call."""
+
+
+def recorded(call: Call) -> tuple[int, ...]:
+    """On this process's device, once its libraries have begun.
+
+    Raises:
+        Refused: none of them takes the call.
+    """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -170,9 +180,9 @@ def recorded(call: Call) -> tuple[int, ...] | None:
         try:
             run()
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "No available kernel" not in str(error):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            return None
+            raise Refused(" ".join(str(error).split())) from None
         torch.cuda.memory._record_memory_history(context=None)
         try:
             results = run()  # kept: autograd's threads let go of theirs when they like
@@ -218,10 +228,17 @@ def in_order(recording: Any, gpu: Gpu) -> tuple[int, ...]:
     return tuple(size for size in signed if size)
 
 
+def _answer(call: Call, gpu: Gpu) -> Answer:
+    said, predicted = {"kind": type(call).__name__.lower(), **asdict(call)}, traced(call, gpu)
+    try:
+        return Answer(said, recorded(call), predicted)
+    except Refused as error:
+        return Answer(said, None, predicted, str(error))
+
+
 def _found(gpu: str, events: str) -> dict[str, Any]:
     known = gpus.find(gpu)
-    answers = [Answer({"kind": type(call).__name__.lower(), **asdict(call)}, recorded(call), traced(call, known))
-               for call in grid()]
+    answers = [_answer(call, known) for call in grid()]
     return to_plain(Operators(device.measured_on().value, device.describe(events), device.software(), tuple(answers)))
 
 

@@ -42,9 +42,10 @@ def test_a_call_with_a_private_workspace_is_listed_with_it(scripts, tmp_path):
 
 
 def test_a_call_that_its_library_refuses_is_counted_apart(scripts, tmp_path):
-    saved(tmp_path, "device-operators.json", Operators("device", *HERE, (Answer({"kind": "attention"}, None, (1,)),)))
-    [_, text] = scripts[1].operator_calls(tmp_path)
-    assert text.startswith("0 of 0 calls") and "1 more are refused by their library" in text
+    answer = Answer({"kind": "attention"}, None, (1,), "No available kernel.")
+    saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
+    [_, text, why] = scripts[1].operator_calls(tmp_path)
+    assert text.startswith("0 of 0 calls") and why == "1 more are refused by their library: No available kernel.\n"
 
 
 def test_a_side_that_was_not_measured_is_said(scripts, tmp_path):
