@@ -200,7 +200,7 @@ def _trains(command: Command) -> bool:
                 any(word.partition("=")[0] in trains for word in command.words))
 
 
-def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | list[str]]:
+def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | bool | list[str]]:
     """Flags and their values; a flag without one is true; words before the first flag are under ``""``."""
     flags: dict[str, list[str] | None] = {}
     current: list[str] = flags.setdefault("", [])
@@ -214,7 +214,7 @@ def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[
             raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
-    return {flag: "true" if not found else found[0] if len(found) == 1 else found
+    return {flag: True if not found else found[0] if len(found) == 1 else found
             for flag, found in flags.items() if found or flag}
 
 

@@ -45,7 +45,7 @@ def use(reading: Reading) -> None:
     config, by = _config(reading), [key for key in ("fsdp", "fsdp_config", "fsdp_version") if key in reading.written]
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
-    words = [str(word) for word in words if word not in ("true", "auto_wrap")]
+    words = [str(word) for word in words if word != "auto_wrap"]
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:

@@ -213,6 +213,21 @@ def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshard
     assert source.place("engine").endswith("a.yaml: distributed_type")
 
 
+@pytest.mark.parametrize("said", ["true", "True", "false"])
+def test_fsdp_with_a_word_that_is_no_option_of_it_is_refused_where_the_flag_alone_is_not(said):
+    """transformers 5.17, training_args.py, ``_apply_legacy_fsdp_to_config``: any text is words of it."""
+    command = shlex.split(f"torchrun --nproc_per_node 4 {LLAMA} --bf16 True --fsdp")
+    assert readers.read(words=command)[0]["engine"] == "fsdp2"
+    with pytest.raises(InputError, match=f'--fsdp has "{said}": of version 2 are full_shard, shard_grad_op and auto_wrap'):
+        readers.read(words=[*command, said])
+
+
+def test_ms_swifts_configuration_with_a_word_behind_it_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: gpt2\n")
+    with pytest.raises(InputError, match='"b" is not expected where it stands'):
+        readers.read(words=["swift", "sft", "--config", str(tmp_path / "a.yaml"), "b"])
+
+
 FACTORY = ("src/train.py --model_name_or_path Llama-3.1-8B --stage sft --finetuning_type full --cutoff_len 512 --output_dir x --bf16 True "
            "--use_reentrant_gc True")
 
