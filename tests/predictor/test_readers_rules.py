@@ -239,6 +239,14 @@ def test_llama_factorys_checkpoints_are_not_reentrant_under_accelerates_fsdp2_al
     assert found["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
 
 
+@pytest.mark.parametrize(("version", "reentrant"), [(2, False), (1, True)])
+def test_llama_factorys_checkpoints_go_by_the_launchers_fsdp_whatever_its_own_says(tmp_path, version, reentrant):
+    text = FSDP.format("true").replace("fsdp_version: 2", f"fsdp_version: {version}")
+    found, source = launched(tmp_path, text, f"{FACTORY} --fsdp")
+    assert found["gradient_checkpointing_kwargs"] == {"use_reentrant": reentrant}
+    assert source.place("engine") == "the command: --fsdp"
+
+
 def test_checkpoints_of_fsdp_and_of_the_trainer_together_are_refused(tmp_path):
     text = FSDP.format("true").replace("{fsdp_version", "{fsdp_activation_checkpointing: true, fsdp_version")
     with pytest.raises(InputError, match="--gradient_checkpointing is on, and so is activation_checkpointing of FSDP"):
