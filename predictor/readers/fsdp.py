@@ -15,8 +15,8 @@ WORDS = {"true": True, "yes": True, "1": True, "on": True, "y": True, "t": True}
 """accelerate 1.15, utils/environment.py, ``str_to_bool``."""
 OFF = {
     **dict.fromkeys(("offload_params", "cpu_offload"), "parameters on the CPU are not predicted"),
-    "activation_checkpointing_offload": "activations in host memory are predicted for gradient_checkpointing_kwargs "
-                                        "offload alone",
+    **dict.fromkeys(("activation_checkpointing_offload", "activation_cpu_offload"),
+                    "activations in host memory are predicted for gradient_checkpointing_kwargs offload alone"),
     "ignored_modules": "every parameter is sharded", "mixed_precision_policy": "give bf16 of the training",
     **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), "GPUs are predicted")}
 """What is not predicted, and why."""

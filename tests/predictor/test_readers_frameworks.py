@@ -56,7 +56,11 @@ def refusal(read, keys: dict) -> str:
     *((SWIFT | {key: value}, f"{key} ") for key, value in (
         ("device_map", "auto"), ("max_memory", "{0: '20GB'}"), ("num_labels", 2), ("callbacks", ["activation_cpu_offload"]),
         ("bnb_4bit_quant_storage", "bfloat16"), ("init_weights", "lora-ga"), ("load_args", True), ("use_ray", True))),
-    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp is "fsdp3": of ms-swift\'s configs, fsdp2 is read'),
+    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp names "fsdp3", and there is no such file'),
+    *((SWIFT | {"save_only_model": True, "fsdp": said}, "save_only_model is on, and fsdp has state_dict_type SHARDED_STATE_DICT: ms-swift stops there")
+      for said in ("fsdp2", {"fsdp_config": {}})),
+    (SWIFT | {"fsdp": {"fsdp_config": {"activation_cpu_offload": True}}}, "fsdp_config has activation_cpu_offload True: activations in host memory"),
+    (SWIFT | {"fsdp": {"fsdp_config": "x.json"}}, 'fsdp has fsdp_config "x.json": a section of keys is needed'),
     (SWIFT | {"quant_method": "bnb"}, "quant_method is given, but quant_bits is not"),
     (SWIFT | {"quant_method": "bnb", "quant_bits": 4, "tuner_type": "full"}, "quant_method is given, but tuner_type is full"),
 ])
@@ -177,6 +181,25 @@ def test_checkpointing_of_ms_swifts_fsdp2_goes_before_the_trainers(read, said):
     assert (values["engine"], values["gradient_checkpointing"]) == ("fsdp2", True)
     assert not values.get("gradient_checkpointing_kwargs", {}).get("use_reentrant")
     assert source.place("gradient_checkpointing").endswith("job.json: fsdp") and source.without_effect == tuple(said)
+
+
+FULL_STATE = {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"state_dict_type": "FULL_STATE_DICT", "activation_checkpointing": True}}
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_ms_swift_takes_an_fsdp_config_as_a_file_or_as_its_content(read, tmp_path, inline):
+    (tmp_path / "fsdp.json").write_text(json.dumps(FULL_STATE))
+    said = {"tuner_type": "full", "save_only_model": True, "fsdp": json.dumps(FULL_STATE) if inline else "fsdp.json"}
+    values, source = read(SWIFT | said, data_parallel_size=8)
+    assert (values["engine"], values["fsdp"]["reshard_after_forward"], values["gradient_checkpointing"]) == ("fsdp2", False, True)
+    assert source.without_effect == ("save_only_model",)
+
+
+def test_ms_swifts_fsdp_replaces_what_fsdp_config_says(read):
+    said = {"tuner_type": "full", "fsdp": "fsdp2", "fsdp_config": {"reshard_after_forward": False}}
+    values, source = read(SWIFT | said, data_parallel_size=8)
+    assert values["fsdp"]["reshard_after_forward"] is True
+    assert source.without_effect == ("fsdp_config",) and source.place("fsdp", "engine").endswith("job.json: fsdp")
 
 
 def test_ms_swift_quantizes_nothing_without_quant_method(read):
