@@ -150,10 +150,14 @@ class Reading:
         found = {known[full]: full for full in sorted(known) if full.startswith(name)}
         if name in known or not found or len(name) == 1:  # -x
             return name
-        if len(found) > 1 and any(_near(name, key) for key in found) and not self.form.without_effect.issuperset(found):
-            raise InputError(f"{self.place(name)} may be {' or '.join(f'--{full}' for full in found.values())}: write "
-                             "it in full, or leave it out if it is the script's own")
-        return next(iter(found)) if len(found) == 1 and found.keys().isdisjoint(self.given.values) else name
+        key, full = next(iter(found.items()))
+        if len(found) == 1 and key in self.given.launched_with:
+            means = f"is read as --{full}, which {self.given.launched_with[key]} says too"
+        elif len(found) > 1 and any(_near(name, one) for one in found) and not self.form.without_effect >= found.keys():
+            means = f"may be {' or '.join(f'--{full}' for full in found.values())}"
+        else:
+            return key if len(found) == 1 and key not in self.given.values else name
+        raise InputError(f"{self.place(name)} {means}: write it in full, or leave it out if it is the script's own")
 
     def _without_field(self, name: str) -> None:
         if name in self.form.without_effect:
