@@ -27,7 +27,12 @@ SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":
 ACTIVATING = ("activate", "conda.sh", "mamba.sh")
 """Files of virtual environments and conda, which set :data:`ACTIVATED` alone."""
 ACTIVATED = ("PATH", "PS1", "PYTHONHOME", "PKG_CONFIG_PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_EXE",
-             "CONDA_PYTHON_EXE", "CONDA_SHLVL", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER")
+             "CONDA_PYTHON_EXE", "CONDA_SHLVL", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_PROMPT_MODIFIER",
+             "MAMBA_EXE", "MAMBA_ROOT_PREFIX")
+CONDA = ("conda", "mamba", "micromamba")
+HOOK = re.compile(rf"\$\((?:(?:\$\(conda…info…--base\)|[^;|&…])*/)?(?:{'|'.join(CONDA)})"
+                  r"…shell(?:\.\w+)?…(?:hook|activate)(?:…[^;|&$]*)?\)")
+"""What defines functions and sets no more than an activation does (conda, activate.py, ``hook``), in one word."""
 LONGEST = 1 << 19
 ALLOCATOR = re.compile(r"PYTORCH_(?:CUDA_)?ALLOC_CONF")
 
@@ -168,15 +173,16 @@ class _Shell:
                                     f"(write it in place of ${name})")
         self.variables[name] = f"${name}"
 
-    def _source(self, file: str) -> None:
-        """Another file is run here, which may set anything; the allocator's settings if it names them."""
+    def _source(self, file: str, activates: bool = False) -> None:
+        """Another file is run here, which may set anything, unless it ``activates`` an environment; the allocator's
+        settings if it names them."""
         because = f"may be set by {show(file)[1:-1]}, which is not read (line {self.line}): say its value"
         named: set[str] = set()
         for path in {Path(self.name).parent / name for name in (file, Path(file).name)}:
             with suppress(OSError, ValueError):
                 named.update(ALLOCATOR.findall(path.read_text("utf-8", "replace")) if path.is_file() else ())
         self.exported |= named
-        if Path(file).name in ACTIVATING:
+        if activates or Path(file).name in ACTIVATING:
             named.update(ACTIVATED)
         else:
             self.sourced = because
@@ -223,7 +229,9 @@ class _Shell:
         if found[leading:leading + 1] in (["source"], ["."]):
             self._source("".join(found[leading + 1:leading + 2]) or "a command's output")
         elif found[:1] == ["eval"] and LEFT.match(found[1] if found[1:] else ""):
-            self._source("a command's output")
+            self._source("a command's output", bool(HOOK.fullmatch(re.sub("['\"]", "", " ".join(found[1:])))))
+        elif found[:1] and found[0] in CONDA and found[1:2] in (["activate"], ["deactivate"]):
+            self._source(" ".join(found[:2]), True)
         elif found[:1] == ["eval"]:
             self.run(" ".join(found[1:]), self.line)
         elif found:

@@ -232,6 +232,25 @@ def test_activating_an_environment_sets_no_variable_of_the_script(read, line):
     assert "CONDA_SHLVL may be set by" in said and "which is not read (line 1)" in said
 
 
+@pytest.mark.parametrize("line", [
+    'eval "$(conda shell.bash hook)"', 'eval "$(micromamba shell hook --shell bash)"', 'eval "$($(conda info --base)/bin/conda shell.bash hook)"',
+    "__conda_setup=\"$('/opt/conda/bin/conda' 'shell.bash' 'hook' 2> /dev/null)\"; eval \"$__conda_setup\"", "conda activate llava",
+])
+def test_condas_functions_set_no_variable_of_the_script(read, line):
+    assert read("export BS=8 CONDA_PREFIX=/x", line, f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
+    assert "CONDA_PREFIX may be set by" in error_of(read, "CONDA_PREFIX=8", line, f"python {TRAIN.replace('$BS', '$CONDA_PREFIX')}")
+
+
+def test_a_module_that_is_loaded_sets_no_variable_of_the_script(read):
+    assert read("BS=8", "module load cuda/12.1", f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
+
+
+@pytest.mark.parametrize("output", ["$(conda shell.bash hook; cat .env)", "$(cat .env; /x/conda shell.bash hook)", "$(conda shell.bash hook $(cat x))",
+                                    "$(conda env config vars list)", "$(ssh-agent -s)"])
+def test_what_is_more_than_condas_functions_may_set_anything(read, output):
+    assert "BS may be set by a command's output, which is not read (line 2)" in error_of(read, "BS=8", f'eval "{output}"', f"python {TRAIN}")
+
+
 def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp_path):
     before, after = ["export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", 'source "$(dirname "$0")/env.sh"'], ["BS=8", f"python {TRAIN}"]
     assert read(*before, *after)[0]["allocator_conf"] == "max_split_size_mb:64"
