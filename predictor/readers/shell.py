@@ -18,6 +18,7 @@ from predictor.readers.words import LOOPS, Lexer, Part, Statement, Word, assigne
 from predictor.suggest import show
 
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
+SUBSTRING = re.compile(r"(\w+):(\s*(?:\d|[1-9]\d{1,8})|\s+-[1-9]\d{0,8})(?::(\d|[1-9]\d{1,8}))?")
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
@@ -298,6 +299,8 @@ class _Shell:
             return self._expr(part)
         if text.startswith("$(") or inner in ("@", "*") or inner.startswith("@:"):
             return self._unread(text, part.line) if text.startswith("$(") else "$@"
+        if cut := SUBSTRING.fullmatch(inner):
+            return self._substring(part, *cut.groups())
         match = PARAMETER.fullmatch(inner)
         if not match:
             return self._unread(text, part.line)
@@ -324,6 +327,13 @@ class _Shell:
         return "".join(self.expanded(Word([part for part in Lexer(word, self.name, line).double("")
                                            if part.text not in ('"', "'")]), False))
 
+    def _substring(self, part: Part, name: str, offset: str, length: str | None) -> str:
+        """From an offset on, which counts from the end if it is negative, by plain integers."""
+        text = self._text(self._value(Part(f"${name}", True, True, part.line)))
+        start = int(offset) + (len(text) if "-" in offset else 0)
+        found = text[start:][:length and int(length)] if start >= 0 else ""
+        return self._computed(part, None if LEFT.search(text) else found, text)
+
     def _arithmetic(self, part: Part) -> str:
         """Plain integers, with ``+ - * /``."""
         inner = re.sub(r"(?<![\w$])[A-Za-z_]\w*", lambda name: self._text(self._value(Part(f"${name[0]}", True))),
@@ -337,7 +347,7 @@ class _Shell:
         values = [value for word in first.words[1:] for value in self.expanded(word)] if plain else []
         return self._computed(part, arithmetic.of_expr(values), " ".join(values))
 
-    def _computed(self, part: Part, found: int | None, text: str) -> str:
+    def _computed(self, part: Part, found: int | str | None, text: str) -> str:
         """A result; where there is none, what stays, because of the first variable that is left."""
         if found is not None:
             return str(found)

@@ -116,6 +116,10 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
     (["echo", 'echo "'], 'line 2: " has no end'),
     (["python train.py --output_dir x \\", "  --per_device_train_batch_size \\", "  $(expr 8 : 8)"],
      '--per_device_train_batch_size is "$(expr…8…:…8)": "$(expr 8 : 8)" in line 3 is not understood: write its value, or give --per-device-train-batch-size'),
+    (["if x; then V=v16; fi", f"python {TRAIN.replace('$BS', '${V:1}')}"],
+     '--per_device_train_batch_size is "${V:1}": V is set under a condition in line 1: say its value (write it in place of $V), or give --per-device-train-batch-size'),
+    ([f"V=v16; python {TRAIN.replace('$BS', '${V:N}')}"],
+     '--per_device_train_batch_size is "${V:N}": "${V:N}" in line 1 is not understood: write its value, or give --per-device-train-batch-size'),
     (["source env.sh", "BS=$((64 / (2 * SLURM_NNODES)))", f'srun bash -c "torchrun --nproc_per_node 4 {TRAIN}"'],
      '--per_device_train_batch_size is "$((64…/…(2…*…SLURM_NNODES)))": SLURM_NNODES in line 2 is not set: write its value, or give --per-device-train-batch-size'),
     (["echo", f'srun bash -c "torchrun {TRAIN} \'"'], "bash -c: line 1: ' has no end"),
@@ -168,7 +172,7 @@ def test_any_text_has_commands_or_is_one_line(text):
         assert "\n" not in str(error)
 
 
-PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "D=(x \"y z\");", "D+=($A);",
+PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "C=${A:1};", "C=${A: -3:2};", "p ${A:0:9} \"${C:2:1}\";", "D=(x \"y z\");", "D+=($A);",
                           "A=$((2*3+4));", "(A=9);", "p $A;", "p \"$A\";", "p a$B\"$A\"c;", "p \"${D[@]}\" ${D[*]};", "p '$A' \\$A;", "p \"$A\\\"\";"])
 
 
