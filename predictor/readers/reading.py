@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.readers import shell
+from predictor.readers import expansion
 from predictor.readers.fields import Field, Format, Given, beside, part
 from predictor.readers.values import TEXT
 from predictor.source import DEFAULT, READ, Source, Value, value
@@ -181,7 +181,7 @@ class Reading:
             self.left_open[key] = value(key, left, READ, self.given.name, self.called(name))
         if said is None:
             option = "MODEL" if key == "model" else "--" + key.replace("_", "-") + (f" {inner}=…" if inner else "")
-            raise self.wrong(name, f"is {show(left)}: {shell.why(left, self.given.unknown)}" + (
+            raise self.wrong(name, f"is {show(left)}: {expansion.why(left, self.given.unknown)}" + (
                 f", or give {option}" if key else ""))
         return said
 
@@ -192,7 +192,7 @@ class Reading:
             InputError: no value of that kind, or one that is not known, refused or not predicted.
         """
         for text in item if isinstance(item, list) and self.given.flags else [item]:
-            if isinstance(text, str) and shell.LEFT.search(text):
+            if isinstance(text, str) and expansion.LEFT.search(text):
                 return self._settled(name, known, text)
         try:
             found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
