@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from predictor import store
+from predictor import readers, store
 from tests.predictor.generating import MODELS
 
 
@@ -30,3 +30,12 @@ def seen(monkeypatch) -> list[store.Key]:
     monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: found.append(key) or trace(
         config, key, **rest))
     return found
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads keys as those of a configuration file, with options of ours."""
+    def reads(keys: dict, name: str = "job.json", **options):
+        (tmp_path / name).write_text(json.dumps(keys))
+        return readers.read(path=str(tmp_path / name), options=options)
+    return reads

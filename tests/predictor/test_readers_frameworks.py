@@ -18,14 +18,6 @@ LIGER = dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "
 INTEGRATIONS = "axolotl.integrations"
 
 
-@pytest.fixture
-def read(tmp_path):
-    def reads(keys: dict, name: str = "job.json", **options):
-        (tmp_path / name).write_text(json.dumps(keys))
-        return readers.read(path=str(tmp_path / name), options=options)
-    return reads
-
-
 def refusal(read, keys: dict) -> str:
     with pytest.raises(InputError) as caught:
         read(keys)
@@ -175,43 +167,10 @@ def test_ms_swift_quantizes_the_language_model_alone(read):
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
 
 
-@pytest.mark.parametrize("said", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing": True}])
-def test_checkpointing_of_ms_swifts_fsdp2_goes_before_the_trainers(read, said):
-    values, source = read(SWIFT | {"tuner_type": "full", "fsdp": "fsdp2"} | said, data_parallel_size=8)
-    assert (values["engine"], values["gradient_checkpointing"]) == ("fsdp2", True)
-    assert not values.get("gradient_checkpointing_kwargs", {}).get("use_reentrant")
-    assert source.place("gradient_checkpointing").endswith("job.json: fsdp") and source.without_effect == tuple(said)
-
-
-FULL_STATE = {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"state_dict_type": "FULL_STATE_DICT", "activation_checkpointing": True}}
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_ms_swift_takes_an_fsdp_config_as_a_file_or_as_its_content(read, tmp_path, inline):
-    (tmp_path / "fsdp.json").write_text(json.dumps(FULL_STATE))
-    said = {"tuner_type": "full", "save_only_model": True, "fsdp": json.dumps(FULL_STATE) if inline else "fsdp.json"}
-    values, source = read(SWIFT | said, data_parallel_size=8)
-    assert (values["engine"], values["fsdp"]["reshard_after_forward"], values["gradient_checkpointing"]) == ("fsdp2", False, True)
-    assert source.without_effect == ("save_only_model",)
-
-
-def test_ms_swifts_fsdp_replaces_what_fsdp_config_says(read):
-    said = {"tuner_type": "full", "fsdp": "fsdp2", "fsdp_config": {"reshard_after_forward": False}}
-    values, source = read(SWIFT | said, data_parallel_size=8)
-    assert values["fsdp"]["reshard_after_forward"] is True
-    assert source.without_effect == ("fsdp_config",) and source.place("fsdp", "engine").endswith("job.json: fsdp")
-
-
 def test_ms_swift_quantizes_nothing_without_quant_method(read):
     values, source = read(SWIFT | {"quant_bits": 4})
     assert "quantization" not in values
     assert "quant_bits: ms-swift quantizes nothing, as quant_method is not given" in source.not_modelled
-
-
-def test_llama_factorys_pure_bf16_leaves_weights_of_bf16_under_fsdp2(read):
-    values, source = read({"model_name_or_path": "gpt2", "stage": "pt", "finetuning_type": "full", "cutoff_len": 64, "pure_bf16": True,
-                           "disable_gradient_checkpointing": True, "fsdp": "full_shard"}, data_parallel_size=2)
-    assert values["dtype"] == "bf16" and "param_dtype" not in values["fsdp"] and source.place("dtype").endswith("pure_bf16")
 
 
 @pytest.mark.parametrize(("environment", "split"), [("", True), ("NPROC_PER_NODE=2", False), ("SWIFT_SINGLE_DEVICE_MODE=1", False)])
@@ -237,3 +196,9 @@ def test_a_key_that_is_read_is_in_no_list_of_those_without_effect(name):
     names = json.loads((Path(readers.__file__).parent / "names.json").read_text())[name]
     form = __import__(f"predictor.readers.{name}", fromlist=["FORMAT"]).FORMAT
     assert not set(" ".join(names).split()) & (form.fields.keys() | form.renamed.keys())
+
+
+def test_ms_swifts_configuration_with_a_word_behind_it_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: gpt2\n")
+    with pytest.raises(InputError, match='"b" is not expected where it stands'):
+        readers.read(words=["swift", "sft", "--config", str(tmp_path / "a.yaml"), "b"])
