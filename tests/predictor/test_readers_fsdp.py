@@ -44,6 +44,14 @@ def test_fsdp_with_a_word_that_is_no_option_of_it_is_refused_where_the_flag_alon
         readers.read(words=[*command, said])
 
 
+def test_what_follows_llama_factorys_file_is_true_or_false_as_in_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("model_name_or_path: gpt2\nstage: pt\nfinetuning_type: full\ncutoff_len: 64\nbf16: true\n"
+                                     "disable_gradient_checkpointing: true\n")
+    for said, engine in (("true", "fsdp2"), ("false", "ddp")):
+        words = ["torchrun", "--nproc_per_node", "2", "src/train.py", str(tmp_path / "a.yaml"), f"fsdp={said}"]
+        assert readers.read(words=words)[0]["engine"] == engine
+
+
 FACTORY = ("src/train.py --model_name_or_path Llama-3.1-8B --stage sft --finetuning_type full --cutoff_len 512 --output_dir x --bf16 True "
            "--use_reentrant_gc True")
 
