@@ -41,10 +41,10 @@ def searched(job: InferenceJob, held: Inference, progress: Progress | None = Non
     else:
         prompt, talk = None, most_turns(job, progress)
         context = talk and turns(going_on(workload, talk))[-1].cached
-        limits = _refused("More turns", lambda: going_on(workload, talk + 1)) if talk < MOST_TURNS else (
+        limits = _limit("More turns", lambda: going_on(workload, talk + 1)) if talk < MOST_TURNS else (
             f"More than {MOST_TURNS} turns are not predicted.",)
     most = concurrent_sequences(job, progress)
-    limits += _refused("More at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
+    limits += _limit("More at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
     if workload.gpu_memory_utilization is not None:
         limits += ("What fits is of generate's own cache, not of paged serving.",)
     return replace(held, longest_prompt_tokens=prompt, most_turns=talk, longest_context_tokens=context,
@@ -97,7 +97,7 @@ def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) ->
 
     doubled = [1 << power for power in range(job.shape.batch.bit_length())]  # small ones may not be predicted
     least = job.shape.batch if _fits(job) else next(size for size in (*doubled, job.shape.batch)
-                                                    if not _refused("", lambda size=size: of(size)))
+                                                    if _problem(lambda size=size: of(size)) is None)
     return _search(of, least,
                    min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // each),
                    progress, one_length=True)
@@ -109,17 +109,23 @@ def _limits_of_prompt(job: InferenceJob, longest: int) -> tuple[str, ...]:
         return ()
     gaps = unpredicted_prompts(find(job.workload.model).windows, job.workload.max_new_tokens)
     return tuple(f"Prompts of {first:,} to {last:,} tokens, whose replies reach a sliding window after many tokens, "
-                 "are not predicted: some may fit." for first, last in gaps if first == longest + 1) or _refused(
+                 "are not predicted: some may fit." for first, last in gaps if first == longest + 1) or _limit(
         "Longer prompts", lambda: job.workload.replace(sequence_length=longest + 1))
 
 
-def _refused(what: str, of: Callable[[], Workload]) -> tuple[str, ...]:
-    """Why a workload is not predicted, if it is not."""
+def _limit(what: str, of: Callable[[], Workload]) -> tuple[str, ...]:
+    """The sentence that a workload is not predicted, if it is not."""
+    problem = _problem(of)
+    return () if problem is None else (f"{what} are not predicted: {problem}.",)
+
+
+def _problem(of: Callable[[], Workload]) -> InputError | None:
+    """Why a workload is not predicted; None if it is."""
     try:
         prepare(of())
-        return ()
+        return None
     except InputError as error:
-        return (f"{what} are not predicted: {error}.",)
+        return error
 
 
 def _fits(job: InferenceJob) -> bool:

@@ -12,3 +12,11 @@ def warm_jobs():
     """Measured jobs need not import PyTorch each anew."""
     with warm.jobs(apart_from=("PEAKCAST_CACHE", "PYTEST_CURRENT_TEST")):
         yield
+
+
+@pytest.fixture(scope="module")
+def formula_cache(tmp_path_factory):
+    """Formulas that the tests of a file trace are kept for each other, and for nobody else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

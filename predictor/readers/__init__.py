@@ -74,14 +74,16 @@ def _named_by_command(given: Given) -> tuple[Given, str | None]:
     words = values.pop("", [])
     words = [words] if isinstance(words, str) else words
     if implied == "swift" and "config" in values:
-        words = [values.pop("config"), *words]
+        named_by = values.pop("config")
+        words = [*(named_by if isinstance(named_by, list) else [str(named_by)]), *words]
     files = [word for word in words if word.lower().endswith((".yaml", ".yml", ".json"))]
     if not files:
         if words:
             raise InputError(f"{given.name}: {show(words[0])} is not expected where it stands: give flags")
         return replace(given, values=values), implied
     inner = _file(files[0])
-    extra = dict(word.partition("=")[::2] for word in words if "=" in word and word not in files)
+    extra = {key: {"true": True, "false": False}.get(item.lower(), item) for key, _, item in (  # as OmegaConf has them
+        word.partition("=") for word in words if "=" in word and word not in files)}
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:
         raise InputError(f"{given.name}: {show(stray[0])} is not expected where it stands: give KEY=VALUE or flags")

@@ -43,6 +43,12 @@ class Launch:
     where: str
     blamed: str
 
+    @property
+    def fsdp(self) -> dict[str, Any]:
+        """What it says of FSDP, where that is how it trains, whatever the training's own arguments say."""
+        said = {key.removeprefix("fsdp_"): item for key, item in self.options.items() if key.startswith("fsdp_")}
+        return FSDP | _section(self.document, "fsdp_config", self.blamed) | said if self.kind == "FSDP" else {}
+
 
 def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
     """What is launched; ``options`` get the number of processes that only the file says.
@@ -93,10 +99,9 @@ def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any
         "backend", document.get("dynamo_backend")))
     if str(compiled or "no").lower() != "no":
         found["torch_compile"] = ("true", f"{where}: dynamo_backend")
-    if launched.kind == "FSDP" and "fsdp" not in given:
-        said = {key.removeprefix("fsdp_"): item for key, item in options.items() if key.startswith("fsdp_")}
-        asked = FSDP | _section(document, "fsdp_config", blamed) | said
-        found |= {"fsdp": ("full_shard", f"{where}: distributed_type"), "fsdp_config": (asked, f"{where}: fsdp_config")}
+    if launched.fsdp and "fsdp" not in given:
+        found |= {"fsdp": ("full_shard", f"{where}: distributed_type"),
+                  "fsdp_config": (launched.fsdp, f"{where}: fsdp_config")}
     if launched.kind == "DEEPSPEED" and "deepspeed" not in given:
         section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
         section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}

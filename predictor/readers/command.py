@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from predictor.errors import InputError
-from predictor.readers import accelerate, hosts, launchers, shell
+from predictor.readers import accelerate, expansion, hosts, launchers, shell
 from predictor.readers.fields import Given
 from predictor.suggest import show
 
@@ -50,7 +50,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
                          "sft, swift pt) is predicted")
     command.environment = {**(environment or {}), **command.environment}
     unknown = {**command.unknown, **(unknown or {})}
-    if command.launcher in launchers.PACKAGES and shell.LEFT.match(command.program):
+    if command.launcher in launchers.PACKAGES and expansion.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
     for option, given in command.options.items() if command.launcher == "accelerate" else ():
         if option in accelerate.OPTIONS or option.startswith("fsdp_"):
@@ -77,8 +77,8 @@ def from_script(text: str, name: str, path: str) -> Given:
     found = _training(lines, name, "lines")
     for line in lines if not found else ():
         first = line.words[0]
-        if shell.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
-            raise InputError(f"{name}: {show(first)} starts a training: {shell.why(first, line.unknown)}")
+        if expansion.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
+            raise InputError(f"{name}: {show(first)} starts a training: {expansion.why(first, line.unknown)}")
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     line, _ = found
@@ -200,7 +200,7 @@ def _trains(command: Command) -> bool:
                 any(word.partition("=")[0] in trains for word in command.words))
 
 
-def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | list[str]]:
+def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | bool | list[str]]:
     """Flags and their values; a flag without one is true; words before the first flag are under ``""``."""
     flags: dict[str, list[str] | None] = {}
     current: list[str] = flags.setdefault("", [])
@@ -210,13 +210,13 @@ def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[
             if flag in flags:
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
             current = flags[flag] = [item] if equals else []
-        elif shell.LEFT.match(word) and word not in ("$@", "$*") and (current or "" in flags and len(flags) == 1):
+        elif expansion.LEFT.match(word) and word not in ("$@", "$*") and (current or "" in flags and len(flags) == 1):
             raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
-    return {flag: "true" if not found else found[0] if len(found) == 1 else found
+    return {flag: True if not found else found[0] if len(found) == 1 else found
             for flag, found in flags.items() if found or flag}
 
 
 def _stray(name: str, word: str, unknown: Mapping[str, str]) -> InputError:
-    return InputError(f"{name}: {show(word)} stands where flags may stand: {shell.why(word, unknown)}")
+    return InputError(f"{name}: {show(word)} stands where flags may stand: {expansion.why(word, unknown)}")

@@ -105,7 +105,8 @@ class Given:
     Attributes:
         name: of the file, for messages; ``the command``.
         path: of the file; None for a command.
-        values: keys, without hyphens in front, to values; text and lists of text where they are ``flags``.
+        values: keys, without hyphens in front, to values; where they are ``flags`` text, lists of text, or true for
+            one without a value.
         program: the script or module that runs, empty for a file.
         environment: variables that the command sets.
         world_size: what the launcher starts; None where it does not say.

@@ -15,8 +15,8 @@ WORDS = {"true": True, "yes": True, "1": True, "on": True, "y": True, "t": True}
 """accelerate 1.15, utils/environment.py, ``str_to_bool``."""
 OFF = {
     **dict.fromkeys(("offload_params", "cpu_offload"), "parameters on the CPU are not predicted"),
-    "activation_checkpointing_offload": "activations in host memory are predicted for gradient_checkpointing_kwargs "
-                                        "offload alone",
+    **dict.fromkeys(("activation_checkpointing_offload", "activation_cpu_offload"),
+                    "activations in host memory are predicted for gradient_checkpointing_kwargs offload alone"),
     "ignored_modules": "every parameter is sharded", "mixed_precision_policy": "give bf16 of the training",
     **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), "GPUs are predicted")}
 """What is not predicted, and why."""
@@ -45,7 +45,7 @@ def use(reading: Reading) -> None:
     config, by = _config(reading), [key for key in ("fsdp", "fsdp_config", "fsdp_version") if key in reading.written]
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
-    words = [str(word) for word in words if word not in ("true", "auto_wrap")]
+    words = [str(word) for word in words if word != "auto_wrap"]
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.readers import hosts, shell
+from predictor.readers import expansion, hosts
 from predictor.suggest import nearest, show
 
 PACKAGES = {"torchrun": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate"}
@@ -115,8 +115,8 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
 
 def settled(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
     """Refuses a value that the shell leaves open."""
-    if shell.LEFT.search(text):
-        raise hosts.Uncounted(f"{name}: {what} is {show(text)}: {shell.why(text, unknown)}")
+    if expansion.LEFT.search(text):
+        raise hosts.Uncounted(f"{name}: {what} is {show(text)}: {expansion.why(text, unknown)}")
 
 
 def product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:

@@ -71,7 +71,8 @@ def rules(reading: Reading) -> None:
     reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
                 "enable_liger_kernel", "use_liger_kernel")
     if not reading["disable_gradient_checkpointing"]:
-        fsdp2 = "fsdp" in reading.given.launched_with  # model/model_utils/checkpointing.py, prepare_model_for_training
+        launch = reading.given.launch  # model/model_utils/checkpointing.py, prepare_model_for_training
+        fsdp2 = launch is not None and str(launch.fsdp.get("version")) == "2"
         reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"] and not fsdp2},
                     "use_reentrant_gc", because="false with accelerate's FSDP2" if fsdp2 else "")
     found = hub.parts(name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.readers import shell
+from predictor.readers import expansion
 from predictor.readers.fields import Field, Format, Given, beside, part
 from predictor.readers.values import TEXT
 from predictor.source import DEFAULT, READ, Source, Value, value
@@ -150,10 +150,14 @@ class Reading:
         found = {known[full]: full for full in sorted(known) if full.startswith(name)}
         if name in known or not found or len(name) == 1:  # -x
             return name
-        if len(found) > 1 and any(_near(name, key) for key in found) and not self.form.without_effect.issuperset(found):
-            raise InputError(f"{self.place(name)} may be {' or '.join(f'--{full}' for full in found.values())}: write "
-                             "it in full, or leave it out if it is the script's own")
-        return next(iter(found)) if len(found) == 1 and found.keys().isdisjoint(self.given.values) else name
+        key, full = next(iter(found.items()))
+        if len(found) == 1 and key in self.given.launched_with:
+            means = f"is read as --{full}, which {self.given.launched_with[key]} says too"
+        elif len(found) > 1 and any(_near(name, one) for one in found) and not self.form.without_effect >= found.keys():
+            means = f"may be {' or '.join(f'--{full}' for full in found.values())}"
+        else:
+            return key if len(found) == 1 and key not in self.given.values else name
+        raise InputError(f"{self.place(name)} {means}: write it in full, or leave it out if it is the script's own")
 
     def _without_field(self, name: str) -> None:
         if name in self.form.without_effect:
@@ -177,7 +181,7 @@ class Reading:
             self.left_open[key] = value(key, left, READ, self.given.name, self.called(name))
         if said is None:
             option = "MODEL" if key == "model" else "--" + key.replace("_", "-") + (f" {inner}=…" if inner else "")
-            raise self.wrong(name, f"is {show(left)}: {shell.why(left, self.given.unknown)}" + (
+            raise self.wrong(name, f"is {show(left)}: {expansion.why(left, self.given.unknown)}" + (
                 f", or give {option}" if key else ""))
         return said
 
@@ -188,7 +192,7 @@ class Reading:
             InputError: no value of that kind, or one that is not known, refused or not predicted.
         """
         for text in item if isinstance(item, list) and self.given.flags else [item]:
-            if isinstance(text, str) and shell.LEFT.search(text):
+            if isinstance(text, str) and expansion.LEFT.search(text):
                 return self._settled(name, known, text)
         try:
             found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)

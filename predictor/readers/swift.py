@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from predictor import hub
+from predictor.files import read_mapping
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, Mapped, Words
+from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.suggest import show
 from predictor.values import Choice, Number, Whole
 
@@ -60,6 +62,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "split_dataset_ratio": part(Number(), 0.0),
     "eval_strategy": part(TEXT),
     "save_strategy": part(TEXT, "steps"),
+    "save_only_model": part(FLAG, False),
     "model_kwargs": part(Mapped()),
     "enable_dft_loss": part(FLAG, False),
     "enable_channel_loss": part(FLAG, False),
@@ -99,8 +102,10 @@ BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
 """Those of swift/callbacks that change no step."""
 BUCKET = 2e8
-FSDP2 = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-         "cpu_ram_efficient_loading": True, "state_dict_type": "SHARDED_STATE_DICT", "activation_checkpointing": True}
+SHARDED = "SHARDED_STATE_DICT"
+FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
+    "fsdp_version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "cpu_ram_efficient_loading": True, "state_dict_type": SHARDED, "activation_checkpointing": True}}
 """swift/config/fsdp2.json."""
 
 
@@ -177,15 +182,27 @@ def builtin(name: Any) -> Any:
 
 
 def _fsdp(reading: Reading, name: str) -> None:
-    """arguments/sft_args.py, ``_init_fsdp``: the config by name, whose checkpointing goes before the Trainer's."""
+    """arguments/sft_args.py, ``_init_fsdp``: a config by name, a file or its content; it replaces ``fsdp_config``, and
+    its checkpointing goes before the Trainer's."""
     if not reading["fsdp"] or "fsdp" in reading.given.launched_with:
         return
-    if reading["fsdp"] != "fsdp2":
-        raise reading.wrong("fsdp", f"is {show(reading['fsdp'])}: of ms-swift's configs, fsdp2 is read: use it")
-    if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
-        reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone")
-    reading.values |= {"fsdp": "full_shard", "fsdp_config": FSDP2, "gradient_checkpointing": False}
-    reading.put("gradient_checkpointing", False, "fsdp")
+    asked = reading.checked("fsdp", part(ConfigFile()), reading["fsdp"])
+    if isinstance(asked, str):
+        asked = FSDP2 if asked == "fsdp2" else read_mapping(reading.file("fsdp"), "the FSDP config")
+    config = asked.get("fsdp_config", {})
+    if not isinstance(config, Mapping):
+        raise reading.wrong("fsdp", f"has fsdp_config {show(config)}: a section of keys is needed")
+    if reading["save_only_model"] and "SHARDED" in str(config.get("state_dict_type", SHARDED)).upper():
+        raise reading.wrong("save_only_model", f"is on, and fsdp has state_dict_type {SHARDED}: ms-swift stops there; "
+                                               "leave it out")
+    if "fsdp_config" in reading.written:
+        reading.unread.append(reading.written.pop("fsdp_config"))
+    reading.values |= {"fsdp": asked.get("fsdp", FSDP2["fsdp"]), "fsdp_config": config}
+    if config.get("activation_checkpointing"):
+        if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
+            reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone")
+        reading.values["gradient_checkpointing"] = False
+        reading.put("gradient_checkpointing", False, "fsdp")
 
 
 def _adapters(reading: Reading, name: str) -> None:

@@ -62,7 +62,7 @@ def engine(reading: Reading, name: str, config: Any = None, unused: bool | None 
     what the framework makes of ``ddp_find_unused_parameters`` where it is not given; None leaves it to the Trainer."""
     _accelerator(reading)
     config = config or reading["deepspeed"]
-    sharded = reading["fsdp"] not in (None, False, "", (), "false")
+    sharded = bool(reading["fsdp"])
     if config is not None and sharded:
         raise reading.wrong("fsdp", "is given, and so is deepspeed: keep one")
     if config is not None:

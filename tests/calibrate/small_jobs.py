@@ -44,6 +44,14 @@ def model_file(directory: Path) -> str:
     return str(path)
 
 
+def sample(samples: int = 2, tokens: int = 64, images: int = 2) -> dict:
+    """A batch as the tiny LLaVA takes it."""
+    import torch
+
+    return {"input_ids": torch.ones(samples, tokens, dtype=torch.int64),
+            "labels": torch.ones(samples, tokens, dtype=torch.int64), "pixel_values": torch.zeros(images, 3, 28, 28)}
+
+
 def workload(directory: Path, **changes) -> Workload:
     """Two samples of 64 tokens."""
     return Workload(**{"model": model_file(directory), "sequence_length": SEQUENCE,

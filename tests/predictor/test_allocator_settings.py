@@ -1,9 +1,13 @@
-"""``PYTORCH_CUDA_ALLOC_CONF`` as text. What PyTorch reads and refuses: tests/calibrate/test_allocator_truth.py."""
+"""The allocator's settings, from ``PYTORCH_CUDA_ALLOC_CONF`` and from snapshots.
+
+What PyTorch reads and refuses: tests/calibrate/test_allocator_truth.py.
+"""
 
 import pytest
 
 from predictor.allocator import AllocatorSettings
 from predictor.errors import InputError
+from predictor.snapshot.replay import settings_of
 
 MIB = 2**20
 parse = AllocatorSettings.parse
@@ -69,3 +73,33 @@ def test_an_unknown_completion_is_one_clear_line():
 
     with pytest.raises(InputError, match="launches:N"):
         CachingAllocator(completion="launches:0")
+
+
+def test_settings_of_old_snapshots_are_the_default():
+    assert settings_of({}) == AllocatorSettings()
+
+
+def test_settings_are_read_from_text_and_fields():
+    table = {str(1 << i): 4 for i in range(16)}
+    found = settings_of({"PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32", "max_split_size": 64 * MIB,
+                         "roundup_power2_divisions": table, "expandable_segments": True})
+    assert found == AllocatorSettings.parse("large_segment_size_mb:32,max_split_size_mb:64,roundup_power2_divisions:4,"
+                                            "expandable_segments:True")
+
+
+@pytest.mark.parametrize("mapping, expected", [
+    ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "not simulated"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "colour:blue"}, 'unknown allocator setting "colour"'),
+    ({"max_split_size": "64"}, "not what PyTorch writes"),
+    ({"roundup_power2_divisions": {"1": None}}, "not what PyTorch writes"),
+    ({"expandable_segments": None}, "not what PyTorch writes"),
+    ({"max_split_size": 1}, "max_split_size 1 must be a whole number of MiB"),
+    ({"max_split_size": 2 * MIB}, 'max_split_size_mb: "2" must be 20 or more'),
+    ({"max_split_size": 1 << 70}, "not what PyTorch writes"),
+    ({"roundup_power2_divisions": {"1": 3}}, 'roundup_power2_divisions: .* must be a list of sizes with a power of 2'),
+    ({"roundup_power2_divisions": {"3": 4}}, "sizes .MiB. that are powers of 2"),
+    ({"roundup_power2_divisions": {"9" * 5000: 4}}, "not what PyTorch writes"),
+])
+def test_settings_that_are_not_understood_are_refused(mapping, expected):
+    with pytest.raises(InputError, match=expected):
+        settings_of(mapping)

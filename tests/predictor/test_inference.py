@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from predictor import gpus, inference, maximum_load, models, pipeline, regimes, store
-from predictor.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor import gpus, inference, models, pipeline, regimes
 from predictor.cli import main
 from predictor.engine.generation import Piece, longer
 from predictor.errors import InputError
@@ -19,43 +16,17 @@ from predictor.events import Moment
 from predictor.formula_key import formula_key
 from predictor.report.replies import sentences
 from predictor.report.verdict import verdict
-from predictor.turns import MOST_TURNS, TRACED_TOKENS, Turn, turns
+from predictor.turns import TRACED_TOKENS, Turn, turns
 from predictor.workload import Workload
-from tests.predictor.small import small_config
-from tests.predictor.small_models import LLAMA, TEXT
+from tests.predictor.generating import LLAVA, TALK, asked
+from tests.predictor.small_models import LLAMA
 
-MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64} | LLAMA
-LLAVA = small_config(max_position_embeddings=1024)
+pytestmark = pytest.mark.usefixtures("formula_cache")
 TOKEN_BYTES = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * 16 * 2
 """Keys and values of a token of the small Llama: heads of 16 numbers of bf16."""
 TURNS = [{"tokens": 40, "images": 1, "new_tokens": 9}, {"tokens": 10, "new_tokens": 5},
          {"role": "tool", "tokens": 30, "new_tokens": 1}, {"tokens": 20, "images": 2, "new_tokens": 8}]
-TALK = [{"tokens": 300, "new_tokens": 8}, {"role": "tool", "tokens": 200, "new_tokens": 8}]
 GPU = gpus.find("h100-80gb")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def formula_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    def path(document: dict) -> str:
-        made = tmp_path_factory.mktemp("model") / "config.json"
-        made.write_text(json.dumps(document))
-        return str(made)
-
-    return {"llama": path(TEXT["llama"]), "llava": path(LLAVA), "mistral": path(MISTRAL), "bert": path(TEXT["bert"]),
-            "t5": path(TEXT["t5"]), "odd": path(TEXT["llama"] | {"intermediate_size": 90}),
-            "gpt2": path({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 1,
-                          "n_head": 4, "vocab_size": 320, "n_positions": 128})}
-
-
-def asked(model: str, **keys) -> Workload:
-    return Workload(**{"model": model, "mode": "inference", "profile": "none"} | keys)
 
 
 def error_of(model: str, **keys) -> str:
@@ -154,16 +125,6 @@ def test_the_peaks_of_the_moments_are_those_of_the_turns(model):
     assert found.peak_requested.bytes == max(found.moments[moment]["requested_bytes"] for moment in found.moments)
 
 
-def test_what_is_said_to_fit_fits_and_no_more(model):
-    workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, per_device_eval_batch_size=8,
-                     capacity_bytes=(1 << 30) + (40 << 20))
-    found = pipeline.predict(workload, maximum_load=True).inference
-    for key, most, more in (("sequence_length", found.longest_prompt_tokens, 1),
-                            ("per_device_eval_batch_size", found.concurrent_sequences, 1)):
-        assert pipeline.predict(workload.replace(**{key: most})).verdict == "fits"
-        assert pipeline.predict(workload.replace(**{key: most + more})).verdict != "fits"
-
-
 def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
     """vLLM: requested memory less weights, the peak of a forward beside them, and the runtime."""
     found = pipeline.predict(asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
@@ -174,9 +135,6 @@ def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
     assert paged.blocks == paged.reserved_bytes // paged.block_bytes
     assert paged.sequences == paged.blocks // 8  # 128 tokens in the cache are eight blocks
     assert any("assumed, never measured" in note for note in found.not_modelled)
-    assert any("not of paged serving" in line for line in pipeline.predict(
-        asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
-              capacity_bytes=4 << 30), maximum_load=True).inference.search_limits)
 
 
 def test_the_factors_of_the_peak_name_the_cache(model):
@@ -271,64 +229,6 @@ def test_later_turns_are_composed_from_traces_of_other_batches(model):
             assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
 
 
-@pytest.fixture
-def seen(monkeypatch) -> list[store.Key]:
-    """Keys that are traced."""
-    from predictor import tracing
-
-    found, trace = [], tracing.trace_formula
-    monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: found.append(key) or trace(
-        config, key, **rest))
-    return found
-
-
-def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):
-    workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
-    most = pipeline.predict(workload, maximum_load=True).inference.concurrent_sequences
-    assert most > 100 and {key.regime[0].strip("=") for key in seen} <= {"1", "many"}
-    assert pipeline.predict(workload.replace(per_device_eval_batch_size=most)).verdict == "fits"
-    assert pipeline.predict(workload.replace(per_device_eval_batch_size=most + 1)).verdict != "fits"
-
-
-def test_a_short_prompt_that_fits_is_the_longest_where_positions_end(model, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(TEXT["llama"] | {"max_position_embeddings": 24}))
-    found = pipeline.predict(asked(str(path), sequence_length=5, max_new_tokens=20, capacity_bytes=8 << 30),
-                             maximum_load=True).inference
-    assert found.longest_prompt_tokens == 24 + 1 - 20
-    assert "24 positions" in found.search_limits[0]
-
-
-def test_a_static_cache_grows_with_a_longer_prompt_as_long_as_positions_last(model):
-    """``max_cache_len`` is the least that it has room for."""
-    found = pipeline.predict(asked(model["llama"], sequence_length=100, cache_implementation="static", max_cache_len=200,
-                                   capacity_bytes=80 << 30), maximum_load=True).inference
-    assert found.longest_context_tokens == 4096
-    assert "4,096 positions" in found.search_limits[0]
-
-
-def test_batches_too_small_to_be_predicted_do_not_end_the_search(model):
-    """Layers of 4 bits with a bias that would see few tokens are refused: here in a batch of one."""
-    found = pipeline.predict(asked(model["llava"], sequence_length=60, max_new_tokens=3, per_device_eval_batch_size=64,
-                                   quantization={"load_in_4bit": True}, capacity_bytes=1069 << 20), maximum_load=True)
-    assert found.verdict != "fits" and 8 < found.inference.concurrent_sequences < 64
-
-
-@pytest.mark.parametrize(("most", "longest"), [(150, 129), (194, 194)])
-def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not_fit(tmp_path, monkeypatch, most,
-                                                                                     longest):
-    """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
-    monkeypatch.setattr("predictor.maximum_load._fits", lambda job: job.workload.sequence_length <= most)
-    monkeypatch.setattr("predictor.maximum_load._room", lambda job: most - job.workload.sequence_length)
-    job = pipeline.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
-    assert inference.unpredicted_prompts([256], 128) == [(130, 191)]
-    assert maximum_load.longest_prompt(job) == longest
-    said = maximum_load._limits_of_prompt(job, longest)
-    assert any("130 to 191" in line for line in said) == (longest == 129)
-
-
 def test_the_prompts_that_are_not_predicted_are_those_that_are_refused():
     for window, new_tokens in ((256, 128), (256, 66), (256, 67), (100, 500)):
         refused = []
@@ -351,35 +251,6 @@ def test_a_utilization_that_leaves_nothing_for_the_cache_does_not_fit(model):
     assert pipeline.predict(asked(model["llama"], gpu_memory_utilization=least, **keys)).verdict == "fits"
 
 
-@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
-def test_a_conversation_goes_on_for_as_many_turns_as_fit(model, batch, share):
-    workload = asked(model["llama"], conversation=TALK, per_device_eval_batch_size=batch,
-                     capacity_bytes=share + ASSUMED_RUNTIME_BYTES)
-    found = pipeline.predict(workload, maximum_load=True)
-    most, context = found.inference.most_turns, found.inference.longest_context_tokens
-    assert 3 < most < MOST_TURNS and found.inference.longest_prompt_tokens is None
-    assert context == 300 + 8 - 1 + (most - 1) * (200 + 8)
-    assert f"Further turns like the last one that fit: {most - 2}, then" in " ".join(sentences(found))
-    for number in (most, most + 1):
-        going_on = workload.replace(conversation=[TALK[0]] + [TALK[1]] * (number - 1))
-        assert (pipeline.predict(going_on).verdict == "fits") == (number == most)
-
-
-def test_a_conversation_that_does_not_fit_says_which_of_its_turns_do(model):
-    talk = [TALK[0], {"tokens": 3000, "new_tokens": 8}]
-    found = pipeline.predict(asked(model["llama"], conversation=talk, per_device_eval_batch_size=8,
-                                   capacity_bytes=(60 << 20) + ASSUMED_RUNTIME_BYTES), maximum_load=True)
-    assert found.verdict != "fits" and found.inference.most_turns == 1
-    assert "Of its turns only the first fits: a context of 307 tokens." in sentences(found)
-
-
-def test_a_conversation_goes_on_until_positions_end(model):
-    found = pipeline.predict(asked(model["llama"], conversation=[{"tokens": 1000, "new_tokens": 24}] * 2,
-                                   capacity_bytes=80 << 30), maximum_load=True).inference
-    assert found.longest_context_tokens == 4 * 1024 - 1
-    assert "4,096 positions" in found.search_limits[0]
-
-
 def test_turns_that_differ_in_their_context_alone_share_a_formula(model, seen):
     """Every event and size, as if each had been traced at its context."""
     talk = [TALK[0]] + [{"tokens": 10, "images": 1, "new_tokens": 7}] * 30
@@ -391,16 +262,6 @@ def test_turns_that_differ_in_their_context_alone_share_a_formula(model, seen):
         whole = traced(workload, inference.traced_tokens(turn, []), turn)
         for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
             assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
-
-
-@given(st.integers(1, 50), st.integers(0, 4000), st.floats(0.5, 2.5), st.integers(0, 10**6), st.integers(0, 10**5))
-def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart):
-    """Room shrinks as a power of the size; what fits leaves more than none, and the last sizes are not predicted."""
-    def room(size: int) -> int | None:
-        return None if size > least + more - 7 else limit - int(size ** power)
-
-    expected = max((size for size in range(least, least + more - 6) if room(size) >= apart), default=least - 1)
-    assert maximum_load.largest(room, lambda size: room(size) >= apart, least, least + more) == expected
 
 
 def test_a_conversation_without_turns_names_the_key():

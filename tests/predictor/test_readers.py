@@ -204,6 +204,12 @@ def test_an_abbreviation_of_several_keys_is_refused_by_name():
         "the command: --gradient_checkpoint may be --gradient_checkpointing or --gradient_checkpointing_kwargs: write it in full")
 
 
+def test_an_abbreviation_of_a_key_that_the_launcher_decides_is_refused_by_name():
+    """The Trainer would take it for ``--deepspeed``."""
+    assert error_of(words=["accelerate", "launch", "--use_deepspeed", "--zero_stage", "2", *TRAIN, "--deepsp", "ds.json"]).startswith(
+        "the command: --deepsp is read as --deepspeed, which accelerate launch: deepspeed_config says too: write it in full")
+
+
 @pytest.mark.parametrize("text, message", [
     ({"finetuning_type": "lora", "cutof_len": 9}, '{}: cutof_len: LLaMA-Factory 0.9.5 has no such key (did you mean "cutoff_len"?)'),
     ({"finetuning_type": "lora", "cutoff_len": "long"}, '{}: cutoff_len must be a whole number, not "long"'),

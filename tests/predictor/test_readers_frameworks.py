@@ -18,14 +18,6 @@ LIGER = dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "
 INTEGRATIONS = "axolotl.integrations"
 
 
-@pytest.fixture
-def read(tmp_path):
-    def reads(keys: dict, name: str = "job.json", **options):
-        (tmp_path / name).write_text(json.dumps(keys))
-        return readers.read(path=str(tmp_path / name), options=options)
-    return reads
-
-
 def refusal(read, keys: dict) -> str:
     with pytest.raises(InputError) as caught:
         read(keys)
@@ -56,7 +48,11 @@ def refusal(read, keys: dict) -> str:
     *((SWIFT | {key: value}, f"{key} ") for key, value in (
         ("device_map", "auto"), ("max_memory", "{0: '20GB'}"), ("num_labels", 2), ("callbacks", ["activation_cpu_offload"]),
         ("bnb_4bit_quant_storage", "bfloat16"), ("init_weights", "lora-ga"), ("load_args", True), ("use_ray", True))),
-    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp is "fsdp3": of ms-swift\'s configs, fsdp2 is read'),
+    (SWIFT | {"fsdp": "fsdp3"}, 'fsdp names "fsdp3", and there is no such file'),
+    *((SWIFT | {"save_only_model": True, "fsdp": said}, "save_only_model is on, and fsdp has state_dict_type SHARDED_STATE_DICT: ms-swift stops there")
+      for said in ("fsdp2", {"fsdp_config": {}})),
+    (SWIFT | {"fsdp": {"fsdp_config": {"activation_cpu_offload": True}}}, "fsdp_config has activation_cpu_offload True: activations in host memory"),
+    (SWIFT | {"fsdp": {"fsdp_config": "x.json"}}, 'fsdp has fsdp_config "x.json": a section of keys is needed'),
     (SWIFT | {"quant_method": "bnb"}, "quant_method is given, but quant_bits is not"),
     (SWIFT | {"quant_method": "bnb", "quant_bits": 4, "tuner_type": "full"}, "quant_method is given, but tuner_type is full"),
 ])
@@ -171,24 +167,10 @@ def test_ms_swift_quantizes_the_language_model_alone(read):
     assert values["quantization"]["llm_int8_skip_modules"] == ["model.visual", "lm_head"]
 
 
-@pytest.mark.parametrize("said", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing": True}])
-def test_checkpointing_of_ms_swifts_fsdp2_goes_before_the_trainers(read, said):
-    values, source = read(SWIFT | {"tuner_type": "full", "fsdp": "fsdp2"} | said, data_parallel_size=8)
-    assert (values["engine"], values["gradient_checkpointing"]) == ("fsdp2", True)
-    assert not values.get("gradient_checkpointing_kwargs", {}).get("use_reentrant")
-    assert source.place("gradient_checkpointing").endswith("job.json: fsdp") and source.without_effect == tuple(said)
-
-
 def test_ms_swift_quantizes_nothing_without_quant_method(read):
     values, source = read(SWIFT | {"quant_bits": 4})
     assert "quantization" not in values
     assert "quant_bits: ms-swift quantizes nothing, as quant_method is not given" in source.not_modelled
-
-
-def test_llama_factorys_pure_bf16_leaves_weights_of_bf16_under_fsdp2(read):
-    values, source = read({"model_name_or_path": "gpt2", "stage": "pt", "finetuning_type": "full", "cutoff_len": 64, "pure_bf16": True,
-                           "disable_gradient_checkpointing": True, "fsdp": "full_shard"}, data_parallel_size=2)
-    assert values["dtype"] == "bf16" and "param_dtype" not in values["fsdp"] and source.place("dtype").endswith("pure_bf16")
 
 
 @pytest.mark.parametrize(("environment", "split"), [("", True), ("NPROC_PER_NODE=2", False), ("SWIFT_SINGLE_DEVICE_MODE=1", False)])
@@ -214,3 +196,9 @@ def test_a_key_that_is_read_is_in_no_list_of_those_without_effect(name):
     names = json.loads((Path(readers.__file__).parent / "names.json").read_text())[name]
     form = __import__(f"predictor.readers.{name}", fromlist=["FORMAT"]).FORMAT
     assert not set(" ".join(names).split()) & (form.fields.keys() | form.renamed.keys())
+
+
+def test_ms_swifts_configuration_with_a_word_behind_it_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: gpt2\n")
+    with pytest.raises(InputError, match='"b" is not expected where it stands'):
+        readers.read(words=["swift", "sft", "--config", str(tmp_path / "a.yaml"), "b"])

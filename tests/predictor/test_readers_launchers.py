@@ -189,6 +189,16 @@ def test_accelerates_file_has_the_keys_that_accelerate_knows(tmp_path, text, sai
     assert said.lower() in str(caught.value).lower()
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
+    ("dynamo_config: {dynamo_backend: INDUCTOR}", "a.yaml: dynamo_backend True is not supported: compiled models"),
+    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
+    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
+def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        accelerated(tmp_path, text)
+
+
 DEEPSPEED = ("accelerate", "launch", "--use_deepspeed", "--num_processes", "8")
 HALVED = ("--bf16", "--max_grad_norm", "0.5", "--gradient_accumulation_steps", "8")
 

@@ -190,61 +190,6 @@ def test_axolotls_packed_qlora_is_predicted(tmp_path, base):
     assert asked.quantization and asked.padding == "packed" and asked.attn_implementation == "flash_attention_2"
 
 
-FSDP = """distributed_type: FSDP
-mixed_precision: bf16
-num_processes: 4
-fsdp_config: {{fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: {}, fsdp_offload_params: false,
-  fsdp_cpu_ram_efficient_loading: true, fsdp_state_dict_type: SHARDED_STATE_DICT, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer}}
-"""
-LLAMA = "train.py --model_name_or_path Llama-3.1-8B --max_length 512 --output_dir x"
-
-
-def launched(directory: Path, text: str, words: str = LLAMA):
-    (directory / "a.yaml").write_text(text)
-    return readers.read(words=shlex.split(f"accelerate launch --config_file {directory / 'a.yaml'} {words}"))
-
-
-@pytest.mark.parametrize("reshards", ["true", "false"])
-def test_accelerates_fsdp_is_what_training_arguments_say_of_it(tmp_path, reshards):
-    found, source = launched(tmp_path, FSDP.format(reshards))
-    said = json.dumps({"transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "reshard_after_forward": reshards})
-    same, _ = readers.read(words=shlex.split(f"torchrun --nproc_per_node 4 {LLAMA} --bf16 True --fsdp full_shard --fsdp_config '{said}'"))
-    assert found == same and found["engine"] == "fsdp2" and found["fsdp"]["reshard_after_forward"] == (reshards == "true")
-    assert source.place("engine").endswith("a.yaml: distributed_type")
-
-
-FACTORY = ("src/train.py --model_name_or_path Llama-3.1-8B --stage sft --finetuning_type full --cutoff_len 512 --output_dir x --bf16 True "
-           "--use_reentrant_gc True")
-
-
-def test_llama_factorys_checkpoints_are_not_reentrant_under_accelerates_fsdp2_alone(tmp_path):
-    found, _ = launched(tmp_path, FSDP.format("true"), FACTORY)
-    assert found["gradient_checkpointing"] and found["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
-    found, _ = readers.read(words=shlex.split(f"torchrun --nproc_per_node 4 {FACTORY} --fsdp full_shard"))
-    assert found["gradient_checkpointing_kwargs"] == {"use_reentrant": True}
-
-
-def test_checkpoints_of_fsdp_and_of_the_trainer_together_are_refused(tmp_path):
-    text = FSDP.format("true").replace("{fsdp_version", "{fsdp_activation_checkpointing: true, fsdp_version")
-    with pytest.raises(InputError, match="--gradient_checkpointing is on, and so is activation_checkpointing of FSDP"):
-        launched(tmp_path, text, f"{LLAMA} --gradient_checkpointing True")
-
-
-@pytest.mark.parametrize(("before", "after", "said"), [
-    ("fsdp_version: 2, ", "", "version 1 (accelerate's default): FSDP1 is not predicted, give version 2"),
-    ("fsdp_version: 2", "fsdp_version: 1", "version 1: FSDP1 is not predicted, give version 2"),
-    ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, ", "", "auto_wrap_policy NO_WRAP (accelerate's default), which is not predicted: "
-     "give TRANSFORMER_BASED_WRAP"),
-    ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy SIZE_BASED_WRAP, which is not predicted: give TRANSFORMER_BASED_WRAP"),
-    ("offload_params: false", "offload_params: true", "offload_params True: parameters on the CPU are not predicted: leave it out"),
-    ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": under version 2 it is true or false'),
-])
-def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said):
-    with pytest.raises(InputError) as caught:
-        launched(tmp_path, FSDP.format("true").replace(before, after))
-    assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
-
-
 UNCAST = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}
 
 
@@ -279,16 +224,6 @@ def test_what_trls_flags_of_another_script_may_mean_is_said():
 def test_a_loss_of_other_logits_is_refused(tmp_path, keys):
     with pytest.raises(InputError, match=f"job.yaml: {list(keys)[-1]} True is not supported: .* logits"):
         of_file(tmp_path, keys)
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    ("mixed_precision: fp8", "a.yaml: mixed_precision fp8 is not predicted: use bf16"),
-    ("dynamo_config: {dynamo_backend: INDUCTOR}", "a.yaml: dynamo_backend True is not supported: compiled models"),
-    ("parallelism_config: {tp_size: 2}", "a.yaml: parallelism_config is not predicted"),
-    ("distributed_type: MEGATRON_LM", "a.yaml: megatron_lm_config is not predicted")])
-def test_what_else_accelerates_file_turns_on_is_refused(tmp_path, text, said):
-    with pytest.raises(InputError, match=said):
-        Workload.from_mapping(launched(tmp_path, text)[0])
 
 
 def local(directory: Path, **keys) -> str:

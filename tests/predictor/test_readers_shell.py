@@ -116,6 +116,10 @@ def test_a_quoted_variable_is_one_word(read, tmp_path):
     (["echo", 'echo "'], 'line 2: " has no end'),
     (["python train.py --output_dir x \\", "  --per_device_train_batch_size \\", "  $(expr 8 : 8)"],
      '--per_device_train_batch_size is "$(expr…8…:…8)": "$(expr 8 : 8)" in line 3 is not understood: write its value, or give --per-device-train-batch-size'),
+    (["if x; then V=v16; fi", f"python {TRAIN.replace('$BS', '${V:1}')}"],
+     '--per_device_train_batch_size is "${V:1}": V is set under a condition in line 1: say its value (write it in place of $V), or give --per-device-train-batch-size'),
+    ([f"V=v16; python {TRAIN.replace('$BS', '${V:N}')}"],
+     '--per_device_train_batch_size is "${V:N}": "${V:N}" in line 1 is not understood: write its value, or give --per-device-train-batch-size'),
     (["source env.sh", "BS=$((64 / (2 * SLURM_NNODES)))", f'srun bash -c "torchrun --nproc_per_node 4 {TRAIN}"'],
      '--per_device_train_batch_size is "$((64…/…(2…*…SLURM_NNODES)))": SLURM_NNODES in line 2 is not set: write its value, or give --per-device-train-batch-size'),
     (["echo", f'srun bash -c "torchrun {TRAIN} \'"'], "bash -c: line 1: ' has no end"),
@@ -168,7 +172,7 @@ def test_any_text_has_commands_or_is_one_line(text):
         assert "\n" not in str(error)
 
 
-PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "D=(x \"y z\");", "D+=($A);",
+PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "C=${A:1};", "C=${A: -3:2};", "p ${A:0:9} \"${C:2:1}\";", "D=(x \"y z\");", "D+=($A);",
                           "A=$((2*3+4));", "(A=9);", "p $A;", "p \"$A\";", "p a$B\"$A\"c;", "p \"${D[@]}\" ${D[*]};", "p '$A' \\$A;", "p \"$A\\\"\";"])
 
 
@@ -230,6 +234,25 @@ def test_activating_an_environment_sets_no_variable_of_the_script(read, line):
     assert read("export BS=8", line, f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
     said = error_of(read, line, f"python {TRAIN.replace('$BS', '$CONDA_SHLVL')}")
     assert "CONDA_SHLVL may be set by" in said and "which is not read (line 1)" in said
+
+
+@pytest.mark.parametrize("line", [
+    'eval "$(conda shell.bash hook)"', 'eval "$(micromamba shell hook --shell bash)"', 'eval "$($(conda info --base)/bin/conda shell.bash hook)"',
+    "__conda_setup=\"$('/opt/conda/bin/conda' 'shell.bash' 'hook' 2> /dev/null)\"; eval \"$__conda_setup\"", "conda activate llava",
+])
+def test_condas_functions_set_no_variable_of_the_script(read, line):
+    assert read("export BS=8 CONDA_PREFIX=/x", line, f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
+    assert "CONDA_PREFIX may be set by" in error_of(read, "CONDA_PREFIX=8", line, f"python {TRAIN.replace('$BS', '$CONDA_PREFIX')}")
+
+
+def test_a_module_that_is_loaded_sets_no_variable_of_the_script(read):
+    assert read("BS=8", "module load cuda/12.1", f"python {TRAIN}")[0]["per_device_train_batch_size"] == 8
+
+
+@pytest.mark.parametrize("output", ["$(conda shell.bash hook; cat .env)", "$(cat .env; /x/conda shell.bash hook)", "$(conda shell.bash hook $(cat x))",
+                                    "$(conda env config vars list)", "$(ssh-agent -s)"])
+def test_what_is_more_than_condas_functions_may_set_anything(read, output):
+    assert "BS may be set by a command's output, which is not read (line 2)" in error_of(read, "BS=8", f'eval "{output}"', f"python {TRAIN}")
 
 
 def test_the_allocators_settings_that_a_sourced_file_names_are_unknown(read, tmp_path):

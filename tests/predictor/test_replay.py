@@ -8,7 +8,7 @@ from predictor.allocator import AllocatorSettings, OutOfMemory, SimulatedDriver
 from predictor.errors import InputError
 from predictor.snapshot import read
 from predictor.snapshot.recording import RecordingAllocator
-from predictor.snapshot.replay import Totals, replay, settings_of
+from predictor.snapshot.replay import Totals, replay
 from predictor.snapshot.run import Divergence
 from tests.predictor.histories import MIB, mapped, raw, recorded, replayed, steps
 
@@ -318,36 +318,3 @@ def test_private_pools_in_expandable_segments_are_refused():
     value["segments"][0]["segment_pool_id"] = (0, 1)
     with pytest.raises(InputError, match="private pools"):
         replayed(value)
-
-
-# --- settings ------------------------------------------------------------------------------------------------
-
-
-def test_settings_of_old_snapshots_are_the_default():
-    assert settings_of({}) == AllocatorSettings()
-
-
-def test_settings_are_read_from_text_and_fields():
-    table = {str(1 << i): 4 for i in range(16)}
-    found = settings_of({"PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32", "max_split_size": 64 * MIB,
-                         "roundup_power2_divisions": table, "expandable_segments": True})
-    assert found == AllocatorSettings.parse("large_segment_size_mb:32,max_split_size_mb:64,roundup_power2_divisions:4,"
-                                            "expandable_segments:True")
-
-
-@pytest.mark.parametrize("mapping, expected", [
-    ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "not simulated"),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "colour:blue"}, 'unknown allocator setting "colour"'),
-    ({"max_split_size": "64"}, "not what PyTorch writes"),
-    ({"roundup_power2_divisions": {"1": None}}, "not what PyTorch writes"),
-    ({"expandable_segments": None}, "not what PyTorch writes"),
-    ({"max_split_size": 1}, "max_split_size 1 must be a whole number of MiB"),
-    ({"max_split_size": 2 * MIB}, 'max_split_size_mb: "2" must be 20 or more'),
-    ({"max_split_size": 1 << 70}, "not what PyTorch writes"),
-    ({"roundup_power2_divisions": {"1": 3}}, 'roundup_power2_divisions: .* must be a list of sizes with a power of 2'),
-    ({"roundup_power2_divisions": {"3": 4}}, "sizes .MiB. that are powers of 2"),
-    ({"roundup_power2_divisions": {"9" * 5000: 4}}, "not what PyTorch writes"),
-])
-def test_settings_that_are_not_understood_are_refused(mapping, expected):
-    with pytest.raises(InputError, match=expected):
-        settings_of(mapping)
