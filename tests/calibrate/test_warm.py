@@ -21,9 +21,11 @@ def order_of(parent: int = 0) -> Order:
 def test_a_forked_job_measures_what_a_started_one_does(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb", zero_stage=2, data_parallel_size=8, rank=7)
     with warm.jobs():
-        first, forked = measure(asked), measure(asked)
+        first, other, forked = measure(asked), measure(asked.replace(gpu="a10"), events="synchronization"), measure(asked)
+        assert len(warm._origins.get()._known) == 1
     monkeypatch.setattr(warm, "run", lambda *_: None)
     started = measure(asked)
+    assert other.job.device == measure(asked.replace(gpu="a10"), events="synchronization").job.device
     for record in (first, forked):
         assert (record.job.memory_stats, record.job.moments) == (started.job.memory_stats, started.job.moments)
         assert (record.job.device, record.job.settings) == (started.job.device, started.job.settings)
@@ -58,11 +60,13 @@ def test_a_job_that_is_killed_says_by_what(tmp_path, monkeypatch):
 
 
 @needs_emulator
-def test_origins_beyond_the_last_used_end(tmp_path):
+def test_origins_beyond_the_last_used_end(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb")
+    monkeypatch.setattr(warm, "MOST", 1)
     with warm.jobs():
         for number in range(warm.MOST + 1):
-            measure(asked.replace(capacity_bytes=2**34 + number * 2**30))
+            monkeypatch.setenv("NUMBER", str(number))
+            measure(asked)
         origins = warm._origins.get()._known.values()
         assert len(origins) == warm.MOST
         processes = [origin._process for origin in origins]
