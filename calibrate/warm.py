@@ -4,8 +4,8 @@
         measure(workload)
         measure(another)
 
-A job is still a process of its own, with its environment and its emulated GPU, and CUDA begins in it. Jobs whose
-environment differs otherwise are forked from another process; those on a real GPU, or whose output is wanted, from none.
+A job is still a process of its own, with its environment, and CUDA begins in it. Jobs with another environment, apart
+from another emulated GPU, are forked from another process; those on a real GPU, or whose output is wanted, from none.
 """
 
 from __future__ import annotations

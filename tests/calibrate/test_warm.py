@@ -9,6 +9,7 @@ import pytest
 from calibrate import warm
 from calibrate.job import Order
 from calibrate.measure import measure
+from predictor import gpus
 from predictor.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator, workload
 
@@ -21,14 +22,22 @@ def order_of(parent: int = 0) -> Order:
 def test_a_forked_job_measures_what_a_started_one_does(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb", zero_stage=2, data_parallel_size=8, rank=7)
     with warm.jobs():
-        first, other, forked = measure(asked), measure(asked.replace(gpu="a10"), events="synchronization"), measure(asked)
-        assert len(warm._origins.get()._known) == 1
+        first, forked = measure(asked), measure(asked)
     monkeypatch.setattr(warm, "run", lambda *_: None)
     started = measure(asked)
-    assert other.job.device == measure(asked.replace(gpu="a10"), events="synchronization").job.device
     for record in (first, forked):
         assert (record.job.memory_stats, record.job.moments) == (started.job.memory_stats, started.job.moments)
         assert (record.job.device, record.job.settings) == (started.job.device, started.job.settings)
+
+
+@needs_emulator
+def test_a_forked_job_is_on_its_own_gpu(tmp_path):
+    asked, wanted = workload(tmp_path), [("h100-80gb", "immediate"), ("a10", "synchronization"), ("b200", "launches:3")]
+    with warm.jobs():
+        found = [measure(asked.replace(gpu=name), events=events).job.device for name, events in wanted]
+        assert len(warm._origins.get()._known) == 1
+    assert [(gpu.compute_capability, gpu.capacity_bytes, gpu.event_completion) for gpu in found] == [
+        (gpus.find(name).compute_capability, gpus.find(name).capacity_bytes, events) for name, events in wanted]
 
 
 @needs_emulator

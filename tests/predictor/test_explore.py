@@ -87,7 +87,7 @@ def test_what_is_left_out_is_named_with_its_reason(what, why):
 def test_what_a_framework_fills_in_about_checkpointing_leaves_out_no_variant_without_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small_config()))
     reentrant = value("gradient_checkpointing_kwargs", {"use_reentrant": True}, DEFAULT, "LLaVA")
-    base = job(model=str(tmp_path), gradient_checkpointing_kwargs={"use_reentrant": True}).workload
+    base = job(model=str(tmp_path), capacity_bytes=60 << 30, gradient_checkpointing_kwargs={"use_reentrant": True}).workload
     found = settings.find(base.read_from(Source("llava", "LLaVA", "job.sh", (reentrant,))), (1,))
     assert not any("without checkpointing" in what for what in found.left_out) and {key[2] for key in found.jobs} == {True, False}
 
