@@ -4,8 +4,8 @@
         measure(workload)
         measure(another)
 
-A job is still a process of its own, with its environment, and CUDA begins in it. Jobs with another environment, such as
-another emulated GPU, are forked from another process; those on a real GPU, or whose output is wanted, from none.
+A job is still a process of its own, with its environment, and CUDA begins in it. Jobs with another environment, apart
+from another emulated GPU, are forked from another process; those on a real GPU, or whose output is wanted, from none.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import asdict, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+from calibrate.emulator.job_environment import SETTING
 from calibrate.job import PR_SET_PDEATHSIG, Order, perform
 
 IMPORTED = ("transformers.modeling_utils", "calibrate.reference_loop", "deepspeed")
@@ -63,7 +64,8 @@ class _Origins:
     """One for each environment, apart from the variables named; the last used are kept."""
 
     def __init__(self, apart_from: Collection[str]) -> None:
-        self._apart_from = apart_from
+        # imports ask the emulated GPU how many there are, as CUDA_VISIBLE_DEVICES says; a job reads the rest again
+        self._apart_from = {SETTING, *apart_from}
         self._known: dict[frozenset[tuple[str, str]], _Origin] = {}
 
     def run(self, order: Order, environment: Mapping[str, str], log: str) -> int | None:

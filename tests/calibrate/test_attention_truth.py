@@ -49,19 +49,26 @@ _LIBRARY.impl("backward", backward, "CUDA")
 '''
 
 
-@pytest.fixture
-def flash_attn(tmp_path, monkeypatch):
-    """Jobs find the stand-in as an installed package."""
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """One directory for all jobs that find it, which are forked from one process then."""
+    directory = tmp_path_factory.mktemp("packages")
     for name, text in {
         "flash_attn/__init__.py": PACKAGE,
         "flash_attn/bert_padding.py": "from predictor.flash_attention import pad_input\nunpad_input = None\n",
         "flash_attn-2.8.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
         "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
     }.items():
-        path = tmp_path / "packages" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
+    return directory
+
+
+@pytest.fixture
+def flash_attn(packages, monkeypatch):
+    """Jobs find the stand-in as an installed package."""
+    monkeypatch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
 
 
 def check(asked) -> None:

@@ -9,6 +9,7 @@ import pytest
 from calibrate import warm
 from calibrate.job import Order
 from calibrate.measure import measure
+from predictor import gpus
 from predictor.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator, workload
 
@@ -27,6 +28,16 @@ def test_a_forked_job_measures_what_a_started_one_does(tmp_path, monkeypatch):
     for record in (first, forked):
         assert (record.job.memory_stats, record.job.moments) == (started.job.memory_stats, started.job.moments)
         assert (record.job.device, record.job.settings) == (started.job.device, started.job.settings)
+
+
+@needs_emulator
+def test_a_forked_job_is_on_its_own_gpu(tmp_path):
+    asked, wanted = workload(tmp_path), [("h100-80gb", "immediate"), ("a10", "synchronization"), ("b200", "launches:3")]
+    with warm.jobs():
+        found = [measure(asked.replace(gpu=name), events=events).job.device for name, events in wanted]
+        assert len(warm._origins.get()._known) == 1
+    assert [(gpu.compute_capability, gpu.capacity_bytes, gpu.event_completion) for gpu in found] == [
+        (gpus.find(name).compute_capability, gpus.find(name).capacity_bytes, events) for name, events in wanted]
 
 
 @needs_emulator
@@ -58,11 +69,13 @@ def test_a_job_that_is_killed_says_by_what(tmp_path, monkeypatch):
 
 
 @needs_emulator
-def test_origins_beyond_the_last_used_end(tmp_path):
+def test_origins_beyond_the_last_used_end(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb")
+    monkeypatch.setattr(warm, "MOST", 1)
     with warm.jobs():
         for number in range(warm.MOST + 1):
-            measure(asked.replace(capacity_bytes=2**34 + number * 2**30))
+            monkeypatch.setenv("NUMBER", str(number))
+            measure(asked)
         origins = warm._origins.get()._known.values()
         assert len(origins) == warm.MOST
         processes = [origin._process for origin in origins]

@@ -25,6 +25,7 @@ from predictor.sizes import Shape
 from predictor.source import DEFAULT, Source, value
 from predictor.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made
+from tests.predictor.small import small_config
 
 SMALL = ["explore", MODEL, "--no-gradient-checkpointing", "--capacity-bytes", "60GiB", "--degrees", "1"]
 
@@ -83,9 +84,10 @@ def test_what_is_left_out_is_named_with_its_reason(what, why):
     assert made().document["left_out"][what].find(why) >= 0
 
 
-def test_what_a_framework_fills_in_about_checkpointing_leaves_out_no_variant_without_it():
+def test_what_a_framework_fills_in_about_checkpointing_leaves_out_no_variant_without_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
     reentrant = value("gradient_checkpointing_kwargs", {"use_reentrant": True}, DEFAULT, "LLaVA")
-    base = job(gradient_checkpointing_kwargs={"use_reentrant": True}).workload
+    base = job(model=str(tmp_path), capacity_bytes=60 << 30, gradient_checkpointing_kwargs={"use_reentrant": True}).workload
     found = settings.find(base.read_from(Source("llava", "LLaVA", "job.sh", (reentrant,))), (1,))
     assert not any("without checkpointing" in what for what in found.left_out) and {key[2] for key in found.jobs} == {True, False}
 

@@ -23,22 +23,28 @@ SHAPE = ["--sequence-length", "64", "--per-device-train-batch-size", "2", "--pro
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    """A small LLaVA as a local directory, with an empty cache."""
-    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+def model(formula_cache, tmp_path):
+    """A small LLaVA as a local directory."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(small_config()))
     return str(directory)
 
 
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty one."""
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def workload(model, **keys) -> Workload:
     return Workload(model=model, **({"sequence_length": 64, "per_device_train_batch_size": 2, "profile": "none"} | keys))
 
 
-def test_a_local_directory_is_traced_once_and_kept(model, tmp_path):
+def test_a_local_directory_is_traced_once_and_kept(model, cache):
     first = predict(workload(model))
-    kept = list((tmp_path / "cache" / "formulas").iterdir())
+    kept = list((cache / "formulas").iterdir())
     assert len(kept) == 1 and kept[0].suffix == ".npz"
     before = kept[0].stat().st_mtime_ns
     assert predict(workload(model)).to_json() == first.to_json()
@@ -150,9 +156,9 @@ def test_what_cannot_be_answered_is_one_line(model, keys, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_cached_formula_is_made_again(model, tmp_path):
+def test_a_damaged_cached_formula_is_made_again(model, cache):
     first = predict(workload(model))
-    kept = next((tmp_path / "cache" / "formulas").iterdir())
+    kept = next((cache / "formulas").iterdir())
     kept.write_bytes(kept.read_bytes()[:200])
     assert predict(workload(model)).to_json() == first.to_json()
 
@@ -193,15 +199,14 @@ FILES = [
 
 
 @pytest.mark.parametrize("content, message", FILES, ids=[message for _, message in FILES])
-def test_a_bad_configuration_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, content, message):
-    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
+def test_a_bad_configuration_is_one_line_and_exit_code_2(tmp_path, cache, capsys, content, message):
     (tmp_path / "config.json").write_text(content)
     assert main(["predict", str(tmp_path), *SHAPE]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and message in err
 
 
-def test_without_torch_the_message_names_the_extra(model):
+def test_without_torch_the_message_names_the_extra(model, cache):
     """A new model needs tracing; a process that has no torch says which extra to install."""
     script = textwrap.dedent(f"""
         import importlib.metadata, sys

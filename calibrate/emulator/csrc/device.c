@@ -22,6 +22,8 @@ static long long number(const char *settings, const char *key) {
   return found ? atoll(found + strlen(pattern)) : 0;
 }
 
+static void read_again(void) { once = PTHREAD_ONCE_INIT; }
+
 static void read_settings(void) {
   const char *settings = getenv(SETTING);
   if (!settings) {
@@ -49,6 +51,7 @@ static void read_settings(void) {
   READ(cublas_bytes); READ(cudnn_bytes); READ(nccl_bytes); READ(nccl_bytes_per_rank);
   READ(cuda_malloc_granularity_bytes);
 #undef READ
+  pthread_atfork(NULL, NULL, read_again); /* a forked job may be on another GPU (calibrate/warm.py) */
 }
 
 const Gpu *gpu(void) {
