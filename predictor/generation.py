@@ -6,7 +6,6 @@ that does not stop early, the model not compiled, prompts of equal length with a
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from predictor.errors import InputError
 from predictor.events import Moment
+from predictor.garbage import collected
 from predictor.places import Places
 from predictor.recorder import Recorder, Recording
 from predictor.turns import Generation
@@ -140,16 +140,11 @@ def record(model, batch: dict[str, torch.Tensor], wanted: Generation, past: int,
             del copies
     before = rows(cache) if past else []
     recorder.watch_inputs(batch)
-    gc.collect()
-    gc.disable()
-    try:
-        with places.active(), recorder, torch.no_grad():
-            ids = reply(model, batch, wanted, cache, begun, ended)
-            del ids
-            batch.clear()
-            return recorder.closed()
-    finally:
-        gc.enable()
+    with collected(), places.active(), recorder, torch.no_grad():
+        ids = reply(model, batch, wanted, cache, begun, ended)
+        del ids
+        batch.clear()
+        return recorder.closed()
 
 
 def _fill(cache, model, batch: int, past: int) -> None:

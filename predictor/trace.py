@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,6 +12,7 @@ from predictor import autocast, operators
 from predictor.code_models import loss_of
 from predictor.cuda_paths import INSTEAD, RESULTS, as_on_cuda
 from predictor.events import Moment
+from predictor.garbage import collected
 from predictor.generation import prompt, record
 from predictor.host_copies import on_host
 from predictor.places import Places
@@ -145,10 +145,8 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
     hooks = [parameter.register_post_accumulate_grad_hook(
                 lambda p, name=name: recorder.gradient_ready(name, local(p.grad)))
              for name, parameter in model.named_parameters() if parameter.requires_grad]
-    gc.collect()
-    gc.disable()  # a collection in the middle would move deaths to arbitrary places
     try:
-        with places.active(), sharded.active() if sharded else nullcontext(), recorder:
+        with collected(), places.active(), sharded.active() if sharded else nullcontext(), recorder:
             loss = loss_of(model(**batch))
             if sharded:
                 sharded.backward()
@@ -159,7 +157,6 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
                 recorder.recording.owners = sharded.owners()
             return recorder.closed()
     finally:
-        gc.enable()
         for hook in hooks:
             hook.remove()
         for parameter in model.parameters():
@@ -172,15 +169,10 @@ def record_evaluation(model, batch: dict[str, Any], recorder: Recorder, places: 
     recorder.moment = Moment.EVALUATION
     recorder.watch_inputs(batch)
     prepare_evaluation(model)
-    gc.collect()
-    gc.disable()
-    try:
-        with places.active(), recorder, torch.no_grad():
-            loss = loss_of(model(**batch))
-            del loss
-            return recorder.closed()
-    finally:
-        gc.enable()
+    with collected(), places.active(), recorder, torch.no_grad():
+        loss = loss_of(model(**batch))
+        del loss
+        return recorder.closed()
 
 
 def prepare_evaluation(model) -> None:

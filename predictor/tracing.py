@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from predictor import code_models, regimes
 from predictor.errors import InputError
 from predictor.formula import Formula
+from predictor.garbage import frozen
 from predictor.models import ModelConfig
 from predictor.modes import unpredicted
 from predictor.store import Key
@@ -94,7 +95,7 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
                             () if regimes.is_wide(key.regime) else inputs.image_tokens(key.new(first)))
     brings = key.generation.brings if key.generation else 0
     shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
-    with liger.on_meta(model) if key.liger else nullcontext():
+    with frozen(), liger.on_meta(model) if key.liger else nullcontext():
         recordings: list[Recording] = []
         for shape in progress(shapes) if progress else shapes:
             recordings.append(trace(
