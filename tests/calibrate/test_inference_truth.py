@@ -11,8 +11,9 @@ from predictor import pipeline, survival
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator
+from tests.predictor.generating import LLAVA, MISTRAL, TALK
 from tests.predictor.small_models import IMAGE_TEXT, TEXT
-from tests.predictor.test_inference import LLAVA, MISTRAL, TALK, TURNS
+from tests.predictor.test_inference import TURNS
 
 WIDE = TEXT["llama"] | {"hidden_size": 512, "intermediate_size": 1408}
 LANGUAGE_ONLY = {"llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}
