@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from predictor import flash_attention, liger
-from predictor.operators import attention, convolution, indexing, norms, products, reductions
+from predictor.operators import attention, batch_norms, convolution, indexing, losses, norms, products, reductions
 from predictor.operators.call import Call, results_only
 
 __all__ = ["TABLE", "Call", "results_only"]
@@ -29,14 +31,39 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::native_layer_norm_backward": norms.layer_norm_backward,
     "peakcast::rms_norm": norms.layer_norm,
     "peakcast::rms_norm_backward": norms.rms_norm_backward,
+    "aten::native_group_norm": batch_norms.group_norm,
+    "aten::native_group_norm_backward": batch_norms.group_norm_backward,
+    "aten::native_batch_norm": batch_norms.batch_norm,
+    "aten::native_batch_norm_backward": batch_norms.batch_norm_backward,
     "aten::roll": indexing.roll,
     "aten::index": indexing.index,
     "aten::sum": reductions.reduction,
+    "aten::mean": reductions.reduction,
+    "aten::prod": reductions.reduction,
+    "aten::var": reductions.of_elements(1, reductions.moments),
+    "aten::std": reductions.of_elements(1, reductions.moments),
+    "aten::var_mean": reductions.of_elements(1, reductions.moments),
+    "aten::std_mean": reductions.of_elements(1, reductions.moments),
+    "aten::linalg_vector_norm": reductions.of_elements(2, lambda source: max(source.element_size(), 4)),
+    "aten::norm": reductions.of_elements(2, lambda source: max(source.element_size(), 4)),
+    **dict.fromkeys(("aten::amax", "aten::amin"), reductions.of_elements(1, torch.Tensor.element_size)),
+    **dict.fromkeys(("aten::argmax", "aten::argmin"), reductions.position),
+    **dict.fromkeys(("aten::any", "aten::all"), reductions.of_elements(1, lambda source: 1)),
+    **dict.fromkeys(("aten::max", "aten::min"), reductions.extreme),
+    "aten::logsumexp": reductions.log_sum_exp,
+    "aten::isinf": reductions.is_infinite,
     "aten::native_dropout": norms.dropout,
     "aten::convolution": convolution.forward,
     "aten::convolution_backward": convolution.backward,
+    "aten::mse_loss": losses.squared,
+    "aten::smooth_l1_loss": losses.squared,
+    "aten::huber_loss": losses.huber,
+    "aten::binary_cross_entropy": losses.cross_entropy,
     "aten::_safe_softmax": norms.safe_softmax,
+    "aten::_softmax": norms.softmax,
+    "aten::_log_softmax": norms.softmax,
     "aten::_softmax_backward_data": norms.softmax_backward,
+    "aten::_log_softmax_backward_data": norms.log_softmax_backward,
     "aten::cumsum": reductions.cumulative,
     "aten::sort": indexing.sort,
     "aten::masked_scatter": indexing.masked_scatter,

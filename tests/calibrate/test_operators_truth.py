@@ -95,6 +95,30 @@ def rms_norm_backward(source):
     return lambda: rms_gradients(gradient, source, weight, sums)
 
 
+def with_gradient(function, *inputs, laid=lambda gradient: gradient):
+    """Its results outlive the call: autograd's threads let go of theirs when they like."""
+    inputs, held = [source.detach().requires_grad_() for source in inputs], []
+
+    def call():
+        out = function(*inputs)
+        held.append((out, gradients(out, inputs, laid(empty(*out.shape, dtype=out.dtype)) if out.dim() else None)))
+    return call
+
+
+def normal(function, source, *more, **options):
+    """Over features or channels, with a weight and a bias."""
+    weights = empty(source.shape[more[0]], dtype=source.dtype), empty(source.shape[more[0]], dtype=source.dtype)
+    return with_gradient(lambda source, weight, bias: function(source, weight, bias), source, *weights, **options)
+
+
+def last_layer_norm(source, weight, bias):
+    return torch.nn.functional.layer_norm(source, weight.shape, weight, bias)
+
+
+def batch_norm(source, weight, bias):
+    return torch.nn.functional.batch_norm(source, None, None, weight, bias, training=True)
+
+
 def index_put(target, indices, values, accumulate=True):
     indices = [None if shape is None else zeros(*shape) for shape in indices]
     return lambda: aten._index_put_impl_(target.clone(), indices, values, accumulate, True)
@@ -164,6 +188,9 @@ def product_of_8_bits(dtype=torch.bfloat16, outliers=True):
 
 
 def calls():
+    from torch.nn import functional
+    million, pictures = empty(1000, 1000), empty(4, 32, 56, 56)
+    last = in_layout("last", 4, 32, 56, 56)
     rows, flags, wide = empty(5000, 64), empty(5000, 64, dtype=torch.bool), empty(4, 1152, 729).transpose(1, 2)
     yield from {
         **{f"embedding backward, {n} tokens": embedding(n) for n in (3072, 3073, 4097, 20000)},
@@ -202,6 +229,39 @@ def calls():
         "masked_scatter": lambda: rows.masked_scatter(flags, rows),
         "sum of columns": lambda: rows.sum(0),
         "sum of all": lambda: rows.sum(),
+        "sum of long rows": lambda: empty(2, 1_000_000).sum(-1),
+        "sum of all but a middle dimension": lambda: empty(16, 64, 128, 128).sum((0, 2, 3)),
+        "sum of every second column": lambda: empty(50_000, 192)[:, ::2].sum(0),
+        **{f"{name} of {of}": (lambda function=function, source=source: function(source))
+           for name, function in (
+               ("mean", lambda source: source.mean((0, 1) if source.dim() < 3 else (2, 3))),
+               ("variance", torch.var), ("norm", torch.linalg.vector_norm), ("largest", torch.amax), ("max", torch.max),
+               ("position of the largest", torch.argmax), ("whether all are true", lambda source: (source > 0).all()),
+               ("infinities", lambda source: source.isinf().any()), ("log sum exp", lambda source: source.logsumexp(0)))
+           for of, source in (("all", million), ("channels last", last))},
+        **{f"{name} loss": with_gradient(lambda source, function=function: function(source, million), empty(1000, 1000))
+           for name, function in (("squared", functional.mse_loss), ("smooth", functional.smooth_l1_loss),
+                                  ("Huber", functional.huber_loss), ("binary", functional.binary_cross_entropy))},
+        "logarithm of a sigmoid": with_gradient(functional.logsigmoid, empty(500, 64)),
+        "layer norm of many rows": normal(last_layer_norm, empty(8, 12544, 96), -1),
+        "layer norm, strided": normal(last_layer_norm, empty(4, 64, 1000).transpose(1, 2), -1),
+        **{f"group norm{', no weight' * (not weight)}": (normal(
+            lambda source, *weights: functional.group_norm(source, 8, *weights), empty(4, 32, 28, 28), 1) if weight else
+            with_gradient(lambda source: functional.group_norm(source, 8), empty(4, 32, 28, 28)))
+           for weight in (True, False)},
+        **{f"batch norm, {name}": normal(batch_norm, source, 1, laid=laid) for name, source, laid in (
+            ("contiguous", pictures, torch.Tensor.contiguous), ("cut", in_layout("cut", 4, 32, 56, 56), torch.clone),
+            ("channels last", last, lambda gradient: gradient.contiguous(memory_format=torch.channels_last)),
+            ("rows", empty(9000, 64), torch.clone), ("fp32", empty(4, 32, 56, 56, dtype=torch.float32), torch.clone))},
+        **{f"{name} of what is not contiguous": with_gradient(
+            lambda source, function=function: function(source, -1), empty(4, 64, 300).transpose(1, 2),
+            laid=lambda gradient: empty(*gradient.shape[:-2], *gradient.shape[:-3:-1]).transpose(1, 2))
+           for name, function in (("softmax", functional.softmax), ("log softmax", functional.log_softmax),
+                                  ("cumsum", torch.cumsum))},
+        "log softmax from fp16 to fp32": with_gradient(lambda source: functional.log_softmax(
+            source, -1, dtype=torch.float32), empty(500, 64, dtype=torch.float16)),
+        "gather": with_gradient(lambda source, places=zeros(500, 1): source.gather(1, places), empty(500, 64)),
+        "index_select": with_gradient(lambda source, places=zeros(40): source.index_select(1, places), empty(4, 300, 64)),
         "sum, channels last": lambda: wide.sum((0, 1)),
         "flash attention, keys split": attention("flash", True, batch=1, length=577),
         "flash attention": attention("flash", True, batch=32, length=577),
@@ -236,6 +296,9 @@ DEVICE = "cuda"
 
 def zeros(*shape):
     return torch.zeros(*shape, dtype=torch.int64, device="cuda")
+
+
+gradients = torch.autograd.grad
 
 
 def chosen(backend, call):
@@ -284,7 +347,12 @@ def traced(wanted: str, gpu) -> list[int]:
     def rms_gradients(gradient, source, weight, sums):
         return torch.ops.peakcast.rms_norm_backward(gradient, source, weight, [True, True])
 
-    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients}
+    def gradients(*args):
+        tracer.moment = Moment.BACKWARD
+        return torch.autograd.grad(*args)
+
+    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients,
+             "gradients": gradients}
     exec(CALLS, scope)
     call = dict(scope["calls"]())[wanted]
     with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
