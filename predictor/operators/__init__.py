@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from predictor import flash_attention, liger
 from predictor.operators import attention, batch_norms, convolution, indexing, losses, norms, products, reductions
 from predictor.operators.call import Call, results_only
@@ -40,15 +38,11 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::sum": reductions.reduction,
     "aten::mean": reductions.reduction,
     "aten::prod": reductions.reduction,
-    "aten::var": reductions.of_elements(1, reductions.moments),
-    "aten::std": reductions.of_elements(1, reductions.moments),
-    "aten::var_mean": reductions.of_elements(1, reductions.moments),
-    "aten::std_mean": reductions.of_elements(1, reductions.moments),
-    "aten::linalg_vector_norm": reductions.of_elements(2, lambda source: max(source.element_size(), 4)),
-    "aten::norm": reductions.of_elements(2, lambda source: max(source.element_size(), 4)),
-    **dict.fromkeys(("aten::amax", "aten::amin"), reductions.of_elements(1, torch.Tensor.element_size)),
+    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), reductions.variance),
+    **dict.fromkeys(("aten::linalg_vector_norm", "aten::norm"), reductions.norm),
+    **dict.fromkeys(("aten::amax", "aten::amin"), reductions.bound),
+    **dict.fromkeys(("aten::any", "aten::all"), reductions.truth),
     **dict.fromkeys(("aten::argmax", "aten::argmin"), reductions.position),
-    **dict.fromkeys(("aten::any", "aten::all"), reductions.of_elements(1, lambda source: 1)),
     **dict.fromkeys(("aten::max", "aten::min"), reductions.extreme),
     "aten::logsumexp": reductions.log_sum_exp,
     "aten::isinf": reductions.is_infinite,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -17,21 +16,20 @@ def reduction(call: Call) -> None:
     cast = None
     if not source.dtype.is_floating_point and source.dtype != out.dtype:
         cast = call.allocate(source.numel() * out.element_size())
-    partial_sums(call, source, call.args[1] if len(call.args) > 1 else None, out)
+    partial_sums(call, source, _axes(call, 1), out)
     if cast is not None:
         call.free(cast)
 
 
-def of_elements(argument: int, bytes_each: Callable[[torch.Tensor], int]) -> Callable[[Call], None]:
-    """Other reductions: which argument names the dimensions, and what they keep of each result while they go."""
+def _axes(call: Call, at: int):
+    """The argument that names the dimensions; None: all."""
+    return call.args[at] if len(call.args) > at else None
 
-    def play(call: Call) -> None:
-        source = call.args[0]
-        axes = call.args[argument] if len(call.args) > argument else None
-        call.results()
-        partial_sums(call, source, axes, call.out[0], bytes_each(source))
 
-    return play
+def variance(call: Call) -> None:
+    """Partial means and sums of squares (ATen/native/cuda/ReduceMomentKernel.cu, std_var_kernel_cuda)."""
+    call.results()
+    partial_sums(call, call.args[0], _axes(call, 1), call.out[0], moments(call.args[0]))
 
 
 def moments(source: torch.Tensor) -> int:
@@ -39,25 +37,49 @@ def moments(source: torch.Tensor) -> int:
     return 32 if source.dtype == torch.float64 else 16
 
 
+def norm(call: Call) -> None:
+    """Partial sums in fp32 (ATen/native/cuda/ReduceNormKernel.cu)."""
+    call.results()
+    partial_sums(call, call.args[0], _axes(call, 2), call.out[0], max(call.args[0].element_size(), 4))
+
+
+def bound(call: Call) -> None:
+    """Partial results of the input's type (ATen/native/cuda/ReduceMaxValuesKernel.cu)."""
+    call.results()
+    partial_sums(call, call.args[0], _axes(call, 1), call.out[0], call.args[0].element_size())
+
+
+def truth(call: Call) -> None:
+    """Partial results of a byte (ATen/native/cuda/ReduceLogicKernel.cu)."""
+    call.results()
+    partial_sums(call, call.args[0], _axes(call, 1), call.out[0], 1)
+
+
 def position(call: Call) -> None:
     """Where the largest is (ATen/native/ReduceOps.cpp, argmax_argmin_impl)."""
-    _in_order(call, call.args[1] if len(call.args) > 1 else None, POSITION_BYTES)
+    call.results()
+    source, copies = _in_order(call)
+    partial_sums(call, source, _axes(call, 1), call.out[0], POSITION_BYTES)
+    for copy in copies:
+        call.free(copy)
 
 
 def extreme(call: Call) -> None:
     """The largest, along a dimension with its position (ATen/native/ReduceAllOps.cpp, max)."""
-    axis = call.args[1] if len(call.args) > 1 else None
-    _in_order(call, axis, call.args[0].element_size() if axis is None else POSITION_BYTES)
-
-
-def _in_order(call: Call, axis, bytes_each: int) -> None:
-    """Of all elements, in a copy if they do not lie in order."""
-    source = call.args[0]
+    axis = _axes(call, 1)
     call.results()
-    copy = call.allocate(nbytes(source)) if axis is None and not source.is_contiguous() else None
-    partial_sums(call, source if copy is None else source.contiguous(), axis, call.out[0], bytes_each)
-    if copy is not None:
+    source, copies = _in_order(call)
+    partial_sums(call, source, axis, call.out[0], source.element_size() if axis is None else POSITION_BYTES)
+    for copy in copies:
         call.free(copy)
+
+
+def _in_order(call: Call) -> tuple[torch.Tensor, list[int]]:
+    """Of all elements, a copy if they do not lie in order."""
+    source = call.args[0]
+    if _axes(call, 1) is not None or source.is_contiguous():
+        return source, []
+    return source.contiguous(), [call.allocate(nbytes(source))]
 
 
 def is_infinite(call: Call) -> None:
@@ -84,7 +106,8 @@ def log_sum_exp(call: Call) -> None:
 POSITION_BYTES = 16
 """A value and where it is (ATen/native/cuda/ReduceArgMaxKernel.cu: a pair with an int64)."""
 MAY_BE_SHARED = 1 << 14
-"""Elements along rows from which blocks could share one result: with fewer, none does on any GPU."""
+"""Elements along rows from which blocks could share one result: with fewer, none does on any GPU. Sums of everything
+are listed whatever there is now: they are of tokens, which become more."""
 
 
 def partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor, bytes_each: int | None = None) -> None:
@@ -96,7 +119,7 @@ def partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor, byte
     outputs = math.prod(size for size, *_ in kept)
     inputs = source.numel() // max(outputs, 1)
     along_rows = not kept or not reduced or reduced[0][2] < kept[0][2]
-    if not source.numel() or (along_rows and kept and inputs < MAY_BE_SHARED):
+    if not source.numel() or (along_rows and inputs < MAY_BE_SHARED and (kept or bytes_each)):
         return
     dimensions = (outputs, inputs, bytes_each or max(out.element_size(), 4), int(along_rows), int(not kept))
     if not along_rows:

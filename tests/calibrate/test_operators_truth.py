@@ -130,9 +130,16 @@ def broadcast_attention():
     return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64):
+def dropped():
     from torch.nn import functional
-    query, key, value = empty(batch, 8, length, width), *(empty(batch, 8 // groups, length, width) for _ in range(2))
+    query, key, value = (empty(2, 8, 300, 64) for _ in range(3))
+    return lambda: chosen("flash", lambda: functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1))
+
+
+def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64, keys=None):
+    from torch.nn import functional
+    query = empty(batch, 8, length, width)
+    key, value = (empty(batch, 8 // groups, keys or length, width) for _ in range(2))
     mask = None if mask is None else empty(batch, 1, length, length, dtype=mask)
     return lambda: chosen(backend, lambda: functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=groups > 1))
@@ -264,6 +271,8 @@ def calls():
         "index_select": with_gradient(lambda source, places=zeros(40): source.index_select(1, places), empty(4, 300, 64)),
         "sum, channels last": lambda: wide.sum((0, 1)),
         "flash attention, keys split": attention("flash", True, batch=1, length=577),
+        "flash attention with dropout": dropped(),
+        "flash attention of more keys": attention("flash", False, length=300, keys=2000),
         "flash attention": attention("flash", True, batch=32, length=577),
         **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
         "efficient attention backward": efficient_backward(128, torch.bfloat16),
