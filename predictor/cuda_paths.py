@@ -172,6 +172,17 @@ def softmax(original):
     return fused
 
 
+def one_hot(original):
+    """Zeros and a scatter, which ATen/native/Onehot.cpp avoids on meta tensors and under a dispatch mode."""
+
+    def scattered(tensor, num_classes=-1):
+        if not tensor.is_meta or num_classes < 0:
+            return original(tensor, num_classes)
+        return tensor.new_zeros(*tensor.shape, num_classes).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return scattered
+
+
 def constant(original):
     """``torch.tensor`` reads tensors in a list, and copies to a device, out of a dispatch mode's sight."""
 
@@ -249,5 +260,6 @@ def as_on_cuda(backend: str):
           patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
           patch.object(functional, "softmax", softmax(functional.softmax)),
           patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
+          patch.object(functional, "one_hot", one_hot(functional.one_hot)),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

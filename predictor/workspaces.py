@@ -147,13 +147,15 @@ def efficient_delta(gpu, batch, heads, sequence, width):
     return FP32 * batch * heads * sequence
 
 
-def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2):
+def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=None):
     """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
-    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu)."""
+    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu); ``length`` of the
+    keys, if it is another than the queries'."""
     queries, keys = _efficient_block(gpu, width, itemsize)
+    length = sequence if length is None else length
     each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
     if itemsize < FP32 and width > queries:
-        splits = np.maximum(np.minimum(_ceil_div(sequence, keys), 200 // (batch * heads)), 1)
+        splits = np.maximum(np.minimum(_ceil_div(length, keys), 200 // (batch * heads)), 1)
         each = each + 2 * FP32 * splits * keys * _round_up(width, queries)
     return batch * heads * each
 
@@ -385,6 +387,11 @@ def embedding_partials(gpu, tokens, vocabulary, width):
     return np.where(tokens > FEW_INDICES, FP32 * segments * width, 0)
 
 
+def embedding_rows(gpu, tokens, vocabulary, width):
+    """fp32 sums of few whole rows (EmbeddingBackwardKernel.cu)."""
+    return np.where(tokens > FEW_INDICES, FP32 * vocabulary * width, 0)
+
+
 FUNCTIONS = {
     function.__name__: function
     for function in (
@@ -396,7 +403,7 @@ FUNCTIONS = {
         liger_partials, liger_logits, unpacked_4bit,
         cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
-        embedding_partials,
+        embedding_partials, embedding_rows,
     )
 }
 """Name in a formula file -> function."""

@@ -164,11 +164,11 @@ const WORKSPACES = {
   padded_mask: (gpu, rows, length, itemsize) => rows * roundUp(length, 8) * itemsize,
   bias_gradient: (gpu, rows, length, itemsize) => rows * roundUp(length, 16) * itemsize,
   efficient_delta: (gpu, batch, heads, sequence) => FP32 * batch * heads * sequence,
-  efficient_backward(gpu, batch, heads, sequence, width, itemsize = 2) {
+  efficient_backward(gpu, batch, heads, sequence, width, itemsize = 2, length = sequence) {
     const [queries, keys] = efficientBlock(gpu, width, itemsize);
     let each = ceilDiv(sequence, queries) * ceilDiv(width, keys) * (FP32 * queries * keys + 16);
     if (itemsize < FP32 && width > queries) {
-      const splits = Math.max(Math.min(ceilDiv(sequence, keys), floorDiv(200, batch * heads)), 1);
+      const splits = Math.max(Math.min(ceilDiv(length, keys), floorDiv(200, batch * heads)), 1);
       each += 2 * FP32 * splits * keys * roundUp(width, queries);
     }
     return batch * heads * each;
@@ -220,4 +220,5 @@ const WORKSPACES = {
   embedding_segments: (gpu, tokens, vocabulary) => many(tokens, () => INT64 * Math.min(tokens, vocabulary)),
   embedding_partials: (gpu, tokens, vocabulary, width) => many(tokens, () =>
     FP32 * (floorDiv(tokens, ROWS_PER_THREAD) + Math.min(tokens, vocabulary)) * width),
+  embedding_rows: (gpu, tokens, vocabulary, width) => many(tokens, () => FP32 * vocabulary * width),
 };

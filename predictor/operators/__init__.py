@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from predictor import flash_attention, liger
-from predictor.operators import attention, batch_norms, convolution, indexing, losses, norms, products, reductions
+from predictor.operators import (
+    attention,
+    batch_norms,
+    convolution,
+    indexing,
+    losses,
+    norms,
+    pictures,
+    products,
+    reductions,
+)
 from predictor.operators.call import Call, results_only
 
 __all__ = ["TABLE", "Call", "results_only"]
@@ -73,6 +83,15 @@ TABLE: dict[str, Callable[[Call], None]] = {
     "aten::constant_pad_nd": attention.padded_mask,
     "aten::_scaled_dot_product_efficient_attention": attention.efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    **dict.fromkeys((
+        "aten::upsample_bicubic2d_backward", "aten::_upsample_bicubic2d_aa_backward",
+        "aten::_upsample_bilinear2d_aa_backward", "aten::upsample_linear1d_backward", "aten::upsample_nearest1d",
+        "aten::upsample_nearest1d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
+    ), pictures.in_order),
+    **dict.fromkeys(("aten::_upsample_bicubic2d_aa", "aten::_upsample_bilinear2d_aa"), pictures.resized_smoothly),
+    **dict.fromkeys(("aten::avg_pool2d_backward", "aten::max_pool2d_with_indices_backward"), pictures.pool_backward),
+    "aten::_adaptive_avg_pool2d_backward": pictures.adaptive_pool_backward,
+    **dict.fromkeys(("aten::im2col", "aten::col2im"), pictures.unfold),
     **liger.OPERATORS,
     **flash_attention.OPERATORS,
 }

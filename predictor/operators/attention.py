@@ -108,7 +108,9 @@ def efficient_backward(call: Call) -> None:
     delta = call.allocate(("efficient_delta", dimensions))
     for buffer in reversed(terms):
         call.free(buffer)
-    accumulators = call.allocate(("efficient_backward", (*dimensions, 4) if wide else dimensions))
+    keys = call.args[2].shape[2]
+    more = (query.element_size(), keys) if keys != query.shape[2] else (4,) if wide else ()
+    accumulators = call.allocate(("efficient_backward", (*dimensions, *more)))
     call.free(delta)
     call.free(accumulators)
     _free(call, copies)

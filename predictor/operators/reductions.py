@@ -118,7 +118,7 @@ def partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor, byte
     reduced, kept = _iteration(source, axes)
     outputs = math.prod(size for size, *_ in kept)
     inputs = source.numel() // max(outputs, 1)
-    along_rows = not kept or not reduced or reduced[0][2] < kept[0][2]
+    along_rows = not kept or bool(reduced) and reduced[0][2] < kept[0][2]
     if not source.numel() or (along_rows and inputs < MAY_BE_SHARED and (kept or bytes_each)):
         return
     dimensions = (outputs, inputs, bytes_each or max(out.element_size(), 4), int(along_rows), int(not kept))

@@ -25,9 +25,9 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(*shape, dtype=dtype, device=DEVICE)
 
 
-def embedding(tokens, width=64):
+def embedding(tokens, width=64, rows=32064):
     ids, gradient = zeros(tokens), empty(tokens, width)
-    return lambda: aten.embedding_dense_backward(gradient, ids, 32064, -1, False)
+    return lambda: aten.embedding_dense_backward(gradient, ids, rows, -1, False)
 
 
 def strided_embedding():
@@ -267,6 +267,20 @@ def calls():
                                   ("cumsum", torch.cumsum))},
         "log softmax from fp16 to fp32": with_gradient(lambda source: functional.log_softmax(
             source, -1, dtype=torch.float32), empty(500, 64, dtype=torch.float16)),
+        **{f"embedding backward, {rows} rows": embedding(5000, 768, rows) for rows in (2, 10)},
+        "one hot": (lambda ids=zeros(300): functional.one_hot(ids, 64)),
+        **{f"{name} of a picture, gradient channels last": with_gradient(
+            function, empty(4, 32, 28, 28), laid=lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+           for name, function in (
+               ("average", lambda source: functional.avg_pool2d(source, 4)),
+               ("largest", lambda source: functional.max_pool2d(source, 2)),
+               ("size", lambda source: functional.interpolate(source, size=(14, 20), mode="bicubic")),
+               ("grid", lambda source: functional.adaptive_avg_pool2d(source, 7)),
+               ("padding", lambda source: functional.pad(source, (1, 1, 1, 1), "reflect")))},
+        "antialiased size, channels last": with_gradient(lambda source: functional.interpolate(
+            source, size=(14, 14), mode="bilinear", antialias=True), in_layout("last", 4, 32, 28, 28)),
+        "patches by unfold": with_gradient(lambda source: functional.unfold(source, 4, stride=4), empty(4, 3, 56, 56)),
+        "patches by unfold, overlapping": with_gradient(lambda source: functional.unfold(source, 3), empty(4, 3, 56, 56)),
         "gather": with_gradient(lambda source, places=zeros(500, 1): source.gather(1, places), empty(500, 64)),
         "index_select": with_gradient(lambda source, places=zeros(40): source.index_select(1, places), empty(4, 300, 64)),
         "sum, channels last": lambda: wide.sum((0, 1)),
@@ -347,6 +361,7 @@ def traced(wanted: str, gpu) -> list[int]:
 
     def zeros(*shape):
         ids = torch.empty(*shape, dtype=torch.int64, device="meta")
+        tracer.ignore([ids])
         tracer.twins.adopt(ids, torch.zeros(*shape, dtype=torch.int64))
         return ids
 
