@@ -97,12 +97,16 @@ def rms_norm_backward(source):
 
 def with_gradient(function, *inputs, laid=lambda gradient: gradient):
     """Its results outlive the call: autograd's threads let go of theirs when they like."""
-    inputs, held = [source.detach().requires_grad_() for source in inputs], []
+    inputs, held = known([source.detach().requires_grad_() for source in inputs]), []
 
     def call():
         out = function(*inputs)
         held.append((out, gradients(out, inputs, laid(empty(*out.shape, dtype=out.dtype)) if out.dim() else None)))
     return call
+
+
+def of_a_sum(gradient):
+    return empty(1).expand(gradient.shape)
 
 
 def normal(function, source, *more, **options):
@@ -281,6 +285,7 @@ def calls():
             source, size=(14, 14), mode="bilinear", antialias=True), in_layout("last", 4, 32, 28, 28)),
         "patches by unfold": with_gradient(lambda source: functional.unfold(source, 4, stride=4), empty(4, 3, 56, 56)),
         "patches by unfold, overlapping": with_gradient(lambda source: functional.unfold(source, 3), empty(4, 3, 56, 56)),
+        "product, gradient of a sum": with_gradient(torch.matmul, empty(300, 64), empty(64, 40), laid=of_a_sum),
         "gather": with_gradient(lambda source, places=zeros(500, 1): source.gather(1, places), empty(500, 64)),
         "index_select": with_gradient(lambda source, places=zeros(40): source.index_select(1, places), empty(4, 300, 64)),
         "sum, channels last": lambda: wide.sum((0, 1)),
@@ -321,7 +326,7 @@ def zeros(*shape):
     return torch.zeros(*shape, dtype=torch.int64, device="cuda")
 
 
-gradients = torch.autograd.grad
+gradients, known = torch.autograd.grad, list
 
 
 def chosen(backend, call):
@@ -347,7 +352,7 @@ for name, call in calls():
 answer(found)
 '''
 NAMES = [name for name, _ in (lambda scope: (exec(CALLS, scope), scope["calls"]())[1])(
-    {"DEVICE": "meta", "zeros": lambda *shape: torch.empty(*shape, dtype=torch.int64, device="meta")})]
+    {"DEVICE": "meta", "known": list, "zeros": lambda *shape: torch.empty(*shape, dtype=torch.int64, device="meta")})]
 
 
 @cache
@@ -371,12 +376,16 @@ def traced(wanted: str, gpu) -> list[int]:
     def rms_gradients(gradient, source, weight, sums):
         return torch.ops.peakcast.rms_norm_backward(gradient, source, weight, [True, True])
 
+    def known(inputs):
+        tracer.ignore(inputs)
+        return inputs
+
     def gradients(*args):
         tracer.moment = Moment.BACKWARD
         return torch.autograd.grad(*args)
 
     scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients,
-             "gradients": gradients}
+             "gradients": gradients, "known": known}
     exec(CALLS, scope)
     call = dict(scope["calls"]())[wanted]
     with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
