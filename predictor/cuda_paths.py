@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from predictor import rms_norm
 from predictor.autocast import as_one
-from predictor.operators import convolution
+from predictor.operators import batch_norms, convolution
 
 aten = torch.ops.aten
 
@@ -161,14 +161,26 @@ def dropout(original):
 
 
 def softmax(original):
-    """From fp16 to fp32 without a copy (ATen/native/SoftMax.cpp, softmax)."""
+    """From fp16 to fp32 without a copy (ATen/native/SoftMax.cpp, softmax and log_softmax)."""
+    operator = getattr(aten, f"_{original.__name__}")
 
     def fused(input, dim=None, _stacklevel=3, dtype=None):
         if input.is_meta and (input.dtype, dtype) == (torch.float16, torch.float32):
-            return aten._softmax(input, dim, True)
+            return operator(input, dim, True)
         return original(input, dim, _stacklevel, dtype)
 
     return fused
+
+
+def one_hot(original):
+    """Zeros and a scatter, which ATen/native/Onehot.cpp avoids on meta tensors and under a dispatch mode."""
+
+    def scattered(tensor, num_classes=-1):
+        if not tensor.is_meta or num_classes < 0:
+            return original(tensor, num_classes)
+        return tensor.new_zeros(*tensor.shape, num_classes).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return scattered
 
 
 def constant(original):
@@ -190,6 +202,11 @@ def constant(original):
 def contiguous(args, out):
     """Results that are contiguous on CUDA whatever the input's strides are."""
     return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def log_sigmoid(args, out):
+    """CUDA keeps nothing for the backward (ATen/native/cuda/ActivationLogSigmoidKernel.cu)."""
+    return out[0], out[1].new_empty(0)
 
 
 def grouped_product(left, right, *others, **keywords):
@@ -226,7 +243,9 @@ INSTEAD = {
 RESULTS = {
     "aten::convolution": convolution.results,
     "aten::convolution_backward": convolution.backward_results,
+    "aten::native_batch_norm": batch_norms.batch_norm_results,
     "aten::roll": contiguous,
+    "aten::log_sigmoid_forward": log_sigmoid,
 }
 """Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
 
@@ -240,5 +259,7 @@ def as_on_cuda(backend: str):
           patch.object(functional, "dropout", dropout(functional.dropout)),
           patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
           patch.object(functional, "softmax", softmax(functional.softmax)),
+          patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
+          patch.object(functional, "one_hot", one_hot(functional.one_hot)),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

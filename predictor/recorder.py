@@ -146,8 +146,8 @@ class Recorder(TorchDispatchMode):
             return accumulated(func, args)
         if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
             return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
-        if func is torch.ops.aten.scatter.src and self.moment is Moment.BACKWARD and _by_engine():
-            return torch.ops.aten.scatter_.src, args  # the same file, value_selecting_reduction_backward_symint
+        if func in IN_PLACE and self.moment is Moment.BACKWARD and _by_engine():
+            return IN_PLACE[func], args
         return func, args
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -159,6 +159,16 @@ class Recorder(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf, func._schema.name)
         return out
+
+
+IN_PLACE = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+}
+"""What the engine calls under a dispatch mode -> what it calls without (FunctionsManual.cpp,
+value_selecting_reduction_backward_symint; ATen/native/TensorAdvancedIndexing.cpp, gather_backward,
+index_select_backward_symint)."""
 
 
 def unpacks_itself(kind: type) -> bool:

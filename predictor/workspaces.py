@@ -147,13 +147,15 @@ def efficient_delta(gpu, batch, heads, sequence, width):
     return FP32 * batch * heads * sequence
 
 
-def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2):
+def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=None):
     """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
-    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu)."""
+    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu); ``length`` of the
+    keys, if it is another than the queries'."""
     queries, keys = _efficient_block(gpu, width, itemsize)
+    length = sequence if length is None else length
     each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
     if itemsize < FP32 and width > queries:
-        splits = np.maximum(np.minimum(_ceil_div(sequence, keys), 200 // (batch * heads)), 1)
+        splits = np.maximum(np.minimum(_ceil_div(length, keys), 200 // (batch * heads)), 1)
         each = each + 2 * FP32 * splits * keys * _round_up(width, queries)
     return batch * heads * each
 
@@ -176,26 +178,27 @@ def _efficient_block(gpu, width, itemsize):
 # Reductions -------------------------------------------------------------------------------------------
 
 
-def reduction_buffer(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
+def reduction_buffer(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
     """Partial results of blocks that share an output (ATen/native/cuda/Reduce.cuh, global_memory_size)."""
-    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it)[0]
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[0]
 
 
-def reduction_semaphores(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
+def reduction_semaphores(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
     """One counter a column of blocks (Reduce.cuh, semaphore_size)."""
-    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it)[1]
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[1]
 
 
-def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it):
-    """Reduce.cuh, setReduceConfig, for contiguous input.
+def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
+    """Reduce.cuh, setReduceConfig.
 
     Args:
         outputs: results.
         inputs: elements summed into each.
         along_rows: 1 when the reduced dimension is the fastest, 0 when the kept one is.
         all_of_it: 1 when everything is reduced to one number.
+        inner: kept elements that lie beside each other, if they are not all ``outputs``.
     """
-    vector = np.where(along_rows, 1, np.where(outputs % 4 == 0, 4, np.where(outputs % 2 == 0, 2, 1)))
+    vector = np.where(along_rows, 1, np.gcd(outputs if inner is None else inner, 4))
     first = np.where(along_rows, np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs), outputs // vector)
     second = np.where(along_rows, outputs, inputs)
     most = 512 // vector
@@ -229,7 +232,7 @@ def norm_partials(gpu, rows, width, itemsize):
 
 
 def norm_first(gpu, rows, width, itemsize):
-    """The result that the sum of those replaces (the same function)."""
+    """The result of their sum, which replaces one that was there before (the same function)."""
     return np.where(_in_parts(gpu, rows, width), width * itemsize, 0)
 
 
@@ -250,6 +253,28 @@ def _in_parts(gpu, rows, width):
 
 def _norm_parts(rows, width):
     return np.minimum(_ceil_div(rows, 32), (32 << 10) // _ceil_div(width, 32))
+
+
+def batch_norm_staging(gpu, rows, channels, numbers):
+    """So many fp32 numbers a channel from each of the blocks that share it, of input that lies channels last
+    (ATen/native/cuda/Normalization.cuh, batch_norm_stats_channels_last_cuda_template)."""
+    blocks = _batch_norm_blocks(rows, channels)[1]
+    return np.where(blocks > 1, FP32 * numbers * channels * blocks, 0)
+
+
+def batch_norm_semaphores(gpu, rows, channels):
+    """One counter a column of those blocks (the same function)."""
+    columns, blocks = _batch_norm_blocks(rows, channels)
+    return np.where(blocks > 1, 4 * columns, 0)
+
+
+def _batch_norm_blocks(rows, channels):
+    """Columns and rows of blocks (flexible_launch_configs of the same file)."""
+    width = np.minimum(_last_power_of_two(channels), 32)
+    height = np.minimum(_last_power_of_two(_ceil_div(rows, 16)), 512 // width)
+    width = np.minimum(_last_power_of_two(channels), 512 // height)
+    blocks = np.minimum(_ceil_div(rows, 16 * height), 128)
+    return _ceil_div(channels, width), np.where(blocks < 8, 1, blocks)
 
 
 # Liger ------------------------------------------------------------------------------------------------
@@ -362,6 +387,11 @@ def embedding_partials(gpu, tokens, vocabulary, width):
     return np.where(tokens > FEW_INDICES, FP32 * segments * width, 0)
 
 
+def embedding_rows(gpu, tokens, vocabulary, width):
+    """fp32 sums of few whole rows (EmbeddingBackwardKernel.cu)."""
+    return np.where(tokens > FEW_INDICES, FP32 * vocabulary * width, 0)
+
+
 FUNCTIONS = {
     function.__name__: function
     for function in (
@@ -369,10 +399,11 @@ FUNCTIONS = {
         cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
         efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
+        batch_norm_staging, batch_norm_semaphores,
         liger_partials, liger_logits, unpacked_4bit,
         cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
-        embedding_partials,
+        embedding_partials, embedding_rows,
     )
 }
 """Name in a formula file -> function."""

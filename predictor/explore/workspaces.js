@@ -45,8 +45,8 @@ function efficientBlock(gpu, width, itemsize) {
 const threads = gpu => (gpu.major === 12 || (gpu.major === 8 && gpu.minor !== 0) ? 1536 : 2048);
 
 /** Bytes of partial results and of semaphores. */
-function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt) {
-  const vector = alongRows ? 1 : outputs % 4 === 0 ? 4 : outputs % 2 === 0 ? 2 : 1;
+function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt, inner = outputs) {
+  const vector = alongRows ? 1 : inner % 4 === 0 ? 4 : inner % 2 === 0 ? 2 : 1;
   let first = alongRows ? (allOfIt === 1 && inputs > 128 ? floorDiv(inputs, 4) : inputs) : floorDiv(outputs, vector);
   let second = alongRows ? outputs : inputs;
   const most = floorDiv(512, vector);
@@ -68,6 +68,15 @@ function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt) {
 
 const inParts = (gpu, rows, width) => rows > 64 * KIB && floorDiv(width, 32) < floorDiv(gpu.multiprocessors, 2);
 const normParts = (rows, width) => Math.min(ceilDiv(rows, 32), floorDiv(32 * KIB, ceilDiv(width, 32)));
+
+/** Columns and rows of blocks. */
+function batchNormBlocks(rows, channels) {
+  let width = Math.min(lastPowerOfTwo(channels), 32);
+  const height = Math.min(lastPowerOfTwo(ceilDiv(rows, 16)), floorDiv(512, width));
+  width = Math.min(lastPowerOfTwo(channels), floorDiv(512, height));
+  const blocks = Math.min(ceilDiv(rows, 16 * height), 128);
+  return [ceilDiv(channels, width), blocks < 8 ? 1 : blocks];
+}
 
 function tile(gpu, tiles) {
   const capability = gpu.major + gpu.minor / 10;
@@ -155,11 +164,11 @@ const WORKSPACES = {
   padded_mask: (gpu, rows, length, itemsize) => rows * roundUp(length, 8) * itemsize,
   bias_gradient: (gpu, rows, length, itemsize) => rows * roundUp(length, 16) * itemsize,
   efficient_delta: (gpu, batch, heads, sequence) => FP32 * batch * heads * sequence,
-  efficient_backward(gpu, batch, heads, sequence, width, itemsize = 2) {
+  efficient_backward(gpu, batch, heads, sequence, width, itemsize = 2, length = sequence) {
     const [queries, keys] = efficientBlock(gpu, width, itemsize);
     let each = ceilDiv(sequence, queries) * ceilDiv(width, keys) * (FP32 * queries * keys + 16);
     if (itemsize < FP32 && width > queries) {
-      const splits = Math.max(Math.min(ceilDiv(sequence, keys), floorDiv(200, batch * heads)), 1);
+      const splits = Math.max(Math.min(ceilDiv(length, keys), floorDiv(200, batch * heads)), 1);
       each += 2 * FP32 * splits * keys * roundUp(width, queries);
     }
     return batch * heads * each;
@@ -173,6 +182,14 @@ const WORKSPACES = {
     (inParts(gpu, rows, width) ? reduction(gpu, width, normParts(rows, width), FP32, 0, 0)[0] : 0),
   norm_semaphores: (gpu, rows, width) =>
     (inParts(gpu, rows, width) ? reduction(gpu, width, normParts(rows, width), FP32, 0, 0)[1] : 0),
+  batch_norm_staging(gpu, rows, channels, numbers) {
+    const blocks = batchNormBlocks(rows, channels)[1];
+    return blocks > 1 ? FP32 * numbers * channels * blocks : 0;
+  },
+  batch_norm_semaphores(gpu, rows, channels) {
+    const [columns, blocks] = batchNormBlocks(rows, channels);
+    return blocks > 1 ? 4 * columns : 0;
+  },
   liger_partials: (gpu, width) => FP32 * gpu.multiprocessors * width,
   liger_logits(gpu, tokens, width, vocabulary, itemsize) {
     const share = ceilDiv(tokens, ceilDiv(vocabulary, width)), power = lastPowerOfTwo(share);
@@ -203,4 +220,5 @@ const WORKSPACES = {
   embedding_segments: (gpu, tokens, vocabulary) => many(tokens, () => INT64 * Math.min(tokens, vocabulary)),
   embedding_partials: (gpu, tokens, vocabulary, width) => many(tokens, () =>
     FP32 * (floorDiv(tokens, ROWS_PER_THREAD) + Math.min(tokens, vocabulary)) * width),
+  embedding_rows: (gpu, tokens, vocabulary, width) => many(tokens, () => FP32 * vocabulary * width),
 };

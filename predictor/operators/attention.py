@@ -28,12 +28,22 @@ def cudnn_backward(call: Call) -> None:
 
 def flash_forward(call: Call) -> None:
     """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query, as
-    in decoding, heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped)."""
+    in decoding, heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped). With dropout nothing
+    is split, and seed and offset are made twice (mha_fwd)."""
     query, key = call.args[:2]
+    dropout = call.args[3] if len(call.args) > 3 else 0.0
     dimensions = batch, heads, rows, width = attention_dimensions(query)
     if rows == 1:
         dimensions = (batch, key.shape[1], heads // key.shape[1], width, key.shape[2])
+    elif rows != key.shape[2]:
+        dimensions += (key.shape[2],)
     call.results(*call.out[:2])
+    if dropout:
+        seeds, unused = (next(tensor for tensor in call.out if nbytes(tensor) == size) for size in (16, 8))
+        first = call.allocate(nbytes(seeds))
+        call.results(unused)
+        call.results()
+        return call.free(first)
     partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
     call.results()
     for buffer in partial:
@@ -41,12 +51,13 @@ def flash_forward(call: Call) -> None:
 
 
 def flash_backward(call: Call) -> None:
-    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); before them, gradient
-    and result as tokens (attention_backward.cu, _flash_attention_backward)."""
+    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); first of all,
+    gradient and result as tokens (attention_backward.cu, _flash_attention_backward)."""
     gradient, query, key, _, out, *_ = call.args
     copies = _as_tokens(call, gradient, out)
     dimensions = attention_dimensions(query)
-    expanded = () if query.shape[1] == key.shape[1] else (query.numel() * query.element_size(),) * 2
+    whole = key.numel() * key.element_size() * query.shape[1] // key.shape[1]
+    expanded = () if query.shape[1] == key.shape[1] else (whole,) * 2
     call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
     _free(call, copies)
 
@@ -97,7 +108,9 @@ def efficient_backward(call: Call) -> None:
     delta = call.allocate(("efficient_delta", dimensions))
     for buffer in reversed(terms):
         call.free(buffer)
-    accumulators = call.allocate(("efficient_backward", (*dimensions, 4) if wide else dimensions))
+    keys = call.args[2].shape[2]
+    more = (query.element_size(), keys) if keys != query.shape[2] else (4,) if wide else ()
+    accumulators = call.allocate(("efficient_backward", (*dimensions, *more)))
     call.free(delta)
     call.free(accumulators)
     _free(call, copies)

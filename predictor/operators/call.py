@@ -48,3 +48,8 @@ def results_only(call: Call) -> None:
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of a copy that is contiguous."""
     return tensor.numel() * tensor.element_size()
+
+
+def copies(*tensors: torch.Tensor) -> list[int]:
+    """Bytes of contiguous copies of those that are not."""
+    return [nbytes(tensor) for tensor in tensors if not tensor.is_contiguous()]

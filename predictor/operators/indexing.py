@@ -8,6 +8,10 @@ import torch
 
 from predictor.operators.call import Call, nbytes
 
+FEW_ROWS = 10
+"""Up to so many rows, as of token types, are added up in place of parts of them, if they are no wider than 4096: read
+off an emulated GPU, where up to 512 are with enough tokens."""
+
 
 def index(call: Call) -> None:
     """Copies of several indices with unlike strides (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
@@ -89,7 +93,7 @@ def repeat_interleave(call: Call) -> None:
 
 
 def embedding_backward(call: Call) -> None:
-    """A gradient made contiguous, sorting of many tokens, fp32 partial rows (Embedding.cu,
+    """A gradient made contiguous, sorting of many tokens, fp32 partial rows, or whole ones of a few (Embedding.cu,
     EmbeddingBackwardKernel.cu)."""
     gradient, indices, vocabulary = call.args[:3]
     tokens, width = indices.numel(), gradient.shape[-1]
@@ -103,8 +107,12 @@ def embedding_backward(call: Call) -> None:
     call.through(each, ("embedding_unique", (tokens,)))
     partials, starts = call.allocate(segment), call.allocate(segment)
     call.through(("embedding_scan", (tokens, vocabulary)))
-    call.through(number, ("embedding_partials", (tokens, vocabulary, 2)),
-                 ("embedding_partials", (tokens, vocabulary, width)))
+    parts = ("embedding_partials", (tokens, vocabulary, 2))
+    if vocabulary > FEW_ROWS:
+        call.through(number, parts, ("embedding_partials", (tokens, vocabulary, width)))
+    else:
+        narrow = gradient.element_size() < 4
+        call.through(number, parts, parts, *((("embedding_rows", (tokens, vocabulary, width)),) if narrow else ()))
     for buffer in (starts, partials, count, offsets, original, ordered, *([] if copy is None else [copy])):
         call.free(buffer)
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from predictor.operators.call import Call, nbytes
+from predictor.operators.call import Call, copies, nbytes
+
+NARROW = 1024
+"""Layer norms of so many elements and more are taken to have no sums in parts. They have, for more than 65,536 rows at
+once: 114 pictures of LLaVA's tower, whose shipped formulas do not list them."""
 
 
 def layer_norm(call: Call) -> None:
@@ -18,34 +24,29 @@ def layer_norm(call: Call) -> None:
 
 
 def layer_norm_backward(call: Call) -> None:
-    """Copies of an input, then of a gradient, that are not contiguous (the same file, layer_norm_backward_cuda)."""
-    gradient, source = call.args[:2]
-    copy = None if source.is_contiguous() else call.allocate(nbytes(source))
-    call.around(*(() if gradient.is_contiguous() else (nbytes(gradient),)))
-    if copy is not None:
-        call.free(copy)
+    """Copies and sums in parts as below, with a mean and a bias (the same file, layer_norm_backward_cuda)."""
+    _backward(call, *call.args[:2], NARROW)
 
 
 def rms_norm_backward(call: Call) -> None:
-    """The same without a mean (the same file, _fused_rms_norm_backward_cuda); many rows of few elements are added up
-    in parts, and those by another sum (LayerNormBackwardKernelImplInternal)."""
+    """Copies of an input, then of a gradient, that are not contiguous; many rows of few elements are added up in parts,
+    and those by another sum (the same file, _fused_rms_norm_backward_cuda, LaunchGammaBetaBackwardCUDAKernel)."""
     _backward(call, *call.args[:2])
 
 
-def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
+def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor, narrow: float = math.inf) -> None:
     copy = None if source.is_contiguous() else call.allocate(nbytes(source))
-    of_source, *of_weights = call.out if call.args[-1][0] else (None, *call.out)
-    if of_source is not None:
-        call.results(of_source)
+    of_weights = call.out[1:] if call.args[-1][0] else call.out
+    call.results()
     width = max((tensor.numel() for tensor in of_weights), default=1)
     dimensions = (source.numel() // width, width)
-    first = [call.allocate(("norm_first", (*dimensions, tensor.element_size()))) for tensor in of_weights]
+    in_parts = of_weights if width < narrow else []
     held = [] if gradient.is_contiguous() else [call.allocate(nbytes(gradient))]
-    held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in of_weights]
-    for tensor, before in zip(of_weights, first, strict=True):
-        call.results(tensor)
+    held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in in_parts]
+    for tensor in in_parts:
+        again = call.allocate(("norm_first", (*dimensions, tensor.element_size())))
         call.through(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
-        call.free(before)
+        call.free(again)
     for buffer in reversed(held):
         call.free(buffer)
     if copy is not None:
@@ -58,10 +59,23 @@ def dropout(call: Call) -> None:
     call.results()
 
 
+def softmax(call: Call) -> None:
+    """A copy of an input that is not contiguous, after the result (ATen/native/cuda/SoftMax.cu, host_softmax)."""
+    source = call.args[0]
+    call.around(*(() if source.is_contiguous() else (nbytes(source),)))
+
+
 def softmax_backward(call: Call) -> None:
-    """The product of gradient and output (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    """The product of gradient and output (the same file, softmax_backward_cuda_out), then copies of what of it and of
+    the output is not contiguous (host_softmax_backward)."""
     gradient, output = call.args[:2]
-    call.around(output.numel() * max(gradient.element_size(), output.element_size()))
+    product = output.numel() * max(gradient.element_size(), output.element_size())
+    call.around(product, *copies(torch.empty_like(gradient), output))
+
+
+def log_softmax_backward(call: Call) -> None:
+    """Copies of what of gradient and output is not contiguous (host_softmax_backward of the same file)."""
+    call.around(*copies(*call.args[:2]))
 
 
 def safe_softmax(call: Call) -> None:

@@ -10,9 +10,20 @@ from predictor.operators.call import Call, nbytes
 
 
 def matrix_product(call: Call) -> None:
-    """The first product of a thread makes its cuBLAS workspace (ATen/cuda/CublasHandlePool.cpp)."""
+    """The first product of a thread makes its cuBLAS workspace (ATen/cuda/CublasHandlePool.cpp); an operand of which
+    neither rows nor columns lie whole in memory, like the gradient of a sum, is copied (ATen/native/cuda/Blas.cpp,
+    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas)."""
     call.results()
+    held = [call.allocate(nbytes(tensor)) for tensor in call.args[-2:] if not _lies_whole(tensor)]
     call.once("cublas_workspace")
+    for copy in reversed(held):
+        call.free(copy)
+
+
+def _lies_whole(tensor: torch.Tensor) -> bool:
+    rows, columns = tensor.shape[-2:]
+    down, right = tensor.stride()[-2:]
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows)) or tensor.is_contiguous()
 
 
 def fused_bias(call: Call) -> None:
@@ -30,7 +41,8 @@ def gemm_4bit(call: Call) -> None:
     sizes.append(math.prod(shape) * source.element_size())
     layer = source.numel() // shape[1], *shape, source.element_size()
     whole = [call.allocate(("unpacked_4bit", (*layer, size))) for size in sizes]
-    matrix_product(call)
+    call.results()
+    call.once("cublas_workspace")
     if bias is not None and source.is_contiguous():
         call.once("cublaslt_workspace")
     for buffer in whole:

@@ -25,9 +25,9 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(*shape, dtype=dtype, device=DEVICE)
 
 
-def embedding(tokens, width=64):
+def embedding(tokens, width=64, rows=32064):
     ids, gradient = zeros(tokens), empty(tokens, width)
-    return lambda: aten.embedding_dense_backward(gradient, ids, 32064, -1, False)
+    return lambda: aten.embedding_dense_backward(gradient, ids, rows, -1, False)
 
 
 def strided_embedding():
@@ -95,6 +95,34 @@ def rms_norm_backward(source):
     return lambda: rms_gradients(gradient, source, weight, sums)
 
 
+def with_gradient(function, *inputs, laid=lambda gradient: gradient):
+    """Its results outlive the call: autograd's threads let go of theirs when they like."""
+    inputs, held = known([source.detach().requires_grad_() for source in inputs]), []
+
+    def call():
+        out = function(*inputs)
+        held.append((out, gradients(out, inputs, laid(empty(*out.shape, dtype=out.dtype)) if out.dim() else None)))
+    return call
+
+
+def of_a_sum(gradient):
+    return empty(1).expand(gradient.shape)
+
+
+def normal(function, source, *more, **options):
+    """Over features or channels, with a weight and a bias."""
+    weights = empty(source.shape[more[0]], dtype=source.dtype), empty(source.shape[more[0]], dtype=source.dtype)
+    return with_gradient(lambda source, weight, bias: function(source, weight, bias), source, *weights, **options)
+
+
+def last_layer_norm(source, weight, bias):
+    return torch.nn.functional.layer_norm(source, weight.shape, weight, bias)
+
+
+def batch_norm(source, weight, bias):
+    return torch.nn.functional.batch_norm(source, None, None, weight, bias, training=True)
+
+
 def index_put(target, indices, values, accumulate=True):
     indices = [None if shape is None else zeros(*shape) for shape in indices]
     return lambda: aten._index_put_impl_(target.clone(), indices, values, accumulate, True)
@@ -106,9 +134,16 @@ def broadcast_attention():
     return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64):
+def dropped():
     from torch.nn import functional
-    query, key, value = empty(batch, 8, length, width), *(empty(batch, 8 // groups, length, width) for _ in range(2))
+    query, key, value = (empty(2, 8, 300, 64) for _ in range(3))
+    return lambda: chosen("flash", lambda: functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1))
+
+
+def attention(backend, causal, mask=None, groups=1, batch=2, length=300, width=64, keys=None):
+    from torch.nn import functional
+    query = empty(batch, 8, length, width)
+    key, value = (empty(batch, 8 // groups, keys or length, width) for _ in range(2))
     mask = None if mask is None else empty(batch, 1, length, length, dtype=mask)
     return lambda: chosen(backend, lambda: functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=groups > 1))
@@ -164,6 +199,9 @@ def product_of_8_bits(dtype=torch.bfloat16, outliers=True):
 
 
 def calls():
+    from torch.nn import functional
+    million, pictures = empty(1000, 1000), empty(4, 32, 56, 56)
+    last = in_layout("last", 4, 32, 56, 56)
     rows, flags, wide = empty(5000, 64), empty(5000, 64, dtype=torch.bool), empty(4, 1152, 729).transpose(1, 2)
     yield from {
         **{f"embedding backward, {n} tokens": embedding(n) for n in (3072, 3073, 4097, 20000)},
@@ -202,8 +240,58 @@ def calls():
         "masked_scatter": lambda: rows.masked_scatter(flags, rows),
         "sum of columns": lambda: rows.sum(0),
         "sum of all": lambda: rows.sum(),
+        "sum of long rows": lambda: empty(2, 1_000_000).sum(-1),
+        "sum of all but a middle dimension": lambda: empty(16, 64, 128, 128).sum((0, 2, 3)),
+        "sum of every second column": lambda: empty(50_000, 192)[:, ::2].sum(0),
+        **{f"{name} of {of}": (lambda function=function, source=source: function(source))
+           for name, function in (
+               ("mean", lambda source: source.mean((0, 1) if source.dim() < 3 else (2, 3))),
+               ("variance", torch.var), ("norm", torch.linalg.vector_norm), ("largest", torch.amax), ("max", torch.max),
+               ("position of the largest", torch.argmax), ("whether all are true", lambda source: (source > 0).all()),
+               ("infinities", lambda source: source.isinf().any()), ("log sum exp", lambda source: source.logsumexp(0)))
+           for of, source in (("all", million), ("channels last", last))},
+        **{f"{name} loss": with_gradient(lambda source, function=function: function(source, million), empty(1000, 1000))
+           for name, function in (("squared", functional.mse_loss), ("smooth", functional.smooth_l1_loss),
+                                  ("Huber", functional.huber_loss), ("binary", functional.binary_cross_entropy))},
+        "logarithm of a sigmoid": with_gradient(functional.logsigmoid, empty(500, 64)),
+        "layer norm of many rows": normal(last_layer_norm, empty(8, 12544, 96), -1),
+        "layer norm, strided": normal(last_layer_norm, empty(4, 64, 1000).transpose(1, 2), -1),
+        **{f"group norm{', no weight' * (not weight)}": (normal(
+            lambda source, *weights: functional.group_norm(source, 8, *weights), empty(4, 32, 28, 28), 1) if weight else
+            with_gradient(lambda source: functional.group_norm(source, 8), empty(4, 32, 28, 28)))
+           for weight in (True, False)},
+        **{f"batch norm, {name}": normal(batch_norm, source, 1, laid=laid) for name, source, laid in (
+            ("contiguous", pictures, torch.Tensor.contiguous), ("cut", in_layout("cut", 4, 32, 56, 56), torch.clone),
+            ("channels last", last, lambda gradient: gradient.contiguous(memory_format=torch.channels_last)),
+            ("rows", empty(9000, 64), torch.clone), ("fp32", empty(4, 32, 56, 56, dtype=torch.float32), torch.clone))},
+        **{f"{name} of what is not contiguous": with_gradient(
+            lambda source, function=function: function(source, -1), empty(4, 64, 300).transpose(1, 2),
+            laid=lambda gradient: empty(*gradient.shape[:-2], *gradient.shape[:-3:-1]).transpose(1, 2))
+           for name, function in (("softmax", functional.softmax), ("log softmax", functional.log_softmax),
+                                  ("cumsum", torch.cumsum))},
+        "log softmax from fp16 to fp32": with_gradient(lambda source: functional.log_softmax(
+            source, -1, dtype=torch.float32), empty(500, 64, dtype=torch.float16)),
+        **{f"embedding backward, {rows} rows": embedding(5000, 768, rows) for rows in (2, 10)},
+        "one hot": (lambda ids=zeros(300): functional.one_hot(ids, 64)),
+        **{f"{name} of a picture, gradient channels last": with_gradient(
+            function, empty(4, 32, 28, 28), laid=lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+           for name, function in (
+               ("average", lambda source: functional.avg_pool2d(source, 4)),
+               ("largest", lambda source: functional.max_pool2d(source, 2)),
+               ("size", lambda source: functional.interpolate(source, size=(14, 20), mode="bicubic")),
+               ("grid", lambda source: functional.adaptive_avg_pool2d(source, 7)),
+               ("padding", lambda source: functional.pad(source, (1, 1, 1, 1), "reflect")))},
+        "antialiased size, channels last": with_gradient(lambda source: functional.interpolate(
+            source, size=(14, 14), mode="bilinear", antialias=True), in_layout("last", 4, 32, 28, 28)),
+        "patches by unfold": with_gradient(lambda source: functional.unfold(source, 4, stride=4), empty(4, 3, 56, 56)),
+        "patches by unfold, overlapping": with_gradient(lambda source: functional.unfold(source, 3), empty(4, 3, 56, 56)),
+        "product, gradient of a sum": with_gradient(torch.matmul, empty(300, 64), empty(64, 40), laid=of_a_sum),
+        "gather": with_gradient(lambda source, places=zeros(500, 1): source.gather(1, places), empty(500, 64)),
+        "index_select": with_gradient(lambda source, places=zeros(40): source.index_select(1, places), empty(4, 300, 64)),
         "sum, channels last": lambda: wide.sum((0, 1)),
         "flash attention, keys split": attention("flash", True, batch=1, length=577),
+        "flash attention with dropout": dropped(),
+        "flash attention of more keys": attention("flash", False, length=300, keys=2000),
         "flash attention": attention("flash", True, batch=32, length=577),
         **{f"efficient attention backward in fp32, {width} wide": efficient_backward(width) for width in (64, 80, 256)},
         "efficient attention backward": efficient_backward(128, torch.bfloat16),
@@ -238,6 +326,9 @@ def zeros(*shape):
     return torch.zeros(*shape, dtype=torch.int64, device="cuda")
 
 
+gradients, known = torch.autograd.grad, list
+
+
 def chosen(backend, call):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if backend == "flash" else SDPBackend.MATH):
@@ -261,7 +352,7 @@ for name, call in calls():
 answer(found)
 '''
 NAMES = [name for name, _ in (lambda scope: (exec(CALLS, scope), scope["calls"]())[1])(
-    {"DEVICE": "meta", "zeros": lambda *shape: torch.empty(*shape, dtype=torch.int64, device="meta")})]
+    {"DEVICE": "meta", "known": list, "zeros": lambda *shape: torch.empty(*shape, dtype=torch.int64, device="meta")})]
 
 
 @cache
@@ -275,6 +366,7 @@ def traced(wanted: str, gpu) -> list[int]:
 
     def zeros(*shape):
         ids = torch.empty(*shape, dtype=torch.int64, device="meta")
+        tracer.ignore([ids])
         tracer.twins.adopt(ids, torch.zeros(*shape, dtype=torch.int64))
         return ids
 
@@ -284,7 +376,16 @@ def traced(wanted: str, gpu) -> list[int]:
     def rms_gradients(gradient, source, weight, sums):
         return torch.ops.peakcast.rms_norm_backward(gradient, source, weight, [True, True])
 
-    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients}
+    def known(inputs):
+        tracer.ignore(inputs)
+        return inputs
+
+    def gradients(*args):
+        tracer.moment = Moment.BACKWARD
+        return torch.autograd.grad(*args)
+
+    scope = {"DEVICE": "meta", "zeros": zeros, "chosen": chosen, "rms_gradients": rms_gradients,
+             "gradients": gradients, "known": known}
     exec(CALLS, scope)
     call = dict(scope["calls"]())[wanted]
     with as_on_cuda("efficient" if "math" in wanted else "flash"), tracer:
