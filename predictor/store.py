@@ -23,7 +23,7 @@ from predictor.regimes import NotOneRegime
 from predictor.sizes import Shape
 from predictor.turns import Generation
 
-TRACER_VERSION = 3
+TRACER_VERSION = 4
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
 
 

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
+import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -66,18 +69,25 @@ def record_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
             yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(workload.gpu))
 
 
+def build(name: str, config: models.ModelConfig, key: store.Key) -> None:
+    """Trace one."""
+    store.save(trace_formula(config, key), TARGET / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="trace those that are there already, too")
-    anew = parser.parse_args().all
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="at a time; default: a core each")
+    arguments = parser.parse_args()
     wanted = {key.filename(): (config, key) for config, key in [*named_keys(), *planned_keys(), *record_keys()]}
     for path in TARGET.glob("*.npz"):
         if path.name not in wanted:
             path.unlink()
-    for name, (config, key) in track(wanted.items(), description="Tracing formulas"):
-        path = TARGET / name
-        if anew or not path.is_file():
-            store.save(trace_formula(config, key), path)
+    missing = [name for name in wanted if arguments.all or not (TARGET / name).is_file()]
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as workers:
+        done = workers.map(build, missing, *zip(*(wanted[name] for name in missing)))
+        for _ in track(done, description="Tracing formulas", total=len(missing)):
+            pass
     total = sum(path.stat().st_size for path in TARGET.glob("*.npz"))
     print(f"{len(wanted)} formulas, {total / 1e6:.2f} MB, in {TARGET}")
 

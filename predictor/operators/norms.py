@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from predictor.operators.call import Call, copies, nbytes
-
-NARROW = 1024
-"""Layer norms of so many elements and more are taken to have no sums in parts. They have, for more than 65,536 rows at
-once: 114 pictures of LLaVA's tower, whose shipped formulas do not list them."""
 
 
 def layer_norm(call: Call) -> None:
@@ -25,7 +19,7 @@ def layer_norm(call: Call) -> None:
 
 def layer_norm_backward(call: Call) -> None:
     """Copies and sums in parts as below, with a mean and a bias (the same file, layer_norm_backward_cuda)."""
-    _backward(call, *call.args[:2], NARROW)
+    _backward(call, *call.args[:2])
 
 
 def rms_norm_backward(call: Call) -> None:
@@ -34,16 +28,15 @@ def rms_norm_backward(call: Call) -> None:
     _backward(call, *call.args[:2])
 
 
-def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor, narrow: float = math.inf) -> None:
+def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
     copy = None if source.is_contiguous() else call.allocate(nbytes(source))
     of_weights = call.out[1:] if call.args[-1][0] else call.out
     call.results()
     width = max((tensor.numel() for tensor in of_weights), default=1)
     dimensions = (source.numel() // width, width)
-    in_parts = of_weights if width < narrow else []
     held = [] if gradient.is_contiguous() else [call.allocate(nbytes(gradient))]
-    held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in in_parts]
-    for tensor in in_parts:
+    held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in of_weights]
+    for tensor in of_weights:
         again = call.allocate(("norm_first", (*dimensions, tensor.element_size())))
         call.through(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
         call.free(again)
