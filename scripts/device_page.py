@@ -175,6 +175,9 @@ def replays(directory: Path) -> Iterator[str]:
             yield f"## Histories recorded on {title}, replayed through the simulated allocator\n"
             yield _header("job", "events", "segments", "reserved peak: recorded", "simulated", "")
             for row in rows:
+                if "error" in row:
+                    yield _row(row["id"], "", "", "", "", row["error"])
+                    continue
                 said = "every decision agrees" if row["agrees"] else f"differs: {row['divergence']}"
                 yield _row(row["id"], f"{row['events']:,}", f"{row['segments']:,}",
                            f"{row['recorded_peak_reserved_bytes']:,}", f"{row['peak_reserved_bytes']:,}", said)

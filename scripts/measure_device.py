@@ -57,7 +57,6 @@ LIMITED = (
     {"model": "llava-1.5-7b-2-2", "per_device_train_batch_size": 4, "sequence_length": 1024, "zero_stage": 2,
      "data_parallel_size": 2, "rank": 1, "gradient_checkpointing": False},
 )
-
 TOO_LARGE = {"model": "llava-1.5-7b", "per_device_train_batch_size": 16, "sequence_length": 1024, "zero_stage": 2}
 """More than 139 GiB on one GPU."""
 
@@ -71,8 +70,8 @@ class Campaign:
 
     def run(self) -> bool:
         """All steps in order; whether all is measured."""
-        for step in (self._libraries, self._operators, self._jobs, self._again, self._replays, self._limits,
-                     self._too_large, *([self._profile] if self._is_real else [])):
+        for step in (self._libraries, self._operators, self._jobs, self._again, self._limits, self._too_large,
+                     self._replays, *([self._profile] if self._is_real else [])):
             if self._left() == 0:
                 print(f"the time is over before {step.__name__.strip('_')}: the same command goes on", file=sys.stderr)
                 return False
@@ -143,15 +142,17 @@ class Campaign:
                 _append(path, compact.row(job, {**sweep(design.workload(job), self._where.device),
                                                 "date": date.today().isoformat()}))
 
-
     def _too_large(self) -> None:
         workload = Workload(**TOO_LARGE, gpu=self._where.gpu, profile="none")
         self._once("too-large.json", lambda: measure(workload, device=self._where.device).to_json())
 
 
 def replayed(file: Path) -> dict:
-    """What became of a recorded history in the simulation."""
-    found = replay(snapshot.read(file))
+    """What became of a recorded history in the simulation; ``error`` alone, if it cannot be replayed."""
+    try:
+        found = replay(snapshot.read(file))
+    except InputError as error:
+        return {"error": str(error)}
     return {"events": found.events, "agrees": found.agrees, "divergence": found.divergence and str(found.divergence),
             "segments": len(found.segments), "same_segments": found.segments == found.recorded.segments,
             "peak_reserved_bytes": found.peak_reserved_bytes,

@@ -48,6 +48,13 @@ def test_a_call_that_its_library_refuses_is_counted_apart(scripts, tmp_path):
     assert text.startswith("0 of 0 calls") and why == "1 more are refused by their library: No available kernel.\n"
 
 
+def test_a_history_that_cannot_be_replayed_is_a_row_that_says_why(scripts, tmp_path):
+    (tmp_path / "broken.pickle.gz").write_bytes(b"nothing")
+    row = scripts[0].replayed(tmp_path / "broken.pickle.gz")
+    (tmp_path / "device-replays.jsonl").write_text(json.dumps({"id": "0a", **row}) + "\n")
+    assert f"| 0a |  |  |  |  | {row['error']} |" in list(scripts[1].replays(tmp_path))
+
+
 def test_a_side_that_was_not_measured_is_said(scripts, tmp_path):
     saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (Use("before", 0, None, 0),)))
     scripts[1].write_page("h200", tmp_path, tmp_path / "page.md")
