@@ -59,17 +59,12 @@ def flash_backward(call: Call) -> None:
     whole = key.numel() * key.element_size() * query.shape[1] // key.shape[1]
     expanded = () if query.shape[1] == key.shape[1] else (whole,) * 2
     call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
-    _free(call, copies)
+    call.release(copies)
 
 
 def _as_tokens(call: Call, *tensors: torch.Tensor) -> list[int]:
     """Copies of those in which a token's heads do not lie beside each other, tokens one after the other."""
     return [call.allocate(nbytes(tensor)) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
-
-
-def _free(call: Call, copies: list[int]) -> None:
-    for copy in reversed(copies):
-        call.free(copy)
 
 
 def efficient_forward(call: Call) -> None:
@@ -113,4 +108,4 @@ def efficient_backward(call: Call) -> None:
     accumulators = call.allocate(("efficient_backward", (*dimensions, *more)))
     call.free(delta)
     call.free(accumulators)
-    _free(call, copies)
+    call.release(copies)

@@ -27,9 +27,8 @@ def group_norm_backward(call: Call) -> None:
         factors = [call.allocate(of_groups), call.allocate(of_groups)]
         if weight is not None and pixels > 1:
             factors.insert(0, call.allocate(of_channels))
-        for buffer in reversed(factors):
-            call.free(buffer)
-    _free(call, held)
+        call.release(factors)
+    call.release(held)
 
 
 def batch_norm(call: Call) -> None:
@@ -57,7 +56,7 @@ def batch_norm_backward(call: Call) -> None:
     if training and _by_cudnn(source, weight, weight, training):
         held = [call.allocate(size) for size in (*_in_layout(source, source), *_in_layout(gradient, source))]
         call.results()
-        return _free(call, held)
+        return call.release(held)
     made = iter(call.out)
     of_source, *of_weights = (next(made) if one else None for one in wanted)
     of_weights = [tensor for tensor in of_weights if tensor is not None]
@@ -78,7 +77,7 @@ def batch_norm_backward(call: Call) -> None:
         else:
             call.through(*whole)
         call.results()
-    _free(call, held)
+    call.release(held)
 
 
 def batch_norm_results(args, out):
@@ -99,11 +98,6 @@ def _by_cudnn(source: torch.Tensor, weight, bias, training: bool) -> bool:
 def _in_layout(tensor: torch.Tensor, other: torch.Tensor) -> list[int]:
     """Bytes of a copy in the layout of another, if it lies in none such."""
     return [] if tensor.is_contiguous(memory_format=suggest_memory_format(other)) else [nbytes(tensor)]
-
-
-def _free(call: Call, held: list[int]) -> None:
-    for buffer in reversed(held):
-        call.free(buffer)
 
 
 def _is_last(tensor: torch.Tensor) -> bool:

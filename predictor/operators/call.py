@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,14 @@ class Call:
         self.results()
         self.through(*sizes)
 
+    def release(self, held: Sequence[int]) -> None:
+        """Free them, the last one first."""
+        for handle in reversed(held):
+            self.free(handle)
+
     def through(self, *sizes) -> None:
         """Temporaries that come together and die at once, last first."""
-        for row in reversed([self.allocate(size) for size in sizes]):
-            self.free(row)
+        self.release([self.allocate(size) for size in sizes])
 
 
 def results_only(call: Call) -> None:

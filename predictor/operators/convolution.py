@@ -30,7 +30,7 @@ def forward(call: Call) -> None:
     call.results()
     if not native:
         _copied(call, weight, layout, held)
-    _free(call, held)
+    call.release(held)
 
 
 def backward(call: Call) -> None:
@@ -45,7 +45,7 @@ def backward(call: Call) -> None:
     if of_bias is not None:
         call.results(of_bias)
         partial_sums(call, gradient, (0, *range(2, gradient.dim())), of_bias)
-    _free(call, held)
+    call.release(held)
 
 
 def _native(call: Call, of_source, of_weight) -> None:
@@ -58,10 +58,10 @@ def _native(call: Call, of_source, of_weight) -> None:
         if call.args[1].dim() > 3:  # of one dimension it is whole already
             _copied(call, source, CONTIGUOUS, inner)
         call.results(of_weight)
-        _free(call, inner)
+        call.release(inner)
     if of_source is not None:
         call.results(of_source)
-    _free(call, held)
+    call.release(held)
 
 
 def _cudnn(call: Call, of_source, of_weight) -> None:
@@ -78,15 +78,15 @@ def _cudnn(call: Call, of_source, of_weight) -> None:
         call.results(of_source)
         _copied(call, weight, layout, inner)
         _copied(call, gradient, layout, inner)
-        _free(call, inner)
+        call.release(inner)
     if of_weight is not None:
         inner = []
         layout = _layout(source, gradient)
         _copied(call, gradient, layout, inner)
         _copied(call, source, layout, inner)
         call.results(of_weight)
-        _free(call, inner)
-    _free(call, held)
+        call.release(inner)
+    call.release(held)
 
 
 def results(args, out: torch.Tensor) -> torch.Tensor:
@@ -176,8 +176,3 @@ def _laid(tensor, layout: torch.memory_format):
 def _copied(call: Call, tensor: torch.Tensor, layout: torch.memory_format, held: list[int]) -> None:
     if not tensor.is_contiguous(memory_format=layout):
         held.append(call.allocate(nbytes(tensor)))
-
-
-def _free(call: Call, held: list[int]) -> None:
-    for copy in reversed(held):
-        call.free(copy)

@@ -40,8 +40,7 @@ def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
         again = call.allocate(("norm_first", (*dimensions, tensor.element_size())))
         call.through(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
         call.free(again)
-    for buffer in reversed(held):
-        call.free(buffer)
+    call.release(held)
     if copy is not None:
         call.free(copy)
 

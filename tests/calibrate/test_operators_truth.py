@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from predictor import gpus, workspaces
+from calibrate.probes.operators import in_order
+from predictor import gpus
 from predictor.cuda_paths import as_on_cuda
 from predictor.events import Moment
 from predictor.trace import Tracer
@@ -392,11 +393,7 @@ def traced(wanted: str, gpu) -> list[int]:
         torch.bmm(*(torch.empty(2, 8, 8, device="meta") for _ in range(2)))
         tracer.closed()
         call()
-    recording = tracer.closed()
-    sizes = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
-             for b in recording.buffers]
-    return [sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in recording.events
-            if sizes[abs(event) - 1]]
+    return list(in_order(tracer.closed(), gpu))
 
 
 @needs_emulator
