@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from predictor import streams
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
 
@@ -49,16 +50,16 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
+    with streams.settled():
+        return _answered(list(sys.argv[1:] if argv is None else argv))
+
+
+def _answered(argv: list[str]) -> int:
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _code(argv)
         if sys.stdout:
             sys.stdout.flush()
         return code
-    except InputError as error:
-        print("peakcast: error:", " ".join(str(error).split()), file=sys.stderr)
-        return BAD_INPUT
-    except SystemExit as stop:  # argparse, after --help
-        return int(stop.code or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -66,8 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:  # files are read and written under InputError: what is left is stdout
         _drop_stdout()
-        print("peakcast: error: the output cannot be written:", error.strerror or error, file=sys.stderr)
+        streams.say(f"peakcast: error: the output cannot be written: {error.strerror or error}")
         return BAD_INPUT
+
+
+def _code(argv: list[str]) -> int:
+    try:
+        return _run(argv)
+    except InputError as error:
+        streams.say(f"peakcast: error: {' '.join(str(error).split())}")
+        return BAD_INPUT
+    except SystemExit as stop:  # argparse, after --help
+        return int(stop.code or 0)
 
 
 def _drop_stdout() -> None:

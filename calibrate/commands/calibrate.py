@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
 from predictor.errors import InputError
+from predictor.streams import say
 from predictor.suggest import show
 
 if TYPE_CHECKING:
@@ -188,8 +189,7 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
             return launched.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
                                 progress.done)
         except (KeyboardInterrupt, SystemExit):
-            print(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on",
-                  file=sys.stderr)
+            say(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on")
             raise
 
 
@@ -212,7 +212,7 @@ def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: 
 
     provenance = {"date": date.today().isoformat(), "command": " ".join(["peakcast", *sys.argv[1:]]),
                   "commit": _commit(), "measurements": os.path.basename(path)}
-    print(f"Fitting {sum(row.failed is None for row in rows)} jobs", file=sys.stderr)
+    say(f"Fitting {sum(row.failed is None for row in rows)} jobs")
     profile = fit_profile(rows, measured_on=where.device.value, provenance=provenance)
     profiles.write(arguments.output, profile)
     counted = rows if degree is None else once_a_job(rows, degree)

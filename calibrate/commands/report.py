@@ -8,6 +8,7 @@ from functools import partial
 
 from predictor.commands import output
 from predictor.errors import InputError
+from predictor.streams import say
 from predictor.values import Invalid, Whole
 
 CHOICES = ("none", "fast", "all")
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     broken = [line for result in results for line in result.broken]
     if arguments.json:
         for line in broken:
-            print(f"peakcast: gate {line}", file=sys.stderr)
+            say(f"peakcast: gate {line}")
     return int(bool(broken))
 
 

@@ -9,6 +9,7 @@ import sys
 
 from predictor.errors import InputError
 from predictor.gpus import GPUS
+from predictor.streams import say
 
 from .injection import Injection
 from .job_environment import environment
@@ -46,10 +47,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         os.execvpe(command[0], command, {**os.environ, **changes})
     except InputError as error:
-        print(f"peakcast: {error}", file=sys.stderr)
+        say(f"peakcast: {error}")
         return 2
     except FileNotFoundError:
-        print(f"peakcast: command not found: {command[0]}", file=sys.stderr)
+        say(f"peakcast: command not found: {command[0]}")
         return 2
 
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from calibrate.campaign.design import ROLES, Job, seconds
 from calibrate.campaign.rows import Row
 from predictor.plain import to_plain
+from predictor.printable import printable
 from predictor.profile import Profile
 from predictor.report.profile import intervals
 from predictor.report.profile import report as report_profile
 from predictor.report.table import table, wrapped
+from predictor.streams import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +96,7 @@ class Progress:
             self._say(f"{self._ended} of {len(self._jobs)} jobs, {self._text()}")
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr) if not self._bar else self._bar.console.print(text, markup=False)
+        say(text) if not self._bar else self._bar.console.print(printable(text), markup=False)
 
     def _text(self) -> str:
         """Time left: what is expected, at the pace so far."""

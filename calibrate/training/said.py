@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+
+from predictor.streams import say
 
 
 def on_stderr(line: str) -> None:
     """Where lines go."""
-    print(f"peakcast: {line}", file=sys.stderr, flush=True)
+    say(f"peakcast: {line}")
 
 
 class Said:
