@@ -6,10 +6,10 @@ import base64
 import gzip
 import json
 import struct
-from html import escape
 from pathlib import Path
 
 from predictor.explore.content import Content
+from predictor.printable import markup
 from predictor.report.look import look
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -22,7 +22,7 @@ SCRIPTS = (*COMPUTING, "draw", "page")
 def page(made: Content) -> str:
     """The whole document; the same content gives the same bytes."""
     parts = {
-        "policy": POLICY, "title": escape(f"GPU memory of training {made.document['model']}"),
+        "policy": POLICY, "title": markup(f"GPU memory of training {made.document['model']}"),
         "style": look() + _text("page.css"), "script": script(SCRIPTS),
         "content": base64.b64encode(gzip.compress(_packed(made), mtime=0)).decode()}
     text = _text("page.html")

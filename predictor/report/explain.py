@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from predictor.prediction import Prediction
+from predictor.printable import printable
 from predictor.report import table as tables
 from predictor.report.formula import formula_text
 from predictor.report.layers import collapse
@@ -68,6 +69,8 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
 
 
 def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
+    from rich.text import Text
+
     rows = collapse(prediction.layers)
     total = prediction.peak_allocated.bytes
     shown = tables.table("layers at the peak", "n", "GiB", "%", "of which")
@@ -76,8 +79,8 @@ def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     for column in shown.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for row in rows[:most]:
-        path = row.path or "(the model as a whole)"
-        folded = "\n".join(path[i: i + room] for i in range(0, len(path), room))
+        path = printable(row.path) or "(the model as a whole)"
+        folded = Text("\n".join(path[i: i + room] for i in range(0, len(path), room)))
         shown.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
     rest = rows[len(rows[:most]):]
     if rest:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 
 from predictor.events import Factor, Moment
 from predictor.prediction import Prediction
+from predictor.printable import markup
 from predictor.report import verdict
 from predictor.report.curve import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text
@@ -33,10 +33,10 @@ def draw(prediction: Prediction) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="13">',
-        f"<title>{escape(verdict.title(prediction))}</title>",
+        f"<title>{markup(verdict.title(prediction))}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="28" font-size="16" font-weight="bold">{escape(verdict.verdict(prediction))}</text>',
-        f'<text x="{LEFT}" y="50" fill="#555555">{escape(verdict.title(prediction))}</text>',
+        f'<text x="{LEFT}" y="28" font-size="16" font-weight="bold">{markup(verdict.verdict(prediction))}</text>',
+        f'<text x="{LEFT}" y="50" fill="#555555">{markup(verdict.title(prediction))}</text>',
         *_axis(scale),
         *_areas(drawn, scale),
         *_stretches(stretches),
@@ -111,7 +111,7 @@ def _peak(drawn: list[Column], scale: float, prediction: Prediction) -> list[str
     return [f'<circle cx="{x}" cy="{y}" r="4" fill="none" stroke="#000000" stroke-width="1.5"/>',
             f'<text x="{x + side}" y="{max(y - 6, TOP - 20)}" text-anchor="{anchor}" '
             f'font-weight="bold">{size_text(drawn[place].bytes)}</text>',
-            f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{escape(verdict.peak_text(prediction.peak))}</text>']
+            f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{markup(verdict.peak_text(prediction.peak))}</text>']
 
 
 def _legend(drawn: list[Column]) -> list[str]:

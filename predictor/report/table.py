@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import string
 import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from predictor.events import Factor
 from predictor.prediction import Prediction
+from predictor.printable import printable
 from predictor.report import replies, samples, source, verdict
 from predictor.report.units import gib, share, size_text
 
@@ -97,7 +99,8 @@ def factor_table(prediction: Prediction, width: int) -> Table:
     """What the peak is made of: a row a factor, a column a modality module."""
     total = prediction.peak_allocated.bytes
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
-    rows = table("at the peak (GiB)", "all", "%", *(name.replace("_", "_\n") for name in modules), numbers=True)
+    names = (printable(name).replace("_", "_\n") for name in modules)
+    rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
     for factor in Factor:
         size = prediction.factors.get(factor, 0)
         if size:
@@ -129,21 +132,25 @@ def moment_table(prediction: Prediction) -> Table:
 
 
 def table(*heads: str, numbers: bool = False) -> Table:
-    """An empty table in the one style; with ``numbers`` every column but the first is aligned right."""
+    """An empty table in the one style; with ``numbers`` every column but the first is aligned right.
+
+    Breaks of the line in a head are ours: a name from outside is made printable before.
+    """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", show_header=any(heads[1:]))
     for index, head in enumerate(heads):
-        rows.add_column(head, justify="right" if numbers and index else "left", no_wrap=bool(numbers),
-                        overflow="fold", vertical="top")
+        rows.add_column(Text(printable(head, keep="\n")), justify="right" if numbers and index else "left",
+                        no_wrap=bool(numbers), overflow="fold", vertical="top")
     return rows
 
 
 def wrapped(console: Console, text: str, indent: int = 2) -> list[str]:
     """``text`` in lines that the console has room for; lines after the first are indented further."""
-    lines = textwrap.wrap(text, console.width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
-                          break_on_hyphens=False)
+    lines = textwrap.wrap(printable(text, keep=string.whitespace), console.width, initial_indent=" " * indent,
+                          subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
 
 

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from calibrate.regression.gates import Gate, Result
 from calibrate.regression.histories import DEVICE_ONLY, History
 from calibrate.regression.report import Report
 from calibrate.report.regression import chart, tables
+from calibrate.report.regression.files import table
 from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
 from tests.calibrate.regression_cases import GIB, case, compared
@@ -90,6 +92,25 @@ def test_a_name_cannot_break_a_markdown_table():
     row = next(line for line in lines if line.startswith("| model |"))
     assert row.count("|") - row.count("\\|") == len(tables.by_group(report().groups).heads) + 1
     assert "\\<script\\>alert(1)&\\|x\\`y" in row
+
+
+def renamed(file: str) -> Report:
+    """The report with one case of this file, and the file skipped."""
+    made = report()
+    first, *rest = made.comparisons
+    return replace(made, comparisons=(replace(first, case=replace(first.case, file=file)), *rest),
+                   skipped=(Skipped(file, 3, file),))
+
+
+@pytest.mark.parametrize("form", [page, markdown, table])
+def test_a_name_steers_no_terminal_in_any_form(form):
+    text = form(renamed("runs\x1b]0;title\x07\u202e\nx.jsonl"))
+    assert "x1b" in text and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_a_name_is_no_formula_of_a_spreadsheet():
+    text = table(renamed("=HYPERLINK(1)"))
+    assert ",'=HYPERLINK(1)," in text and ",=HYPERLINK" not in text
 
 
 def test_a_broken_gate_is_marked():

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from predictor.printable import markup
 
 WIDTH = 760
 """Units of every figure; text is 12 of them high."""
@@ -56,7 +57,7 @@ def even(high: float, most: int = 8) -> list[float]:
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     """One line of text; ``kind`` is a class."""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{_class(kind)}>{escape(words)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{_class(kind)}>{markup(words)}</text>'
 
 
 def fitting(words: str, room: float) -> str:
@@ -136,7 +137,7 @@ def _class(kind: str) -> str:
 
 
 def _title(title: str) -> str:
-    return f"<title>{escape(title)}</title>" if title else ""
+    return f"<title>{markup(title)}</title>" if title else ""
 
 
 def _end(shape: str) -> str:

@@ -19,6 +19,7 @@ from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
 from predictor.errors import InputError
 from predictor.files import write_whole
+from predictor.printable import printable
 from predictor.suggest import named
 
 NAMES = ("report.html", "report.json", "report.md", "cases.csv")
@@ -69,5 +70,12 @@ def table(made: Report) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows(made))
+    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows(made))
     return stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that neither steers a terminal nor is a formula for a spreadsheet, which takes ``'`` as "this is text"."""
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(("=", "+", "-", "@")) else printable(value)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
 from calibrate.report.regression import tables, words
+from predictor.printable import printable
 
 
 def markdown(made: Report, gates: Sequence[Result] = ()) -> str:
@@ -49,7 +50,8 @@ def _table(table: tables.Table) -> str:
 
 
 def _text(text: str) -> str:
-    """Nothing in a name can become markup."""
+    """Nothing in a name can become markup, nor steer a terminal that shows the file."""
+    text = printable(text.replace("\n", " "))
     for mark in "\\`*_{}[]<>|#":
         text = text.replace(mark, "\\" + mark)
-    return text.replace("\n", " ")
+    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 from calibrate.regression.gates import Result
@@ -15,6 +14,7 @@ from calibrate.report.regression.figures import Figure
 from calibrate.report.regression.paper import paper
 from calibrate.report.regression.tables import Table
 from predictor.events import Factor
+from predictor.printable import markup
 from predictor.report.look import look
 from predictor.report.svg import COLOURS
 from predictor.version import VERSION
@@ -37,7 +37,7 @@ def page(made: Report, gates: Sequence[Result] = (), *, command: str = "", profi
                                             *map(_folded, (tables.errors(made.groups, counter)
                                                            for counter in made.overall.errors))]))
     sections.append(("verdicts", "Verdicts", [
-        *(f"<p>{escape(line)}</p>" for line in (*words.verdict_lines(made.overall), *words.xmem_lines(made.overall))),
+        *(f"<p>{markup(line)}</p>" for line in (*words.verdict_lines(made.overall), *words.xmem_lines(made.overall))),
         _folded(tables.verdicts(made.groups))]))
     if made.paper.rows:
         sections.append(("grid", "The paper's grid", [
@@ -72,22 +72,22 @@ def _head() -> list[str]:
 def _top(made: Report, gates: Sequence[Result], command: str, profile: str | None) -> list[str]:
     """What to know if nothing else is read."""
     parts = ["<h1>Predicted against measured GPU memory</h1>",
-             f'<p class="lead">{escape(words.headline(made))} {escape(words.summary(made))}</p>']
+             f'<p class="lead">{markup(words.headline(made))} {markup(words.summary(made))}</p>']
     if gates:
-        parts += ["<ul>", *(f'<li class="{"bad" if gate.broken else "good"}">Gate {escape(line)}</li>'
+        parts += ["<ul>", *(f'<li class="{"bad" if gate.broken else "good"}">Gate {markup(line)}</li>'
                             for gate in gates for line in words.gate_lines(gate)), "</ul>"]
-    told = [f"peakcast {VERSION}", command and f"<code>{escape(command)}</code>",
-            profile and f"profile {escape(profile)}"]
+    told = [f"peakcast {VERSION}", command and f"<code>{markup(command)}</code>",
+            profile and f"profile {markup(profile)}"]
     return [*parts, f'<p class="from">{" · ".join(filter(None, told))}</p>']
 
 
 def _contents(sections: Iterable[tuple[str, str, list[str]]]) -> str:
-    links = " ".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in sections)
+    links = " ".join(f'<a href="#{name}">{markup(title)}</a>' for name, title, _ in sections)
     return f'<nav aria-label="Contents">{links}</nav>'
 
 
 def _section(name: str, title: str, parts: Iterable[str]) -> list[str]:
-    return [f'<section id="{name}">', f"<h2>{escape(title)}</h2>", *(part for part in parts if part), "</section>"]
+    return [f'<section id="{name}">', f"<h2>{markup(title)}</h2>", *(part for part in parts if part), "</section>"]
 
 
 def _figure(figure: Figure | None) -> str:
@@ -96,15 +96,15 @@ def _figure(figure: Figure | None) -> str:
     name = f"figure-{figure.name}"
     return "\n".join([
         f'<figure id="{name}">', f'<svg viewBox="0 0 {WIDTH} {figure.height:g}" role="img" '
-        f'aria-labelledby="{name}-title {name}-desc">', f'<title id="{name}-title">{escape(figure.title)}</title>',
-        f'<desc id="{name}-desc">{escape(figure.description)}</desc>', *figure.body, "</svg>",
-        f"<figcaption><strong>{escape(figure.title)}.</strong> {escape(figure.caption)}</figcaption>", "</figure>"])
+        f'aria-labelledby="{name}-title {name}-desc">', f'<title id="{name}-title">{markup(figure.title)}</title>',
+        f'<desc id="{name}-desc">{markup(figure.description)}</desc>', *figure.body, "</svg>",
+        f"<figcaption><strong>{markup(figure.title)}.</strong> {markup(figure.caption)}</figcaption>", "</figure>"])
 
 
 def _table(table: Table) -> str:
     def cell(place: int, words: str, tag: str, scope: str = "") -> str:
         kind = ' class="text"' if place < table.texts else ""
-        return f"<{tag}{scope}{kind}>{escape(words)}</{tag}>"
+        return f"<{tag}{scope}{kind}>{markup(words)}</{tag}>"
 
     rows = []
     for number, row in enumerate(table.rows, 1):
@@ -112,19 +112,19 @@ def _table(table: Table) -> str:
         rows.append(f"<tr{kind}>" + cell(0, row[0], "th", ' scope="row"')
                     + "".join(cell(place, words, "td") for place, words in enumerate(row[1:], 1)) + "</tr>")
     heads = "".join(cell(place, words, "th", ' scope="col"') for place, words in enumerate(table.heads))
-    return "\n".join(['<div class="wide">', f"<table><caption>{escape(table.title)}</caption>",
+    return "\n".join(['<div class="wide">', f"<table><caption>{markup(table.title)}</caption>",
                       f"<thead><tr>{heads}</tr></thead>", "<tbody>", *rows, "</tbody></table>", "</div>"])
 
 
 def _list(lines: Iterable[str]) -> str:
-    return "\n".join(["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"])
+    return "\n".join(["<ul>", *(f"<li>{markup(line)}</li>" for line in lines), "</ul>"])
 
 
 def _explained(lines: Sequence[str]) -> str:
     """The case, then what is known; commands as such."""
     first, *rest = (line.strip() for line in lines)
-    told = [f"<code>{escape(line)}</code>" if line.startswith("peakcast ") else escape(line) for line in rest]
-    return f"<p><strong>{escape(first)}</strong></p>\n<ul>" + "".join(f"<li>{line}</li>" for line in told) + "</ul>"
+    told = [f"<code>{markup(line)}</code>" if line.startswith("peakcast ") else markup(line) for line in rest]
+    return f"<p><strong>{markup(first)}</strong></p>\n<ul>" + "".join(f"<li>{line}</li>" for line in told) + "</ul>"
 
 
 def _more(parts: Sequence[str]) -> list[str]:
@@ -133,4 +133,4 @@ def _more(parts: Sequence[str]) -> list[str]:
 
 def _folded(table: Table) -> str:
     """A table that opens on demand."""
-    return f"<details><summary>{escape(table.title)} ({len(table.rows)} rows)</summary>\n{_table(table)}</details>"
+    return f"<details><summary>{markup(table.title)} ({len(table.rows)} rows)</summary>\n{_table(table)}</details>"
