@@ -146,7 +146,8 @@ def at(config: ModelConfig, shape: Shape) -> ModelConfig:
 
 
 def build(config: CodeModel, dtype: str) -> torch.nn.Module:
-    """The model on the meta device; tensors of integers, and what follows from them, have their values.
+    """The model on the meta device; tensors of integers, those that are told their values, and what follows from them
+    have these.
 
     Raises:
         InputError: the code fails, or returns something else.
@@ -212,28 +213,92 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _meta():
-    """Like ``torch.device("meta")`` (torch 2.11, torch/utils/_device.py), but tensors of integers are made on the CPU:
-    models steer on their values."""
-    import torch
+    """Like ``torch.device("meta")`` (torch 2.11, torch/utils/_device.py), but tensors of integers, and what is told
+    every value (:data:`TOLD`), are made on the CPU: models steer on their values."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
-    from torch.utils._pytree import tree_leaves, tree_map
-
-    from predictor.twins import discrete
 
     class Meta(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
             if func in _device_constructors() and kwargs.get("device") is None:
-                made = func(*args, **kwargs | {"device": "meta"})
-                return func(*args, **kwargs | {"device": "cpu"}) if discrete(made) else made
-            found = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-            if len({leaf.is_meta for leaf in found}) > 1 and not getattr(func, "__name__", "").endswith("_"):
-                args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor)
-                                        and not isinstance(leaf, torch.nn.Parameter) else leaf, (args, kwargs))
-            return func(*args, **kwargs)
+                return _constructed(func, args, kwargs)
+            tensors = _tensors((args, kwargs))
+            if len({tensor.is_meta for tensor in tensors}) > 1:
+                return _mixed(func, args, kwargs)
+            try:
+                return func(*args, **kwargs)
+            except NotImplementedError:  # CPUs lack some kernels of half precision
+                if not tensors or tensors[0].is_meta:
+                    raise
+                moved, named = _each((args, kwargs), _to_meta)
+                return func(*moved, **named)
 
     return Meta()
+
+
+TOLD = ("arange", "as_tensor", "asarray", "linspace", "logspace", "range", "scalar_tensor", "tensor")
+"""Constructors that are told every value; what others make, such as weights, only takes room."""
+IN_PLACE = re.compile(r"\w*[^_]_|__set(item)?__|__i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor)__")
+"""Names of functions that change their first argument."""
+
+
+def _constructed(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """A new tensor: on the CPU if its values are to be known, else on meta."""
+    from predictor.twins import discrete
+
+    made = func(*args, **kwargs | {"device": "meta"})
+    if not discrete(made) and func.__name__ not in TOLD:
+        return made
+    try:
+        return func(*args, **kwargs | {"device": "cpu"})
+    except NotImplementedError:  # a copy of what lies on meta
+        return made
+
+
+def _mixed(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """A call over tensors of the CPU and of meta, which on a GPU would all be there: its result is on meta.
+
+    What it changes stays where it is; on the CPU it takes ones for what nobody knows.
+    """
+    name = getattr(func, "__name__", "")
+    changes = bool(IN_PLACE.fullmatch(name))
+    if changes and not args[0].is_meta:
+        known, named = _each((args, kwargs), _to_ones)
+        return func(*known, **named)
+    if changes or name == "__getitem__" and args[0].is_meta or not any(
+            tensor.dim() for tensor in _tensors((args, kwargs)) if not tensor.is_meta):
+        try:  # indices, scalars and sizes may lie on the CPU
+            return func(*args, **kwargs)
+        except RuntimeError:
+            pass
+    moved, named = _each((args, kwargs), _to_meta)
+    return func(*moved, **named)
+
+
+def _tensors(arguments: Any) -> list[torch.Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def _each(arguments: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Arguments with each tensor changed."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, arguments)
+
+
+def _to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+def _to_ones(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if tensor.is_meta else tensor
 
 
 def move(model: torch.nn.Module, to: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -215,6 +215,15 @@ def grouped_product(left, right, *others, **keywords):
     return torch.empty_like(made, dtype=left.dtype)
 
 
+def filled(operator):
+    """Where a mask is: with a value that may lie on the host (ATen/native/cuda/Indexing.cu, masked_fill__cuda)."""
+
+    def with_value(tensor, mask, value):
+        return operator(tensor, mask, value.to(tensor.device) if isinstance(value, torch.Tensor) else value)
+
+    return with_value
+
+
 def waited_for(tensor):
     """The same tensor (torch/csrc/distributed/c10d/Functional.cpp, wait_tensor), not one like it."""
     return tensor
@@ -236,6 +245,8 @@ INSTEAD = {
     "bitsandbytes::int8_vectorwise_quant": quantized_rows,
     "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
     "aten::_grouped_mm": grouped_product,
+    "aten::masked_fill": filled(aten.masked_fill),
+    "aten::masked_fill_": filled(aten.masked_fill_),
     "_c10d_functional::wait_tensor": waited_for,
     "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
 }

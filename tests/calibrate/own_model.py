@@ -100,3 +100,28 @@ def pictures(batch):
                                                                  labels))
 
     return Plain(), {"x": torch.randn(batch, 3, 64, 64), "labels": torch.zeros(batch, dtype=torch.int64)}
+
+
+def rotary(batch, sequence):
+    """Positions by rotation, rates of dropout by line, a mask by a value that lies on the host: as many write them."""
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.qkv = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+            self.drop = nn.Dropout(torch.linspace(0, 0.1, 3)[-1].item())
+            self.head, self.scale = nn.Linear(WIDTH, VOCABULARY), nn.Parameter(torch.ones([]) * torch.tensor(2.6))
+            angles = torch.outer(torch.arange(512), torch.tensor(10000.0) ** -(torch.arange(0, WIDTH, 2) / WIDTH)).float()
+            self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+        def turned(self, values):
+            pairs = torch.view_as_complex(values.float().unflatten(-1, (-1, 2)))
+            return torch.view_as_real(pairs * self.turns[: values.shape[1]]).flatten(2).type_as(values)
+
+        def forward(self, ids):
+            q, k, v = self.qkv(self.words(ids)).chunk(3, -1)
+            scores = self.turned(q) @ self.turned(k).transpose(1, 2) * self.scale.exp()
+            later = torch.ones(scores.shape[1:], dtype=torch.bool, device=ids.device).triu(1)
+            mixed = self.drop(functional.softmax(scores.masked_fill(later, torch.tensor(-1e4)), -1)) @ v
+            return functional.cross_entropy(self.head(mixed).flatten(0, 1).float(), ids.flatten())
+
+    return Rotary(), {"ids": torch.ones(batch, sequence, dtype=torch.int64)}

@@ -137,6 +137,40 @@ def test_integers_keep_their_values():
     assert batch["owners"].tolist() == [0, 1, 0] and batch["pictures"].is_meta
 
 
+@pytest.mark.parametrize("code", [
+    "torch.tensor(1e4) ** -(torch.arange(0, 8, 2) / 8)",
+    "torch.outer(torch.arange(4), torch.tensor(1e4) ** -torch.linspace(0, 1, 4))",
+    "torch.stack([torch.tensor(1.0), torch.rand(()), torch.tensor(2)])",
+    "torch.rand(4)[torch.arange(4) % 2 == 0]",
+    "torch.zeros(4, 4).masked_fill(torch.eye(4, dtype=torch.bool), torch.tensor(-1.0))",
+    "torch.rand(()) * (torch.arange(4) / 4)",
+    "torch.linspace(0, 1, 4).mul_(torch.rand(4))",
+    "torch.zeros(4, 2).index_copy_(1, torch.tensor([0]), torch.arange(4)[:, None] / 4)",
+    "torch.as_tensor(torch.rand(4))",
+    "torch.linspace(0, 1, 4).expm1().cumsum(0)[torch.tensor(3)]",
+    "torch.polar(torch.linspace(0, 1, 4), torch.linspace(0, 1, 4))",
+])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_tensors_of_one_gpu_go_together_whether_their_values_are_known_or_not(tmp_path, code, dtype):
+    model = written(tmp_path, f"def make(batch):\n    net = Net()\n    net.register_buffer('made', {code})\n"
+                              "    return net, {'x': torch.ones(batch, 8)}")
+    assert predicted(model, dtype=dtype).run(None).peak > 0
+
+
+@pytest.mark.parametrize("code, rate", [("torch.linspace(0, 0.5, 3)[1].item()", 0.25),
+                                        ("torch.tensor([0.25, 1]).tolist()[0]", 0.25),
+                                        ("float(torch.tensor(2.0) ** -torch.arange(3)[2])", 0.25)])
+def test_code_reads_the_numbers_that_it_told(tmp_path, code, rate):
+    model = written(tmp_path, f"def make(batch):\n    net = nn.Sequential(Net())\n    net.rate = {code}\n"
+                              "    return net, {'x': torch.ones(batch, 8)}")
+    assert code_models.build(code_models.at(models.find(model), Shape(1, 0, 1)), "fp32").rate == rate
+
+
+def test_weights_are_not_made():
+    model = code_models.build(code_models.at(models.find(f"{OWN}:rotary"), Shape(1, 8, 0)), "bf16")
+    assert all(p.is_meta for p in model.parameters()) and not model.turns.is_meta
+
+
 def test_a_shared_weight_stays_shared_when_the_model_moves():
     config = code_models.at(models.find(f"{OWN}:train"), Shape(2, 8, 2))
     model = code_models.on_meta(code_models.build(config, "bf16"))
