@@ -186,7 +186,7 @@ def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:
 @torch.no_grad()
 def code_to_device(model) -> None:
     """As :func:`to_device` for a model outside transformers: what has values keeps them (``code_models.build``), other
-    parameters become small random numbers, other buffers ones."""
+    parameters become small random numbers, other buffers, and tensors that a module has besides, ones."""
     on_meta = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
     code_models.move(model, lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta
                      else tensor.to("cuda"))
@@ -196,6 +196,9 @@ def code_to_device(model) -> None:
     for name, buffer in model.named_buffers():
         if name in on_meta:
             buffer.fill_(1)
+    for module in model.modules():
+        besides = {name: held for name, held in vars(module).items() if isinstance(held, torch.Tensor) and held.is_meta}
+        vars(module).update({name: torch.ones_like(held, device="cuda") for name, held in besides.items()})
 
 
 def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:

@@ -125,3 +125,20 @@ def rotary(batch, sequence):
             return functional.cross_entropy(self.head(mixed).flatten(0, 1).float(), ids.flatten())
 
     return Rotary(), {"ids": torch.ones(batch, sequence, dtype=torch.int64)}
+
+
+def masked(batch, sequence):
+    """The mask is a plain attribute of the module."""
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+            self.mask = torch.triu(torch.full((512, 512), float("-inf")), diagonal=1)
+
+        def forward(self, ids):
+            hidden = self.words(ids)
+            scores = hidden @ hidden.transpose(1, 2) + self.mask[: ids.shape[1], : ids.shape[1]].to(ids.device)
+            return functional.cross_entropy(self.head(functional.softmax(scores, -1) @ hidden).flatten(0, 1).float(),
+                                            ids.flatten())
+
+    return Masked(), {"ids": torch.ones(batch, sequence, dtype=torch.int64)}
