@@ -239,7 +239,7 @@ def _meta():
 
 TOLD = ("arange", "as_tensor", "asarray", "linspace", "logspace", "range", "scalar_tensor", "tensor")
 """Constructors that are told every value; what others make, such as weights, only takes room."""
-IN_PLACE = re.compile(r"\w*[^_]_|__set(item)?__|__i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor)__")
+IN_PLACE = re.compile(r"\w*[^_]_|__set(item)?__|__i(add|and|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor)__")
 """Names of functions that change their first argument."""
 
 

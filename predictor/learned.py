@@ -142,7 +142,7 @@ def _beyond(chosen: LearnedList, shape: Shape) -> list[str]:
             notes.append(f"extrapolated: {symbol} {getattr(shape, symbol):,} is outside the recorded "
                          f"{min(values):,} to {max(values):,}")
     divisor = math.gcd(*(known.sequence for known in chosen.shapes))
-    if shape.sequence % divisor:
+    if divisor and shape.sequence % divisor:
         notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: what kernels "
                      "round up was not seen")
     tokens = [known.batch * known.sequence for known in chosen.shapes]
@@ -167,8 +167,8 @@ def fill(values: dict[str, Any]) -> dict[str, Any]:
     learned = load(values["model"])
     base, first = learned.base, learned.lists[0]
     shape = {"batch": base.batch, "sequence": base.sequence}
-    filled = {KEY_OF[name]: size for name, size in shape.items()
-              if not any(found.varies(name) or getattr(found.shapes[0], name) != size for found in learned.lists)}
+    filled = {KEY_OF[name]: size for name, size in shape.items() if size
+              and not any(found.varies(name) or getattr(found.shapes[0], name) != size for found in learned.lists)}
     if base.images % base.batch == 0 and not first.varies("images") and base.images:
         filled["images_per_sample"] = base.images // base.batch
     return filled | values

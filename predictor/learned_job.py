@@ -106,12 +106,12 @@ def prepare(workload: Workload) -> LearnedJob:
     """
     made = learned.load(workload.model)
     _refuse(workload, made)
-    if workload.sequence_length is None:
+    if workload.sequence_length is None and made.base.sequence:
         raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
     workload = workload.fill(images_per_sample=_images_per_sample(made))
     gpu = _gpu(workload, made)
     batch = workload.per_device_train_batch_size
-    shape = Shape(batch, workload.sequence_length, batch * workload.images_per_sample if made.base.images else 0)
+    shape = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
     found, beyond = made.list_for(shape)
     versions = {name: str(version) for name, version in made.provenance["versions"].items()}
     degree = int(made.provenance["world_size"])
@@ -135,15 +135,18 @@ def _alone(events: EventList) -> MicroStep:
 
 
 def _images_per_sample(made: Learned) -> int:
-    return max(1, made.base.images // made.base.batch)
+    return made.base.images // made.base.batch
 
 
 def _refuse(workload: Workload, made: Learned) -> None:
     """Keys that the recorded job does not have as they are given."""
     name = named(workload.model)
     resolved = workload.resolved()
-    if not made.base.images and "images_per_sample" not in workload.filled_in:
-        raise InputError(f"images_per_sample: {name} was learned from a command without {{images}}: leave it out")
+    for symbol, size in zip(SYMBOLS, made.base):
+        if not size and getattr(workload, learned.KEY_OF[symbol]):
+            without = f"of a model that takes no {'tokens' if symbol == 'sequence' else symbol}" if made.workload \
+                else f"from a command without {{{symbol}}}"
+            raise InputError(f"{learned.KEY_OF[symbol]}: {name} was learned {without}: leave it out")
     for key in resolved:
         if key in FREE_KEYS or key in workload.filled_in:
             continue

@@ -85,48 +85,63 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _workload(arguments: argparse.Namespace):
     """The source and plan of a workload."""
-    if options.workload(arguments).mode == "inference":
-        raise InputError("mode inference: formulas are learned of training: use peakcast predict, or peakcast measure")
     given = {name: _values(name, getattr(arguments, name)) for name in ("batches", "sequences", "images")}
-    if arguments.sequence_length is None and given["sequences"]:
-        arguments.sequence_length = str(max(given["sequences"]))
-    if arguments.per_device_train_batch_size is None:
-        arguments.per_device_train_batch_size = str(max(given["batches"] or (DEFAULT_BATCH,)))
-    workload = options.workload(arguments)
+    workload = _settled(arguments, given)
     from calibrate.learn.jobs import WorkloadSource
     from calibrate.learn.shapes import plan, values_around
     from calibrate.record import MeasuredOn
-    from predictor import models
+    from predictor import pipeline
+
+    device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
+    source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
+    batches = given["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
+    images = given["images"] or (workload.images_per_sample,)
+    sequences, longest = (0,), None
+    if workload.sequence_length is not None:
+        facts = _facts(workload, max(images))
+        room, longest = facts.room(max(images)), facts.positions
+        sequences = given["sequences"] or values_around("sequence", workload.sequence_length, room, longest)
+        if min(sequences) <= room:
+            raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
+                             f"{room + 1}")
+        pipeline.check_room(workload.replace(images_per_sample=max(images), sequence_length=max(
+            *sequences, workload.sequence_length)), facts)
+    return source, plan(batches, sequences, images, probe=not arguments.no_probe, longest=longest)
+
+
+def _settled(arguments: argparse.Namespace, given: Mapping[str, tuple[int, ...]]):
+    """The workload at its largest shape, with what a sample of its model has: tokens, images, or neither."""
+    if options.workload(arguments).mode == "inference":
+        raise InputError("mode inference: formulas are learned of training: use peakcast predict, or peakcast measure")
+    said = options.given(arguments).values
+    for name, sizes in zip(SCRIPT_KEYS, (given["batches"] or (DEFAULT_BATCH,), given["sequences"], given["images"])):
+        if name not in said and sizes:
+            setattr(arguments, name, str(max(sizes)))
+    workload = options.workload(arguments)
+    from predictor import pipeline
     from predictor.learned import is_named
 
     if is_named(workload.model):
         raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
-    device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
-    images = given["images"] or (workload.images_per_sample or 1,)
-    config = models.find(workload.model)
-    source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
-    room = _image_tokens(workload, config, max(images))
-    batches = given["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
-    sequences = given["sequences"] or values_around("sequence", workload.sequence_length, room)
-    if min(sequences) <= room:
-        raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
-                         f"{room + 1}")
-    return source, plan(batches, sequences, images, probe=not arguments.no_probe)
+    return pipeline.settled(workload)
 
 
-def _image_tokens(workload, config, images: int) -> int:
-    """Of a sample with so many images."""
-    from predictor import parser
-    from predictor.code_models import CodeModel
+def _facts(workload, images: int):
+    """Of the model: tokens that an image takes where a sample has so many, and positions that it knows."""
+    from predictor import models, parser
+    from predictor.code_models import MODEL_TYPE, CodeModel
+    from predictor.facts import ModelFacts
     from predictor.inputs import Inputs
     from predictor.model_facts import building
 
+    config = models.find(workload.model)
     if isinstance(config, CodeModel):
-        return 0
+        return ModelFacts(MODEL_TYPE, 0, 0, ())
     with building(config):
         model = parser.bare(config, workload.attn_implementation)
-        return images * Inputs(config, model, workload.image_sizes, workload.video_frames).tokens_among(images)
+        inputs = Inputs(config, model, workload.image_sizes, workload.video_frames)
+        return parser.describe(model, inputs.tokens_among(images))
 
 
 SCRIPT_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.learn.recorded import Recorded
+from calibrate.learn.shapes import told
 from predictor.events import Kind
 
 
@@ -106,5 +107,4 @@ def first_difference(one: Recorded, other: Recorded) -> str:
 
 
 def _named(job: Recorded) -> str:
-    batch, sequence, images = job.shape
-    return f"{batch} x {sequence} tokens" + (f" with {images} images" if images else "")
+    return told(job.shape)

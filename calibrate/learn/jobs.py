@@ -17,6 +17,7 @@ from calibrate import predicted
 from calibrate.dryrun import dryrun
 from calibrate.learn import recorded as records
 from calibrate.learn.recorded import STEPS, Recorded
+from calibrate.learn.shapes import told
 from calibrate.measure import default_device, measure
 from calibrate.record import MeasuredOn
 from predictor import gpus, snapshot
@@ -69,7 +70,9 @@ class WorkloadSource:
         device = device or default_device()
         if len(workload.image_sizes) > 1:
             raise InputError(f"image_size {workload.image_size}: a formula is learned of one size: give one")
-        workload = workload.replace(images_per_sample=settled(workload).images_per_sample, profile=None)
+        whole = settled(workload)
+        workload = workload.replace(images_per_sample=whole.images_per_sample, profile=None,
+                                    gradient_checkpointing=whole.gradient_checkpointing)
         if device is MeasuredOn.EMULATED:
             workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         rank, _ = predicted.choose_rank(workload)
@@ -89,7 +92,8 @@ class WorkloadSource:
                 {key: value for key, value in keys.items() if key not in SHAPE_KEYS}]
 
     def record(self, shape: Shape, file: str) -> tuple[dict[str, int], dict[str, Any]]:
-        workload = self.workload.replace(per_device_train_batch_size=shape.batch, sequence_length=shape.sequence,
+        workload = self.workload.replace(per_device_train_batch_size=shape.batch,
+                                         sequence_length=shape.sequence or None,
                                          images_per_sample=shape.images // shape.batch)
         found = measure(workload, device=self.device, snapshot=file, events=self.events)
         if found.job.out_of_memory:
@@ -184,8 +188,7 @@ class Shelf:
 
 def named(shape: Shape) -> str:
     """A shape in messages."""
-    return f"the job of {shape.batch} x {shape.sequence} tokens" + (f" with {shape.images} images" if shape.images
-                                                                      else "")
+    return f"the job of {told(shape)}"
 
 
 def versions(about: dict[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def learn(source: Source, plan: Plan, progress: Progress = lambda shapes: shapes
     jobs = [shelf.get(shape) for shape in progress(plan.shapes)]
     found, differences = groups(jobs)
     more = [*plan.alone] if any(shape.batch == 1 for group in found[1:] for shape in _shapes(group)) else []
-    more += beyond(found)
+    more += beyond(found, plan.longest)
     if more:
         jobs += [shelf.get(shape) for shape in progress(more)]
         found, differences = groups(jobs)
@@ -63,20 +64,26 @@ def learn(source: Source, plan: Plan, progress: Progress = lambda shapes: shapes
     return learned, checks
 
 
-def beyond(found: Sequence[Group]) -> list[Shape]:
+def beyond(found: Sequence[Group], longest: int | None = None) -> list[Shape]:
     """Larger shapes, where only the largest ones had another list: kernels that change with the size do so there."""
     if len(found) < 2:
         return []
-    most = max(shape.batch * shape.sequence for shape in _shapes(found[0]))
+    most = max(map(_extent, _shapes(found[0])))
     more: dict[Shape, None] = {}
     for group in found[1:]:
         shapes = _shapes(group)
-        if len(shapes) < ENOUGH and all(shape.batch > 1 and shape.batch * shape.sequence > most for shape in shapes):
-            batch, sequence, images = max(shapes, key=lambda shape: shape.batch * shape.sequence)
+        if len(shapes) < ENOUGH and all(shape.batch > 1 and _extent(shape) > most for shape in shapes):
+            batch, sequence, images = max(shapes, key=_extent)
             for samples, tokens in LARGER:
                 several = batch + samples
-                more[Shape(several, -(-sequence * tokens // 32) * 8, images * several // batch)] = None
+                length = min(-(-sequence * tokens // 32) * 8, longest or math.inf)
+                more[Shape(several, length, images * several // batch)] = None
     return [shape for shape in more if shape not in {known for group in found for known in _shapes(group)}]
+
+
+def _extent(shape: Shape) -> int:
+    """Tokens in a batch; samples where those have none."""
+    return shape.batch * max(shape.sequence, 1)
 
 
 ENOUGH = 5

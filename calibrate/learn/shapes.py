@@ -7,6 +7,7 @@ sizes, with their thresholds: the shapes lie around the ones that are of interes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,13 +19,20 @@ MOST_VALUES = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """Shapes in the order they are run: ``shapes`` always; ``alone`` further ones of batch 1 if its list differs."""
+    """Shapes in the order they are run.
+
+    Attributes:
+        shapes: those that are run always.
+        alone: further ones of batch 1 if its list differs.
+        longest: tokens that a sample has at most, if that is limited.
+    """
 
     shapes: tuple[Shape, ...]
     alone: tuple[Shape, ...] = ()
+    longest: int | None = None
 
 
-def values_around(symbol: str, centre: int, least: int) -> tuple[int, ...]:
+def values_around(symbol: str, centre: int, least: int, most: int | None = None) -> tuple[int, ...]:
     """Values that are tried by default: the asked one, and smaller ones. Sequences are odd multiples of 8, so that a
     size that a kernel rounds up to 16, 32, … tokens shows."""
     if symbol == "batch":
@@ -33,17 +41,20 @@ def values_around(symbol: str, centre: int, least: int) -> tuple[int, ...]:
         return tuple(sorted({1, 2, max(3, centre)}))
     room = max(centre - least, 64)
     steps = [least + max(8, room * part // 8) for part in (2, 4, 6, 8)]
-    return tuple(sorted({(-(-step // 8) | 1) * 8 for step in steps}))
+    end = most // 8 * 8 or most if most else math.inf
+    return tuple(sorted({min((-(-step // 8) | 1) * 8, end) for step in steps}))
 
 
-def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int] | float, *, probe: bool) -> Plan:
+def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int], *, probe: bool,
+         longest: int | None = None) -> Plan:
     """Shapes over the values of each symbol; one value: it does not vary.
 
     Args:
         batches: samples of a micro batch.
-        sequences: tokens.
+        sequences: tokens; 0 alone where samples have none.
         images: of a sample; a single value follows the batch.
         probe: also look at one sample and at a sequence that is no multiple of 8.
+        longest: tokens that a sample has at most.
     """
     for values in (batches, sequences, images):
         if not 1 <= len(values) <= MOST_VALUES:
@@ -75,4 +86,11 @@ def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int]
         alone = [Shape(1, sequence, i[(number + 1) % len(i)]) for number, sequence in enumerate(s[1:])]
         if len(s) > 2:
             alone.append(Shape(1, (s[0] + s[1]) // 2 // 8 * 8, i[-1]))
-    return Plan(tuple(shapes), tuple(shape for shape in dict.fromkeys(alone) if shape not in shapes))
+    return Plan(tuple(shapes), tuple(shape for shape in dict.fromkeys(alone) if shape not in shapes), longest)
+
+
+def told(shape: Shape) -> str:
+    """A shape in messages."""
+    several = "s" if shape.batch > 1 else ""
+    samples = f"{shape.batch} x {shape.sequence} tokens" if shape.sequence else f"{shape.batch} sample{several}"
+    return samples + (f" with {shape.images} images" if shape.images else "")

@@ -54,5 +54,6 @@ def report(console: Console, path: str, learned: Learned, checks: list[Check]) -
         cells = []
         for name, size in check.measured.items():
             cells += [size_text(size), f"{check.error_bytes[name]:+,}" if check.error_bytes[name] else "0"]
-        rows.add_row(f"{batch} x {sequence:,}" + (f", {images} images" if images not in (0, batch) else ""), *cells)
+        samples = f"{batch} x {sequence:,}" if sequence else f"batch {batch}"
+        rows.add_row(samples + (f", {images} images" if images not in (0, batch) else ""), *cells)
     console.print(rows)

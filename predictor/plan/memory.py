@@ -74,7 +74,7 @@ class Memory:
         """A job of the setting, of any shape."""
         if learned.is_named(setting.keys["model"]):
             base = learned.load(setting.keys["model"]).base
-            return pipeline.prepare(setting.workload(base.batch, 1, base.sequence))
+            return pipeline.prepare(setting.workload(base.batch, 1, base.sequence or None))
         length = setting.keys.get(LENGTH) or (None if models.find(setting.keys["model"]).kind is Kind.IMAGE else SOME)
         workload = pipeline.settled(setting.workload(setting.keys.get(BATCH) or 2, 1, length))
         return self._prepared(workload, _unchecked, trace and self.trace)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
 import numpy as np
 import pytest
 
+from calibrate.commands import learn as command
 from calibrate.commands.learn import check_placeholders
 from calibrate.learn import learn, recorded, sizes
 from calibrate.learn.align import groups
@@ -20,6 +24,7 @@ from predictor.gpus import find
 from predictor.learned_terms import Interpolated, Rounded
 from predictor.sizes import Monomial, Shape
 from tests.calibrate.learn_jobs import Source, job
+from tests.predictor.small_models import ALL, MEDIA
 
 SHAPES = [(2, 64), (3, 96), (4, 128), (2, 128), (4, 64), (3, 64), (2, 96), (4, 96)]
 H100 = find("h100-80gb")
@@ -86,6 +91,70 @@ def test_planned_shapes_tell_every_monomial_apart_and_leave_one_to_check(batches
     many = [shape for shape in shapes if shape.batch > 1]
     terms = monomials(many)
     assert solver(many, terms) is not None and len(many) > len(terms)
+
+
+def planned(*words: str):
+    """The plan of a workload's options."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command._workload(parser.parse_known_args(words)[0])[1]
+
+
+def small(tmp_path, name: str) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps((ALL | MEDIA)[name]))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "whisper"])
+def test_a_model_without_images_is_learned_without(tmp_path, name):
+    shapes = planned(small(tmp_path, name), "--sequence-length", "64").shapes
+    assert len(shapes) > 8 and {shape.images for shape in shapes} == {0}
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet_v2"])
+def test_a_model_without_tokens_is_learned_without(tmp_path, name):
+    shapes = planned(small(tmp_path, name), "--no-gradient-checkpointing").shapes
+    assert shapes == tuple(Shape(batch, 0, batch) for batch in (2, 3, 4, 1))
+
+
+def test_no_job_is_longer_than_the_positions_that_a_model_knows():
+    asked = planned("gpt2", "--sequence-length", "1024")
+    assert max(shape.sequence for shape in asked.shapes) == 1024 == asked.longest
+
+
+@pytest.mark.parametrize("words", [["--sequence-length", "2000"], ["--sequences", "512,2000"]])
+def test_more_tokens_than_a_model_knows_positions_are_refused_before_a_job_runs(words):
+    with pytest.raises(InputError, match="sequence_length 2000: the model knows 1,024 positions only"):
+        planned("gpt2", *words)
+
+
+def test_images_are_refused_where_a_model_takes_none():
+    with pytest.raises(InputError, match="images_per_sample 2: gpt2 takes no images; leave it out"):
+        planned("gpt2", "--sequence-length", "64", "--images", "2")
+
+
+def test_without_a_length_it_says_what_is_missing():
+    with pytest.raises(InputError, match="sequence_length is not given"):
+        planned("gpt2")
+
+
+def test_the_batch_of_a_workloads_file_stays(tmp_path):
+    (tmp_path / "asked.yaml").write_text("model: gpt2\nsequence_length: 64\nper_device_train_batch_size: 9\n")
+    assert max(shape.batch for shape in planned("--workload", str(tmp_path / "asked.yaml")).shapes) == 9
+
+
+@pytest.mark.parametrize("longest, sequences", [(None, {160, 128, 192, 224}), (130, {130, 128})])
+def test_larger_shapes_stay_within_the_positions_that_a_model_knows(longest, sequences):
+    other = job(4, 128, operators=["aten::op0", "aten::sort", "aten::op2"])
+    found, _ = groups([*(job(*shape) for shape in SHAPES[:2]), other])
+    assert {shape.sequence for shape in learn.beyond(found, longest)} == sequences
+
+
+def test_larger_batches_are_tried_where_samples_have_no_tokens():
+    other = job(4, 0, images=4, operators=["aten::op0", "aten::sort", "aten::op2"])
+    found, _ = groups([*(job(batch, 0, images=batch) for batch in (2, 3)), other])
+    assert learn.beyond(found) == [Shape(batch, 0, batch) for batch in (5, 6, 7)]
 
 
 # alignment --------------------------------------------------------------------------------------------
@@ -185,6 +254,23 @@ def test_a_learned_formula_answers_at_a_shape_that_was_not_recorded(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), per_device_train_batch_size=3, sequence_length=120,
                               profile="none"))
     assert answer.peak_requested.bytes == 4096 + 8 * 3 * 120 + 1000 * 3 + 16 * 3 * 120**2
+
+
+@pytest.fixture
+def without_tokens(tmp_path) -> str:
+    return on_disk(tmp_path, [job(batch, 0, images=batch, sizes=[4096, 8 * batch, 1000 * batch]) for batch in
+                              (2, 3, 4)])
+
+
+def test_what_was_learned_without_tokens_is_asked_without(without_tokens):
+    answer = predict(Workload(model=without_tokens, per_device_train_batch_size=9, profile="none"))
+    assert answer.peak_requested.bytes == 4096 + 1008 * 9
+    assert (answer.workload["sequence_length"], answer.workload["images_per_sample"]) == (None, 1)
+
+
+def test_tokens_are_refused_where_none_were_learned(without_tokens):
+    with pytest.raises(InputError, match="sequence_length: .*was learned from a command without {sequence}: leave it"):
+        predict(Workload(model=without_tokens, sequence_length=64))
 
 
 def test_a_record_comes_back_as_it_was_saved(tmp_path):

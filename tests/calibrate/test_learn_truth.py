@@ -18,6 +18,7 @@ from predictor.cli import main
 from predictor.events import Factor
 from predictor.sizes import Shape
 from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.predictor.small_models import ALL, MEDIA
 
 pytestmark = needs_emulator
 
@@ -63,6 +64,22 @@ def test_a_script_with_placeholders_is_predicted_where_it_never_ran(tmp_path, ca
     assert peaks(answer) == (seen.peak_requested_bytes, seen.peak_allocated_bytes, seen.peak_reserved_bytes)
     # SGD keeps one momentum a parameter
     assert answer.factors[Factor.OPTIMIZER_STATES] == answer.factors[Factor.PARAMETERS]
+
+
+@pytest.mark.parametrize("name, words, asked", [
+    ("gpt2", ["--batches", "2", "--sequences", "40,72,104", "--no-probe"],
+     {"per_device_train_batch_size": 2, "sequence_length": 88}),
+    ("whisper", ["--batches", "2", "--sequences", "40,72,104", "--no-probe"],
+     {"per_device_train_batch_size": 2, "sequence_length": 88}),
+    ("resnet", ["--no-gradient-checkpointing"], {"per_device_train_batch_size": 7, "gradient_checkpointing": False}),
+])
+def test_a_model_of_one_kind_of_sample_is_predicted_where_it_never_ran(tmp_path, capsys, name, words, asked):
+    (tmp_path / "config.json").write_text(json.dumps((ALL | MEDIA)[name]))
+    model, path = str(tmp_path / "config.json"), str(tmp_path / "mine.npz")
+    assert main(["learn", model, "--device", "emulated", *words, "-o", path]) == 0
+    answer = predict(Workload(model=path, profile="none", **asked))
+    record = measure(Workload(model=model, gpu="h100-80gb", **asked), device=MeasuredOn.EMULATED)
+    assert peaks(answer) == tuple(record.peak(f"{counter}_bytes").bytes for counter in COUNTERS)
 
 
 def test_zero_3_which_has_no_analytical_engine_is_predicted_where_it_never_ran(tmp_path):
