@@ -207,7 +207,7 @@ def _curve(run: Run, points: int = 600) -> Timeline:
 def _provenance(job: Job) -> dict:
     profile = job.profile and {
         "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
-        "level": {counter: None if job.profile.extrapolates else interval.level
+        "level": {counter: None if job.profile.times(counter) else interval.level
                   for counter, interval in job.profile.profile.residuals.items() if job.margin.of(counter)},
         "extrapolates": list(job.profile.extrapolates)}
     return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,

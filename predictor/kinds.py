@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor import models
 from predictor.formula import Formula
@@ -20,7 +20,7 @@ def kinds(workload: Workload, formula: Formula) -> dict[str, str]:
     Args:
         formula: the one that answers for it; it knows which attention kernel ``auto`` is.
     """
-    return {name: text(workload, formula) for name, (_, text) in KINDS.items()}
+    return {name: kind.text(workload, formula) for name, kind in KINDS.items()}
 
 
 def _model(workload: Workload, _: Formula) -> str:
@@ -77,25 +77,41 @@ def _options(given: Mapping[str, Any] | None) -> str:
                     if value is True or isinstance(value, str))
 
 
-KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Workload, Formula], str]]] = {
-    "formula": (("mode",), lambda workload, _: "traced" if workload.mode == "training" else "traced generate"),
-    "model": (("model", "video_frames"), _model),
-    "recipe": (("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
-    "engine": (("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
-    "optimizer": (("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
-    "attention": (("attn_implementation", "sdpa_backend"), _attention),
-    "precision": (("dtype", "mixed_precision"), _precision),
-    "checkpointing": (("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
-                       "no_grad"), _checkpointing),
-    "padding": (("padding",), lambda workload, _: workload.padding),
-    "kernels": (("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
-    "evaluation": (("per_device_eval_batch_size",),
-                   lambda workload, _: "one" if workload.evaluates else "none"),
-    "accumulation": (("gradient_accumulation_steps",),
-                     lambda workload, _: "several" if workload.gradient_accumulation_steps > 1 else "one"),
-    "allocator_conf": (("allocator_conf",), lambda workload, _: workload.allocator_conf or "default"),
+class Kind(NamedTuple):
+    """What jobs are told apart by.
+
+    Attributes:
+        keys: the workload's, that it is of.
+        text: of a workload.
+        counters: the bytes that it can move, of ``predictor.profile_rules.COUNTERS``; None: all of them.
+    """
+
+    keys: tuple[str, ...]
+    text: Callable[[Workload, Formula], str]
+    counters: tuple[str, ...] | None = None
+
+
+OF_BLOCKS = ("allocated", "reserved", "device")
+"""What the allocator makes of requests: whole blocks, with the tails that its settings leave unsplit, in segments."""
+KINDS: Mapping[str, Kind] = {
+    "formula": Kind(("mode",), lambda workload, _: "traced" if workload.mode == "training" else "traced generate"),
+    "model": Kind(("model", "video_frames"), _model),
+    "recipe": Kind(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
+    "engine": Kind(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
+    "optimizer": Kind(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
+    "attention": Kind(("attn_implementation", "sdpa_backend"), _attention),
+    "precision": Kind(("dtype", "mixed_precision"), _precision),
+    "checkpointing": Kind(("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
+                           "no_grad"), _checkpointing),
+    "padding": Kind(("padding",), lambda workload, _: workload.padding),
+    "kernels": Kind(("use_liger_kernel",), lambda workload, _: "Liger's" if workload.use_liger_kernel else "PyTorch's"),
+    "evaluation": Kind(("per_device_eval_batch_size",),
+                       lambda workload, _: "one" if workload.evaluates else "none"),
+    "accumulation": Kind(("gradient_accumulation_steps",),
+                         lambda workload, _: "several" if workload.gradient_accumulation_steps > 1 else "one"),
+    "allocator_conf": Kind(("allocator_conf",), lambda workload, _: workload.allocator_conf or "default", OF_BLOCKS),
 }
-"""Name -> the workload's keys that it is of, and its text."""
+"""By name."""
 OF_NO_KIND = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
               "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",
               *OF_INFERENCE)

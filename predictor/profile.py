@@ -16,8 +16,9 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.files import read_mapping, write_whole
+from predictor.kinds import KINDS
 from predictor.plain import from_plain, to_plain
-from predictor.profile_rules import MEASURED, QUANTITIES, check
+from predictor.profile_rules import COUNTERS, MEASURED, QUANTITIES, check
 from predictor.sizes import Shape
 from predictor.suggest import named, version_text
 
@@ -175,16 +176,25 @@ def write(path: str, profile: Profile) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The profile that answers, by the name of its file, and in which ways it extrapolates."""
+    """The profile that answers, by the name of its file, and in which ways it extrapolates.
+
+    Attributes:
+        limited: those of ``extrapolates`` that cannot move every counter -> the counters that they can.
+    """
 
     profile: Profile
     name: str
     extrapolates: tuple[str, ...] = ()
+    limited: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def interval(self, counter: str) -> tuple[float, float] | None:
         """Relative bounds of a counter, widened where it extrapolates; None where the profile has none."""
         found = self.profile.residuals.get(counter)
-        return found and widened(found.low, found.high, len(self.extrapolates))
+        return found and widened(found.low, found.high, self.times(counter))
+
+    def times(self, counter: str) -> int:
+        """In how many ways it extrapolates to a counter."""
+        return sum(counter in self.limited.get(way, (counter,)) for way in self.extrapolates)
 
 
 def widened(low: float, high: float, times: int) -> tuple[float, float]:
@@ -233,8 +243,9 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
             return None
         name, profile = min(found.items(), key=lambda pair: (MEASURED.index(pair[1].measured_on),
                                                              len(_other_versions(pair[1], versions)), pair[0]))
-    return Choice(profile, name, tuple(
-        _other_versions(profile, versions) + _far(profile, quantities) + _other_kinds(profile, kinds or {})))
+    other = _other_kinds(profile, kinds or {})
+    return Choice(profile, name, (*_other_versions(profile, versions), *_far(profile, quantities), *other),
+                  {way: counters for way, counters in other.items() if counters})
 
 
 def find(name: str) -> Profile:
@@ -283,8 +294,16 @@ def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
     return result
 
 
-def _other_kinds(profile: Profile, kinds: Mapping[str, str]) -> list[str]:
+def _other_kinds(profile: Profile, kinds: Mapping[str, str]) -> dict[str, tuple[str, ...] | None]:
+    """What was not covered -> the counters that it can move; None for all."""
     if kinds and not profile.covered:
-        return ["kinds of jobs (the profile is from before they were kept)"]
-    return [f"{name} {kind} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
-            for name, kind in kinds.items() if kind not in profile.covered.get(name, ())]
+        return {"kinds of jobs (the profile is from before they were kept)": None}
+    return {_other_kind(profile, name, kind): KINDS[name].counters
+            for name, kind in kinds.items() if kind not in profile.covered.get(name, ())}
+
+
+def _other_kind(profile: Profile, name: str, kind: str) -> str:
+    moved = KINDS[name].counters
+    kept = [counter for counter in COUNTERS if moved and counter not in moved]
+    return (f"{name} {kind} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
+            + (f", on which {' and '.join(kept)} bytes do not depend" if kept else ""))

@@ -205,16 +205,18 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
 
 def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str, Any]:
     found = chosen.profile
-    other = {}
+    other, limited = {}, {}
     for (engine, _, checkpointing, backend, _), job in settings.jobs.items():
         if backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
             all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(workload, job.formula))
             other[f"{engine} {'on' if checkpointing else 'off'}"] = all_of_them.extrapolates[len(chosen.extrapolates):]
+            limited |= all_of_them.limited
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
     margins = {degree: calibrated.margin(chosen, degree) for degree in degrees}
     return {
         "name": chosen.name, "measured_on": found.measured_on, "versions": chosen.extrapolates, "kinds": other,
+        "limited": limited,
         "calibrated": found.calibrated, "residuals": {name: [one.low, one.high] for name, one in
                                                       found.residuals.items()},
         "levels": {name: one.level for name, one in found.residuals.items()},

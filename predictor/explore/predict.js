@@ -98,10 +98,11 @@ function widened(data, [low, high], times) {
 function marginOf(data, setting, gpu) {
   if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}};
   const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree];
-  const times = gpu.profile.versions.length + farFrom(data, setting, gpu.profile).length
-    + kindsOf(setting, gpu.profile).length;
+  const times = gpu.profile.versions.length + farFrom(data, setting, gpu.profile).length;
+  const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[kind] || [counter])
+    .includes(counter));
   const relative = Object.fromEntries(Object.entries(gpu.profile.residuals).map(([counter, bounds]) =>
-    [counter, widened(data, bounds, times)]));
+    [counter, widened(data, bounds, times + moves(counter).length)]));
   return {runtimeLow, runtimeHigh, expected, relative};
 }
 

@@ -65,11 +65,14 @@ def calibration(prediction: Prediction) -> list[str]:
     profile = prediction.provenance.get("profile")
     if not profile:
         return []
-    levels = sorted({f"{level:.0%}" for level in profile["level"].values() if level is not None})
-    held = f"; intervals hold {' or '.join(levels)} of held-out jobs" if levels else "; no intervals are known"
-    if profile["level"] and not levels:
-        held = "; this job is outside what it covered (see: not modelled): intervals are wider, and nobody knows how " \
-               "many such jobs they hold"
+    levels = {counter: f"{level:.0%}" for counter, level in profile["level"].items() if level is not None}
+    outside = [counter for counter, level in profile["level"].items() if level is None]
+    held = f"; intervals hold {' or '.join(sorted({*levels.values()}))} of held-out jobs" if levels else \
+        "; no intervals are known"
+    if outside:
+        of = f"{held}, those of {' and '.join(levels)} bytes; of the others" if levels else ";"
+        held = f"{of} this job is outside what it covered (see: not modelled): intervals are wider, and nobody knows " \
+               "how many such jobs they hold"
     return [f"Calibration: {profile['name']}, {MEASURED_ON[profile['measured_on']]}{held}."]
 
 

@@ -155,6 +155,12 @@ def test_streams_and_micro_batches_that_accumulate_are_the_same_in_the_page():
     assert answer == {name: expected[name] for name in answer}
 
 
+def test_intervals_under_allocator_settings_that_were_not_covered_are_the_same_in_the_page():
+    keys = {"allocator_conf": "expandable_segments:False"}
+    answer, expected = Scripts(made(gpu="h100-80gb", **keys))(ANSWER, SETTING), predicted(SETTING, **keys)
+    assert answer == {name: expected[name] for name in answer}
+
+
 @pytest.mark.parametrize("setting, why", [({"sequence": 576}, "at least 577"), ({"degree": 3}, "not in the page")])
 def test_what_is_not_predicted_says_why(setting, why):
     assert why in scripts()("setting => predict(data, setting).refused", SETTING | setting)

@@ -266,6 +266,15 @@ def test_an_answer_that_extrapolates_says_that_its_intervals_are_wider(tmp_path,
     assert "did not cover: sequence length 1,024 (calibrated from 64 to 256); how far measured" in shown
 
 
+def test_an_answer_says_which_intervals_hold_where_only_allocator_settings_were_not_covered(tmp_path, capsys):
+    residuals = {counter: Interval(0.0, 0.0, 0.9, 60) for counter in ("requested", "allocated", "reserved")}
+    path = written(tmp_path, to_plain(calibration(residuals=residuals, covered=covered(PLAIN))))
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--allocator-conf",
+                 "max_split_size_mb:64"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "intervals hold 90% of held-out jobs, those of requested bytes; of the others this job is outside" in shown
+
+
 # --- the command -------------------------------------------------------------------------------------
 
 
