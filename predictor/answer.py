@@ -30,8 +30,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     """The prediction that a run and its simulation amount to."""
     workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
-    peak_allocated, reserved = simulation.peak_allocated_bytes, outcome.reserved
-    modules, layers = _split(run, simulation.peak_at, peak_allocated, job)
+    of_blocks, blocks = outcome.allocated or (run, simulation)
+    peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
+    modules, layers = _split(of_blocks, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
@@ -39,10 +40,10 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         peak_allocated=_bound(peak_allocated, margin.of("allocated")),
         peak_reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
         peak_device=_device(reserved.bytes, job),
-        fragmentation_bytes=simulation.reserved_at_peak_bytes - peak_allocated,
+        fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
-        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank),
+        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, of_blocks.rank),
         factors=_sum(modules), modules=modules, layers=layers,
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(

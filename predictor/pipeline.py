@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -25,8 +25,7 @@ from predictor.calibrated import Margin
 from predictor.engine.engines import ENGINES, UNUSED, Engine, name_of
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.optimizer import OPTIMIZERS
-from predictor.engine.setup import Setup
-from predictor.engine.shared import AlikeRanks
+from predictor.engine.setup import STEPS, Setup
 from predictor.errors import InputError
 from predictor.events import EventList
 from predictor.facts import ModelFacts, modality
@@ -43,6 +42,8 @@ from predictor.sizes import Shape
 from predictor.workload import Workload
 
 DEFAULT_GPU = gpus.DEFAULT
+MOST_EVENTS = 1 << 20
+"""Of all simulated ranks, about: the simulation takes one and a half seconds for so many."""
 
 Progress = Callable[[Sequence], Iterable]
 
@@ -127,6 +128,8 @@ class Job:
         if self.workload.offload:
             notes += (engine_of(self.formula, self.setup).host().note(),)
         notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)
+        if self.workload.rank == "worst":
+            notes += self._left_out()
         return notes + OPTIMIZERS[self.setup.optim].not_modelled
 
     @property
@@ -148,17 +151,41 @@ class Job:
         return calibrated.margin(self.profile, self.setup.world_size)
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
-        """Ranks that decide whether it survives: the worst, the first and the last; or the asked one."""
-        degree = self.setup.world_size
-        if self.workload.rank != "worst" or degree == 1:
+        """Ranks that decide whether it survives: the one that requests the most first; or the asked one alone."""
+        if self.workload.rank != "worst" or self.setup.world_size == 1:
             return [0 if self.workload.rank == "worst" else self.workload.rank]
-        traced = self.formula.micro.events
-        traced_bytes = sizes_at(traced, self.shape, self.gpu)[traced.buffers.size]
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
-        if isinstance(engine, AlikeRanks):
-            return [0]
-        peaks = engine.peaks(range(degree), traced_bytes)
-        return list(dict.fromkeys([peaks.index(max(peaks)), 0, degree - 1]))
+        different = self.different_ranks()
+        if len(different) == 1:
+            return different
+        traced = self.formula.micro.events
+        peaks = engine.peaks(different, sizes_at(traced, self.shape, self.gpu)[traced.buffers.size])
+        return list(dict.fromkeys([different[peaks.index(max(peaks))], *self.judged_ranks()]))
+
+    def different_ranks(self) -> list[int]:
+        """The first of the ranks that have equal events, of all that there are."""
+        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=None))
+        parts: dict[Hashable, int] = {}
+        for rank in range(self.setup.world_size):
+            parts.setdefault(engine.part(rank), rank)
+        return list(parts.values())
+
+    def judged_ranks(self) -> list[int]:
+        """Those of :meth:`different_ranks` that are simulated at every shape: all, or some from the first to the last
+        where they are more than :data:`MOST_EVENTS` allow."""
+        different = self.different_ranks()
+        most = max(2, MOST_EVENTS // (STEPS * self.setup.micro_steps * len(self.formula.micro.events)))
+        if len(different) <= most:
+            return different
+        return [different[place * (len(different) - 1) // (most - 1)] for place in range(most)]
+
+    def _left_out(self) -> tuple[str, ...]:
+        """A note on ranks that differ and are not simulated."""
+        different, judged = len(self.different_ranks()), len(self.judged_ranks())
+        if judged == different:
+            return ()
+        return (f"{different - judged} of the {different} ranks whose memory differs: the others, and the one that "
+                "requests the most, were simulated, and one of these may allocate or reserve a little more",)
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
@@ -357,7 +384,7 @@ def engine_of(formula: Formula, setup: Setup) -> Engine:
     return ENGINES[setup.engine].load()(formula.micro, setup)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     """The events of a whole run of one rank, independent of the shape."""
     return engine_of(formula, setup).rank(rank)

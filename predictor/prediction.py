@@ -23,7 +23,8 @@ class Bound:
 class Peak:
     """Where the peak is: the outermost call, the module and operator whose allocation made it.
 
-    ``rank`` requests the most, ``reserved_rank`` reserves the most.
+    ``rank`` requests the most, ``reserved_rank`` reserves the most, ``allocated_rank``, of which the factors are,
+    allocates the most.
     """
 
     moment: Moment
@@ -32,6 +33,7 @@ class Peak:
     rank: int
     step: int
     reserved_rank: int
+    allocated_rank: int
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,7 @@ class Prediction:
                 "operator": self.peak.operator,
                 "rank": self.peak.rank,
                 "reserved_rank": self.peak.reserved_rank,
+                "allocated_rank": self.peak.allocated_rank,
                 "step": self.peak.step,
             },
             "factors": {factor.value: self.factors.get(factor, 0) for factor in Factor},

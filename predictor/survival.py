@@ -6,8 +6,12 @@ anew for each capacity that is asked about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import Simulation, simulate
@@ -53,10 +57,12 @@ class Outcome:
     """The run that was looked at and what became of it.
 
     Attributes:
+        run: of the rank that requests the most.
         limit_bytes: what PyTorch could have in ``simulation``; None for no limit.
         reserved: of the rank that reserves the most, which need not be that of ``run``.
         failure: where a rank ran out of memory, unless it fits.
         verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
+        allocated: the run that allocates the most, with its simulation; None: that of ``run``.
     """
 
     run: Run
@@ -65,6 +71,7 @@ class Outcome:
     reserved: Reserved
     failure: Failure | None
     verdict: str | None = None
+    allocated: tuple[Run, Simulation] | None = None
 
 
 def completions(run: Run) -> tuple[str, ...]:
@@ -92,37 +99,93 @@ def play_on(allocator: CachingAllocator, run: Run, kinds: Iterable[int]) -> Simu
                     allocator)
 
 
+class Plays:
+    """Runs through allocators of their own; what was played once is not played again.
+
+    A run that survives where PyTorch can have so many bytes, and holds at most R of them, is the same run wherever it
+    can have R or more, up to that: what was granted still is, what was refused still is. If nothing was refused, it is
+    the same with any more. Not so where the settings give PyTorch a fraction of that.
+    """
+
+    def __init__(self, settings: AllocatorSettings, total_bytes: int | None = None) -> None:
+        self._settings, self._total_bytes = settings, total_bytes
+        self._of_limit = total_bytes is None and settings.per_process_memory_fraction < 1
+        self._played: dict[tuple, list[tuple[float, float, Simulation]]] = {}
+
+    def ends(self, run: Run, limit_bytes: int | None) -> list[Simulation]:
+        """At each end of :func:`completions`."""
+        key = _seen_by_allocator(run), limit_bytes if self._of_limit else None
+        return [self._play(run, key, completion, limit_bytes) for completion in completions(run)]
+
+    def _play(self, run: Run, key: tuple, completion: str, limit_bytes: int | None) -> Simulation:
+        limit, known = math.inf if limit_bytes is None else limit_bytes, self._played.setdefault((key, completion), [])
+        found = next((end for least, most, end in known if least <= limit <= most), None)
+        if found is None:
+            found = play(run, self._settings, completion=completion, limit_bytes=limit_bytes,
+                         total_bytes=self._total_bytes)
+            least = limit if found.failed_at is not None else found.peak_reserved_bytes
+            known.append((least, limit if found.allocator.driver.refusals else math.inf, found))
+        return found
+
+
+def _seen_by_allocator(run: Run) -> bytes:
+    """Of runs with equal events, sizes and streams: the same."""
+    events, buffers = run.events, run.events.buffers
+    said = blake2b(digest_size=16)
+    for column in (events.kind, events.buffer, run.row_bytes[buffers.size[events.buffer]],
+                   buffers.stream[events.buffer]):
+        said.update(np.ascontiguousarray(column).data)
+    return said.digest()
+
+
 def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | None,
           margin: Margin = NO_PROFILE) -> Outcome:
     """Whether a job fits a GPU of a capacity: surely, at best, or not. It fits if every rank that is looked at does."""
-
-    def outcome(limit: int | None, run: Run) -> Outcome:
-        """Of one rank."""
-        ends = [play(run, settings, completion=completion, limit_bytes=limit, total_bytes=capacity_bytes)
-                for completion in completions(run)]
-        reserved = [end.peak_reserved_bytes for end in ends]
-        low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
-        failed = next((end for end in ends if end.failed_at is not None), None)
-        return Outcome(run, ends[0], limit, Reserved(run.rank, reserved[0], low, high),
-                       failed and Failure(run, failed))
-
-    def worst(limit: int | None, runs: Sequence[Run]) -> Outcome:
-        outcomes = [outcome(limit, run) for run in runs]  # of equals max keeps the first
-        found = max(outcomes, key=lambda one: (one.simulation.failed_at is not None, one.failure is not None))
-        return replace(found, reserved=max((one.reserved for one in outcomes), key=lambda reserved: reserved.bytes))
-
+    plays = Plays(settings, capacity_bytes)
     if capacity_bytes is None:
-        return worst(None, runs_at(None))
+        return _worst(plays, None, runs_at(None))
     surely, at_best = margin.limits(capacity_bytes)
-    certain = worst(surely, runs_at(surely))
+    certain = _worst(plays, surely, runs_at(surely), until_failure=True)
     if certain.failure is None:
         return replace(certain, verdict="fits")
     runs = runs_at(at_best)
-    possible = worst(at_best, runs)
+    possible = _worst(plays, at_best, runs, until_failure=True)
     if possible.simulation.failed_at is None:
         return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
     failing_first = sorted(runs, key=lambda run: run is not possible.run)
-    return replace(worst(None, failing_first), verdict="does_not_fit", failure=possible.failure)
+    return replace(_worst(plays, None, failing_first), verdict="does_not_fit", failure=possible.failure)
+
+
+def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:
+    """Of all ranks: the most that any requests, allocates and reserves; or the first that surely fails, alone."""
+    outcomes = []
+    for run in runs:
+        outcomes.append(_outcome(plays, limit, run))
+        if until_failure and outcomes[-1].simulation.failed_at is not None:
+            return outcomes[-1]
+    failure = next((one.failure for one in outcomes if one.failure), None)
+    first = max(outcomes, key=lambda one: one.run.peak)  # of equals max keeps the first
+    allocated = max(outcomes, key=lambda one: (one.simulation.peak_allocated_bytes, one is first))
+    return replace(first, failure=failure, reserved=_most([first.reserved, *(one.reserved for one in outcomes)]),
+                   allocated=(allocated.run, allocated.simulation))
+
+
+def _outcome(plays: Plays, limit: int | None, run: Run) -> Outcome:
+    """Of one rank."""
+    ends = plays.ends(run, limit)
+    reserved = [end.peak_reserved_bytes for end in ends]
+    low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
+    failed = next((end for end in ends if end.failed_at is not None), None)
+    return Outcome(run, ends[0], limit, Reserved(run.rank, reserved[0], low, high), failed and Failure(run, failed))
+
+
+def _most(each: Sequence[Reserved]) -> Reserved:
+    """The most that any of the ranks reserves, at either end of when events complete too."""
+    most = max(each, key=lambda one: one.bytes)
+    if all(one.low is None for one in each):
+        return most
+    return replace(most, low=max(one.bytes if one.low is None else one.low for one in each),
+                   high=max(one.bytes if one.high is None else one.high for one in each))
 
 
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
@@ -148,11 +211,13 @@ def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margi
     refused still is. So the search goes down from R to R, each time looking a page below, until a run fails: no
     capacity is left out. ``tell`` hears of each limit that is tried.
     """
-    limit = None
+    plays, limit = Plays(settings), None
     while True:
-        ends = [play(run, settings, completion=completion, limit_bytes=limit)
-                for run in runs_at(limit) for completion in completions(run)]
-        if any(end.failed_at is not None for end in ends):
-            return margin.capacity(limit + PAGE_BYTES)
-        limit = max(end.peak_reserved_bytes for end in ends) - PAGE_BYTES
+        highest = 0
+        for run in runs_at(limit):
+            ends = plays.ends(run, limit)
+            if any(end.failed_at is not None for end in ends):
+                return margin.capacity(limit + PAGE_BYTES)
+            highest = max(highest, *(end.peak_reserved_bytes for end in ends))
+        limit = highest - PAGE_BYTES
         tell(limit)

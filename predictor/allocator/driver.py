@@ -47,13 +47,13 @@ class SimulatedDriver:
     """Memory up to a capacity, addresses by first fit, as on the emulated GPU (calibrate/emulator/csrc/device.c).
 
     ``capacity_bytes`` is what the allocator can have (None: no limit); ``total_bytes`` what the device calls its
-    memory, where that is more (the CUDA context has taken its part).
+    memory, where that is more (the CUDA context has taken its part). ``refusals`` counts what went beyond it.
     """
 
     def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.total_bytes = total_bytes or capacity_bytes or UNLIMITED_TOTAL
-        self.used_bytes = 0
+        self.used_bytes = self.refusals = 0
         self._sizes: dict[int, int] = {}  # ranges in use, by address
         self._gaps: list[tuple[int, int]] = [(FIRST_ADDRESS, LAST_ADDRESS)]  # (start, end), by address
 
@@ -107,6 +107,7 @@ class SimulatedDriver:
 
     def _book(self, size: int) -> bool:
         if self.capacity_bytes is not None and self.used_bytes + size > self.capacity_bytes:
+            self.refusals += 1
             return False
         self.used_bytes += size
         return True

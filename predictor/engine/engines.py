@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,9 @@ class Engine(Protocol):
 
     def rank(self, rank: int) -> EventList:
         """Start-up and three steps of one rank."""
+
+    def part(self, rank: int) -> Hashable:
+        """All that the events of a rank depend on: ranks of which it is equal allocate and free alike."""
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
         """Peak requested bytes of ranks: of the run, and of its steps alone; ``traced_bytes`` of the traced buffers."""

@@ -41,6 +41,10 @@ class Fsdp2:
                        for index, tensor in enumerate(self.tensors) if not tensor.buffer}
         self._refuse()
 
+    def part(self, rank: int) -> tuple[int, ...]:
+        """Rows of every parameter that its optimizer sees."""
+        return tuple(shard.of_rank(rank).shape[0] for shard in self.shards.values())
+
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
         """Nothing to choose among but that the first rank holds the most."""
         return [(-rank, -rank) for rank in ranks]

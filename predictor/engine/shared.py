@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,10 @@ class AlikeRanks:
     def rank(self, rank: int) -> EventList:
         """Start-up and three steps."""
         return self.events
+
+    def part(self, rank: int) -> Hashable:
+        """Nothing."""
+        return None
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
         """Nothing to choose among: no rank holds more than another."""

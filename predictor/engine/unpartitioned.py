@@ -41,6 +41,10 @@ class Unpartitioned(AlikeRanks):
         """Start-up and three steps."""
         return self._run(first=False) if self._setup.place(rank)[1] else self.events
 
+    def part(self, rank: int) -> bool:
+        """Whether it takes the norm."""
+        return not self._setup.place(rank)[1]
+
     def _run(self, *, first: bool) -> EventList:
         vocabulary, start = Vocabulary(self._micro), Tape()
         self._start_up(start)

@@ -72,6 +72,12 @@ class Zero2:
             np.concatenate([part.seldom() for part in parts] + [tape.seldom()]))
         return self.vocabulary.assemble(self.start, step)
 
+    def part(self, rank: int) -> tuple:
+        """What it owns of which parameter in each group, and whether it takes the norm of what all have."""
+        rank, peer = self.setup.place(rank)
+        return peer == 0, *(tuple((piece.parameter, piece.numel) for piece in group.owned(rank))
+                            for group in self.groups)
+
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
         """Peak requested bytes of ranks, not laid out: of the run, and of its steps alone, which differ by rank.
 

@@ -87,20 +87,20 @@ def _run_name(job: Job) -> str:
 
 
 def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict[str, Any]:
-    """The runs of an engine that can matter: of ranks that can be the worst, the first and the last."""
+    """The runs of an engine that can matter: of ranks that are simulated at every shape, or can request the most."""
     engine = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
     degree = job.setup.data_parallel_size
     runs = {rank: engine.rank(rank) for rank in range(degree)}
     found = candidates(runs, job.lowest())
     packed: dict[int, PackedRun] = {}
-    for rank in sorted({0, degree - 1, *found.rank.tolist()}):
+    for rank in sorted({*job.judged_ranks(), *found.rank.tolist()}):
         same = next((other for other in packed if runs[other] is runs[rank]), None)
         packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
     variants = starts.setdefault((job.setup.engine, degree), [])
     if not variants:
         variants += _starts(job, limits, tables)
-    return {"ranks": {rank: run.steps for rank, run in packed.items()}, "starts": variants,
-            "instances": packed[0].instances,
+    return {"judged": job.judged_ranks(), "ranks": {rank: run.steps for rank, run in packed.items()},
+            "starts": variants, "instances": packed[0].instances,
             "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel())}}
 
 
@@ -183,7 +183,7 @@ def _engines(settings: Settings) -> list[Mapping[str, Any]]:
             stage = ENGINES[name].chosen_by
             found.append({"name": name, "label": label, "degrees": sorted(jobs),
                           "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
-                          "notes": next(iter(jobs.values())).notes() + read})
+                          "notes": {degree: job.notes() + read for degree, job in jobs.items()}})
     return found
 
 

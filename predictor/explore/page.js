@@ -123,6 +123,8 @@ function writeAnswer(data, setting, found) {
     allocated: "in whole blocks (torch.cuda.max_memory_allocated)",
     reserved: "held by PyTorch (torch.cuda.max_memory_reserved)",
     device: "what nvidia-smi shows, context and NCCL included"};
+  for (const name of ["allocated", "reserved"])
+    if (answer.peak[`${name}_rank`] !== answer.peak.rank) meanings[name] += ` on rank ${answer.peak[`${name}_rank`]}`;
   rows("peaks", null, Object.entries(meanings).map(([name, meaning]) => [name, boundText(answer, name),
     answer[`peak_${name}_bytes`] === null ? "" : `${fixed(answer[`peak_${name}_bytes`], 0)} B`, words(meaning)]));
   const seen = data.factors.filter(factor => answer.factors[factor.name]);

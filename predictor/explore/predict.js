@@ -61,14 +61,14 @@ function cellAt(data, setting) {
     verdict: most !== null && steps > most ? "does_not_fit" : undefined};
 }
 
-/** Ranks that decide whether it survives: the worst, the first and the last. */
+/** Ranks that decide whether it survives: the one that requests the most, and those that are always simulated. */
 function decidingRanks(data, found, setting, values) {
-  if (setting.degree === 1) return [0];
+  if (found.packed.judged.length === 1) return found.packed.judged;
   let worst = 0, highest = -1;
   eachSum(data, found, values, (rank, sum) => {
     if (sum > highest || (sum === highest && rank < worst)) [worst, highest] = [rank, sum];
   });
-  return [...new Set([worst, 0, setting.degree - 1])];
+  return [...new Set([worst, ...found.packed.judged])];
 }
 
 // How far off it may be ---------------------------------------------------------------------------------------------
@@ -134,6 +134,7 @@ class Player {
     this.rows = rowBytes(found.formula, this.values);
     this.stepsPeak = stepsPeak(data, found, this.values);
     this.played = new Map();
+    this.peaks = new Map();
   }
 
   run(rank, limit) {
@@ -149,8 +150,11 @@ class Player {
   }
 
   bytes(run) {
-    if (!this.played.has(run)) this.played.set(run, {bytes: bufferBytes(run, this.rows), untouched: new Map(),
-      touched: new Map()});
+    if (!this.played.has(run)) {
+      const bytes = bufferBytes(run, this.rows);
+      this.peaks.set(run, runningSum(run, bytes).reduce((best, sum) => (sum > best ? sum : best), 0));
+      this.played.set(run, {bytes, untouched: new Map(), touched: new Map()});
+    }
     return this.played.get(run).bytes;
   }
 
@@ -172,7 +176,8 @@ class Player {
     const run = this.run(rank, composedAt), ends = this.ends(run, limit);
     const reserved = ends.map(end => end.peakReserved), both = ends.length > 1;
     const failed = ends.find(end => end.failedAt !== null);
-    return {rank, run, simulation: ends[0], failure: failed ? {rank, run, simulation: failed} : null,
+    return {rank, run, requested: this.peaks.get(run), simulation: ends[0],
+      failure: failed ? {rank, run, simulation: failed} : null,
       reserved: {rank, bytes: reserved[0], low: both ? Math.min(...reserved) : null,
         high: both ? Math.max(...reserved) : null}};
   }
@@ -184,10 +189,20 @@ class Player {
       outcomes.push(this.outcome(rank, composedAt, limit));
       if (outcomes.at(-1).simulation.failedAt !== null) return outcomes.at(-1);
     }
-    const first = (rows, value) => rows.reduce((best, one) => (value(one) > value(best) ? one : best));
-    return {...first(outcomes, one => one.failure !== null),
-      reserved: first(outcomes.map(one => one.reserved), one => one.bytes)};
+    const highest = (rows, value) => rows.reduce((best, one) => (value(one) > value(best) ? one : best));
+    const first = highest(outcomes, one => one.requested), allocated = one => one.simulation.peakAllocated;
+    const failed = outcomes.find(one => one.failure !== null);
+    return {...first, failure: failed ? failed.failure : null, allocated: highest([first, ...outcomes], allocated),
+      reserved: most([first, ...outcomes].map(one => one.reserved))};
   }
+}
+
+/** The most that any of the ranks reserves, at either end of when events complete too. */
+function most(each) {
+  const found = each.reduce((best, one) => (one.bytes > best.bytes ? one : best));
+  if (each.every(one => one.low === null)) return found;
+  return {...found, low: Math.max(...each.map(one => one.low ?? one.bytes)),
+    high: Math.max(...each.map(one => one.high ?? one.bytes))};
 }
 
 /** survival.judge. The worst rank does not depend on the limit: start-up is the same on every rank. */
@@ -265,10 +280,11 @@ function predict(data, setting) {
   if (Math.max(...player.rows) > data.largest_buffer_bytes)
     return {refused: "one buffer alone would take more than 64 TiB"};
   const outcome = judge(player, ranks, capacity, margin);
-  const {run, simulation, reserved, failure} = outcome, bytes = player.bytes(run), live = runningSum(run, bytes);
+  const {run, reserved, failure, allocated} = outcome, bytes = player.bytes(run), live = runningSum(run, bytes);
+  const {simulation} = allocated;
   let top = 0;
   for (let at = 1; at < live.length; at++) if (live[at] > live[top]) top = at;
-  const factors = aliveByFactor(data, run, bytes, simulation.peakAt);
+  const factors = aliveByFactor(data, allocated.run, player.bytes(allocated.run), simulation.peakAt);
   factors[data.factors.findIndex(factor => factor.name === "allocator")] +=
     simulation.peakAllocated - factors.reduce((a, b) => a + b, 0);
   const tag = tagOf(data, run, top);
@@ -276,7 +292,7 @@ function predict(data, setting) {
     capacity_bytes: capacity, headroom_bytes: capacity - reserved.bytes, verdict: outcome.verdict,
     fragmentation_bytes: simulation.reservedAtPeak - simulation.peakAllocated,
     peak: {moment: tag.moment, module: tag.module, operator: tag.operator, rank: outcome.rank,
-      reserved_rank: reserved.rank, step: tag.step},
+      reserved_rank: reserved.rank, allocated_rank: allocated.rank, step: tag.step},
     factors: Object.fromEntries(data.factors.map((factor, at) => [factor.name, factors[at]])),
     moments: highestPoints(data, run, live), out_of_memory: null,
     not_modelled: notModelled(data, setting, gpu),
@@ -312,5 +328,5 @@ function notModelled(data, setting, gpu) {
     ...kindsOf(setting, profile)] : [];
   const notes = extrapolates.length ? profile.not_modelled.map(note => note.replace("…", extrapolates.join(", ")))
     : gpu.not_modelled;
-  return [...notes, ...data.engines.find(engine => engine.name === setting.engine).notes];
+  return [...notes, ...data.engines.find(engine => engine.name === setting.engine).notes[setting.degree]];
 }

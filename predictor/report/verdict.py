@@ -101,17 +101,19 @@ def _step(moment: Moment) -> str:
 def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:
     """Name, size and meaning of each peak."""
     rows = (("requested", prediction.peak_requested, "what tensors asked for (requested_bytes.all.peak)"),
-            ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"),
+            ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"
+             + _elsewhere(prediction.peak, prediction.peak.allocated_rank)),
             ("reserved", prediction.peak_reserved,
-             "held by PyTorch (torch.cuda.max_memory_reserved)" + (_elsewhere(prediction.peak) or _idle(prediction))),
+             "held by PyTorch (torch.cuda.max_memory_reserved)"
+             + (_elsewhere(prediction.peak, prediction.peak.reserved_rank) or _idle(prediction))),
             ("device", prediction.peak_device, "what nvidia-smi shows, context and NCCL included"))
     least = prediction.minimum_capacity_bytes
     return [(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
         [("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")] if least else [])
 
 
-def _elsewhere(peak: Peak) -> str:
-    return f" on rank {peak.reserved_rank}" if peak.reserved_rank != peak.rank else ""
+def _elsewhere(peak: Peak, rank: int) -> str:
+    return f" on rank {rank}" if rank != peak.rank else ""
 
 
 def _idle(prediction: Prediction) -> str:

@@ -84,7 +84,8 @@ def test_the_result_has_every_key_of_the_contract(model):
             "modules", "moments", "not_modelled", "provenance"} <= document.keys()
     for name in ("requested", "allocated", "reserved", "device"):
         assert {f"peak_{name}_bytes{end}" for end in ("", "_low", "_high")} <= document.keys()
-    assert document["peak"].keys() == {"moment", "module", "operator", "rank", "step", "reserved_rank"}
+    assert document["peak"].keys() == {"moment", "module", "operator", "rank", "step", "reserved_rank",
+                                       "allocated_rank"}
     assert json.loads(json.dumps(document)) == document
 
 

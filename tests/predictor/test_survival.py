@@ -109,6 +109,48 @@ def test_the_rank_that_reserves_the_most_need_not_request_the_most():
     assert (outcome.run.rank, outcome.reserved.rank, outcome.reserved.bytes) == (0, 7, 4 * GIB + (2 << 20))
 
 
+def test_every_peak_is_that_of_the_rank_that_has_the_most_of_it():
+    requests = run([(1, 0), (1, 1)], [40 * MIB, 37 * MIB // 2])
+    rows = [(1, 0), (-1, 0), (1, 1), (1, 2), (-1, 2), (1, 3), (1, 4), (-1, 4), (1, 5)]
+    tails = replace(run(rows, [20 * MIB, 19 * MIB + 1] * 3), rank=5)  # each of the smaller ones keeps its whole block
+    outcome = survival.judge(lambda _: [requests, tails], DEFAULT, None)
+    of_blocks, simulation = outcome.allocated
+    assert (outcome.run.rank, of_blocks.rank) == (0, 5)
+    assert outcome.run.peak > of_blocks.peak
+    assert simulation.peak_allocated_bytes == 60 * MIB > outcome.simulation.peak_allocated_bytes
+
+
+def test_a_rank_that_reserves_the_most_only_if_events_complete_late_sets_the_upper_end():
+    surely = run([(1, 0)], [GIB + 4 * MIB])
+    late = run([(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)], [GIB, GIB])
+    reserved = survival.judge(lambda _: [surely, late], DEFAULT, None).reserved
+    assert (reserved.low, reserved.bytes, reserved.high) == (GIB + 4 * MIB, GIB + 4 * MIB, 2 * GIB)
+
+
+def test_a_job_of_which_a_rank_fails_still_says_the_most_that_any_requests():
+    most = run([(1, 0)], [3 * GIB])
+    fails = replace(run([(1, 0), (-1, 0), (1, 1), (1, 2)], [2 * GIB, GIB, 3 * GIB // 2]), rank=1)
+    outcome = survival.judge(lambda _: [fails, most], DEFAULT, 3 * GIB + 256 * MIB)
+    assert (outcome.verdict, outcome.failure.run.rank, outcome.run.rank) == ("does_not_fit", 1, 0)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_what_is_not_played_again_would_have_been_the_same(data):
+    sizes = data.draw(st.lists(st.integers(1, 40).map(lambda size: size * MIB // 2), min_size=1, max_size=12))
+    rows, live = [], []
+    for buffer in range(len(sizes)):
+        rows.append((1, buffer))
+        live.append(buffer)
+        while live and data.draw(st.booleans()):
+            rows.append((-1, live.pop(data.draw(st.integers(0, len(live) - 1)))))
+    job, plays = run(rows, sizes), survival.Plays(DEFAULT)
+    for limit in data.draw(st.lists(st.none() | st.integers(0, 150).map(lambda pages: pages * PAGE_BYTES), max_size=6)):
+        again, (found,) = survival.play(job, DEFAULT, limit_bytes=limit), plays.ends(job, limit)
+        assert (found.failed_at, found.peak_reserved_bytes, found.peak_allocated_bytes) == (
+            again.failed_at, again.peak_reserved_bytes, again.peak_allocated_bytes)
+
+
 def test_an_emptied_cache_is_not_reserved():
     rows = [(1, 0), (-1, 0), (Kind.EMPTY_CACHE, 0), (1, 1)]
     assert survival.play(run(rows, [2 * GIB, 3 * GIB]), DEFAULT).peak_reserved_bytes == 3 * GIB
