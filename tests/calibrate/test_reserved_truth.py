@@ -8,7 +8,7 @@ from calibrate.measure import measure
 from predictor import pipeline, survival
 from predictor.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.survival import PAGE_BYTES
-from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.calibrate.small_jobs import SCALARS_BYTES, needs_emulator, workload
 
 pytestmark = needs_emulator
 
@@ -36,6 +36,17 @@ def test_reserved_memory_is_that_of_the_real_allocator(tmp_path, changes, events
     measured = measure(asked, events=events).peak("reserved_bytes").bytes
     # DeepSpeed's scalars, a few hundred bytes each, are not predicted: at most one segment of the small pool
     assert 0 <= measured - simulation.peak_reserved_bytes <= PAGE_BYTES
+
+
+@pytest.mark.parametrize("engine", [{"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"engine": "ddp"},
+                                    {"engine": "fsdp2"}], ids=str)
+def test_no_rank_of_real_jobs_has_more_than_the_predicted_worst(tmp_path, engine):
+    asked = small(tmp_path, data_parallel_size=3, rank="worst", capacity_bytes=8 << 30, **engine)
+    worst, records = pipeline.predict(asked), [measure(asked.replace(rank=rank)) for rank in range(3)]
+    for counter, most in (("requested", SCALARS_BYTES), ("allocated", 512 * SCALARS_BYTES // 8),
+                          ("reserved", PAGE_BYTES)):
+        measured = max(record.peak(f"{counter}_bytes").bytes for record in records)
+        assert 0 <= measured - getattr(worst, f"peak_{counter}").bytes <= most, counter
 
 
 def test_a_job_survives_at_its_least_capacity_and_dies_below(tmp_path):
