@@ -51,7 +51,7 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
         fragmentation_bytes=GIB, capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - 45 * GIB, verdict=verdict,
         out_of_memory=OutOfMemory(Moment.FORWARD, "lm_head", "aten::mm", 1, 7, GIB, 22 * GIB, 23 * GIB)
         if verdict == "does_not_fit" else None,
-        peak=Peak(Moment.BACKWARD, LAST_LAYER, "aten::mm", 7, 2, 7),
+        peak=Peak(Moment.BACKWARD, LAST_LAYER, "aten::mm", 7, 2, 7, 7),
         factors={factor: tower.get(factor, 0) + language.get(factor, 0) for factor in Factor},
         modules={"vision_tower": tower, "language_model": language}, layers=layers,
         moments={
