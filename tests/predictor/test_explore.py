@@ -136,7 +136,7 @@ def test_a_page_of_a_training_has_its_command_and_what_of_it_is_not_modelled(tmp
     assert main(["explore", *words, *options, "--degrees", "1", "-o", str(tmp_path / "page.html"), *behind]) == 0
     document = unpacked((tmp_path / "page.html").read_text())[0]
     assert (document["command"], document["training"]) == ([*words, *options], behind)
-    assert any("the dtype of the checkpoint" in note for note in document["engines"][0]["notes"])
+    assert any("the dtype of the checkpoint" in note for note in document["engines"][0]["notes"]["1"])
 
 
 def test_the_command_of_a_page_has_the_deepspeed_config_that_was_read_which_an_engine_by_an_option_replaces(tmp_path, capsys):
