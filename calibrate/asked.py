@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from calibrate import child
 from calibrate.campaign.one import Where
-from calibrate.measure import ROOT
 from calibrate.record import MeasuredOn
 from predictor.errors import InputError
 from predictor.suggest import show
@@ -34,9 +33,8 @@ def ask(module: str, where: Where, *words: str, variables: Mapping[str, str] | N
         from calibrate import emulator
 
         changes = emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
-    process = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True,
-                             env={**os.environ, **changes, **(variables or {}), "PYTHONPATH": path})
+    environment = {**os.environ, **changes, **(variables or {})}
+    process = subprocess.run(**child.python(module, *words, variables=environment), capture_output=True, text=True)
     for line in process.stdout.splitlines():
         if line.startswith(ANSWER):
             found = json.loads(line.removeprefix(ANSWER))

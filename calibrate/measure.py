@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from calibrate import alone, predicted, warm
+from calibrate import alone, child, predicted, warm
 from calibrate.emulator import Injection, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import Order
@@ -30,7 +30,6 @@ from predictor.suggest import show
 from predictor.version import VERSION
 from predictor.workload import Workload
 
-ROOT = Path(__file__).resolve().parents[1]
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """PyTorch reads the first that it knows; the second since 2.9."""
 
@@ -102,12 +101,11 @@ def _on_its_gpu(workload: Workload, job: MeasuredJob) -> Workload:
 
 def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
     """Start the job, wait for it, and read its answer; what it leaves lies in a directory that goes away."""
-    path = os.pathsep.join(filter(None, [str(ROOT), changes.get("PYTHONPATH", os.environ.get("PYTHONPATH"))]))
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _beside(order.snapshot) as part:
         answer, log = Path(directory) / "answer.json", Path(directory) / "log.txt"
         log.touch()
         given = replace(order, answer=str(answer), snapshot=part)
-        variables = {**os.environ, **changes, "PYTHONPATH": path}
+        variables = {**os.environ, **changes}
         code = None if verbose else warm.run(given, variables, str(log))
         if code is None:
             code = _start(given, variables, None if verbose else log)
@@ -120,7 +118,7 @@ def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
 def _start(order: Order, variables: dict[str, str], log: Path | None) -> int:
     """The exit code of a job in a new process; without a log its output goes to stderr."""
     with open(log, "w") if log else nullcontext(sys.stderr) as output:
-        job = subprocess.Popen([sys.executable, "-m", "calibrate.job"], env=variables, stdin=subprocess.PIPE,
+        job = subprocess.Popen(**child.python("calibrate.job", variables=variables), stdin=subprocess.PIPE,
                                stdout=output, stderr=output, text=True)
         try:
             job.communicate(json.dumps(asdict(order)))

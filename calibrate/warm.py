@@ -25,6 +25,7 @@ from dataclasses import asdict, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+from calibrate import child
 from calibrate.emulator.job_environment import SETTING
 from calibrate.job import PR_SET_PDEATHSIG, Order, perform
 
@@ -41,7 +42,7 @@ class _Origin:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "calibrate.warm", str(theirs.fileno())], env=environment,
+                **child.python("calibrate.warm", str(theirs.fileno()), variables=environment),
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from predictor import streams
+from predictor import kept, streams
 from predictor.errors import InputError
 from predictor.suggest import nearest, show
 
@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
+    kept.name_user()
     with streams.settled():
         return _answered(list(sys.argv[1:] if argv is None else argv))
 

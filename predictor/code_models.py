@@ -6,7 +6,7 @@ is the output's ``.loss``, or the output itself. It runs where a model is traced
 formula that was traced at other shapes holds for its model and batch at this one.
 
 A formula is kept by the source of the function's file: what that file imports is not looked at, so after a change
-there the cache (``store.cache_directory``) must be emptied. Of a forward that branches on sizes, formulas of several
+there the cache (``kept.cache_directory``) must be emptied. Of a forward that branches on sizes, formulas of several
 shapes do not know: they are traced at up to 304 tokens and 4 samples.
 """
 
@@ -87,12 +87,20 @@ def find(model: str) -> CodeModel:
     """
     where, function = NAMED.fullmatch(model).group("where", "function")
     is_file = where.endswith(".py")
-    path = Path(where).expanduser() if is_file else _file_of(where, model)
+    path = _expanded(where, model) if is_file else _file_of(where, model)
     source = read_text(path, f"the model {show(model, 200)}")
     takes = _arguments(source, function, model)
     digest = hashlib.sha256(source.encode()).hexdigest()
     return CodeModel(model, {"model_type": MODEL_TYPE, "function": function, "source": digest}, path=str(path),
                      module="" if is_file else where, function=function, takes=takes)
+
+
+def _expanded(path: str, model: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"model {show(model, 200)}: no home directory is known for {show(path.partition('/')[0])}: "
+                         "give the whole path of the file") from None
 
 
 def _file_of(module: str, model: str) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 from predictor import formula
 from predictor.errors import InputError
 from predictor.formula import Formula
+from predictor.kept import cache_directory
 from predictor.lora import Adapters
 from predictor.quantization import Quantized
 from predictor.regimes import NotOneRegime
@@ -100,12 +101,6 @@ class Key:
         return hashlib.sha256(text.encode()).hexdigest()[:20] + ".npz"
 
 
-def cache_directory() -> Path:
-    """``$PEAKCAST_CACHE``, or ``peakcast`` in the user's cache directory."""
-    base = os.environ.get("PEAKCAST_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "peakcast"
-
-
 def shipped_directory() -> Path:
     """Formulas that come with the package."""
     return Path(str(resources.files("profiles"))) / "formulas"
@@ -113,6 +108,9 @@ def shipped_directory() -> Path:
 
 _SPLIT: set[str] = set()
 """Files of keys that this process found not to be one regime: a search would trace them again at each size."""
+
+_NOT_KEPT: dict[str, Formula] = {}
+"""Formulas by their files' names that this process made, and had no place for."""
 
 
 def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
@@ -123,8 +121,11 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
         cached = _cached(key)
         if shipped.is_file():
             return _load(shipped, shipped.stat().st_mtime_ns)
-        with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
-            return _load(cached, cached.stat().st_mtime_ns)
+        if cached is not None:
+            with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
+                return _load(cached, cached.stat().st_mtime_ns)
+        if key.filename() in _NOT_KEPT:
+            return _NOT_KEPT[key.filename()]
     for key in keys[:-1]:
         if key.filename() in _SPLIT:
             continue
@@ -137,16 +138,24 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
 
 def has(keys: Iterable[Key]) -> bool:
     """Whether somebody has the formula of one of these keys."""
-    return any((shipped_directory() / key.filename()).is_file() or _cached(key).is_file() for key in keys)
+    return any((shipped_directory() / key.filename()).is_file() or key.filename() in _NOT_KEPT
+               or os.path.isfile(_cached(key) or "") for key in keys)
 
 
-def _cached(key: Key) -> Path:
-    return cache_directory() / "formulas" / key.filename()
+def _cached(key: Key) -> Path | None:
+    directory = cache_directory()
+    return directory and directory / "formulas" / key.filename()
 
 
 def _kept(key: Key, made: Formula) -> Formula:
-    with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
-        save(made, _cached(key))
+    cached = _cached(key)
+    try:
+        if cached is not None:
+            save(made, cached)
+            return made
+    except OSError:  # a cache that cannot be written is only slower
+        pass
+    _NOT_KEPT[key.filename()] = made
     return made
 
 

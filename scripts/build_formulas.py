@@ -84,6 +84,7 @@ def main() -> None:
         if path.name not in wanted:
             path.unlink()
     missing = [name for name in wanted if arguments.all or not (TARGET / name).is_file()]
+    os.chdir("/")  # workers take modules from the current directory, until they have gone back to where this one began
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as workers:
         done = workers.map(build, missing, *zip(*(wanted[name] for name in missing)))
         for _ in track(done, description="Tracing formulas", total=len(missing)):

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from check_recipes import HERE, TABLE, TARGET, bar, line_of, measure_missing
 
+from calibrate import child
 from calibrate.regression import files
 from calibrate.regression.compare import Comparison, compare
 from predictor import models, pipeline
@@ -127,8 +128,8 @@ def predicted(job: dict) -> tuple[float, int]:
         json.dump(job, workload)
         workload.flush()
         begun = time.monotonic()
-        command = [sys.executable, "-m", "predictor.cli", "predict", "--workload", workload.name, "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=HERE.parent)
+        command = child.python("predictor.cli", "predict", "--workload", workload.name, "--json")
+        process = subprocess.Popen(**command, stdout=subprocess.DEVNULL, cwd=HERE.parent)
         _, _, usage = os.wait4(process.pid, 0)
         return time.monotonic() - begun, usage.ru_maxrss * 1024
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 
-from calibrate import warm
+from calibrate import child, warm
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Store
 from calibrate.job import PR_SET_PDEATHSIG
@@ -91,7 +91,7 @@ def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
 def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[], bool]) -> Iterator[Row]:
     """Rows as jobs end; leaving the loop ends the workers."""
     waiting = list(jobs)
-    busy: dict[Connection, tuple[BaseProcess, Job]] = {}
+    busy: dict[Connection, tuple[subprocess.Popen, Job]] = {}
     try:
         while True:
             while waiting and len(busy) < workers and not over():
@@ -105,9 +105,9 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
                 try:
                     row = connection.recv()
                 except EOFError:
-                    process.join()
+                    process.wait()
                     row = Row(job.id, job.role, job.group, dict(job.keys),
-                              failed=f"the process that measured it ended with exit code {process.exitcode}")
+                              failed=f"the process that measured it ended with exit code {process.returncode}")
                 if not row.broken and waiting and not over():
                     yield row
                     busy[connection] = process, waiting[0]
@@ -121,27 +121,30 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
             _stop(connection, process)
 
 
-def _start(row_of: RowOf) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")  # nothing of this process's state reaches a measurement
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, row_of), daemon=True)
-    process.start()
-    theirs.close()
+def _start(row_of: RowOf) -> tuple[Connection, subprocess.Popen]:
+    """A process of its own: nothing of this process's state reaches a measurement."""
+    ours, theirs = Pipe()
+    with theirs:
+        process = subprocess.Popen(**child.python("calibrate.campaign.run", str(theirs.fileno())),
+                                   pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    ours.send(row_of)
     return ours, process
 
 
-def _stop(connection: Connection, process: BaseProcess) -> None:
+def _stop(connection: Connection, process: subprocess.Popen) -> None:
     connection.close()
     process.terminate()
-    process.join()
+    process.wait()
 
 
-def _serve(connection: Connection, row_of: RowOf) -> None:
+def main() -> None:
     """A worker: a job in, its row out, until nobody asks any more."""
+    connection = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job ends, temporary files go
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     with warm.jobs():
+        row_of = connection.recv()
         while True:
             try:
                 job = connection.recv()
@@ -149,3 +152,7 @@ def _serve(connection: Connection, row_of: RowOf) -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
                 return
             connection.send(row_of(job))
+
+
+if __name__ == "__main__":
+    main()

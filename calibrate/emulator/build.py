@@ -9,11 +9,12 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibrate import child
+from predictor import kept
 from predictor.errors import InputError
 
 from . import symbols
@@ -78,9 +79,8 @@ def find_torch() -> Torch:
 
 
 def cache_root() -> Path:
-    """Where built emulators are kept (XDG_CACHE_HOME is honoured)."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "peakcast" / "emulator"
+    """Where built emulators are kept; this process's own directory, if the user has no place for them."""
+    return (kept.of_user() or kept.private()) / "emulator"
 
 
 def ensure_built() -> Build:
@@ -92,7 +92,7 @@ def ensure_built() -> Build:
     torch = find_torch()
     root = cache_root()
     final = root / _fingerprint(torch)
-    if not final.exists():
+    if not os.path.exists(final):  # False, too, of what may not be looked at
         try:
             root.mkdir(parents=True, exist_ok=True)
             (root / "lock").touch()
@@ -120,7 +120,7 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
     directory = Path(tempfile.mkdtemp(prefix="building-", dir=root))
     try:
         found = _header_directories(torch)
-        headers = [f"-I{path}" for path in found]
+        headers = [f"-I{path.absolute()}" for path in found]
         (directory / "stubs.c").write_text(symbols.stub_source(torch.directory / "lib", found))
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
@@ -147,9 +147,10 @@ def _compile(library: Path, sources: list[Path], options: list[str]) -> None:
         raise InputError(
             "the emulated GPU is compiled on first use and no C compiler was found: install gcc and binutils, or set CC"
         )
-    command = [compiler, "-O2", "-fPIC", "-shared", "-pthread", f"-I{SOURCES}", f"-I{SOURCES / 'shim'}"]
-    command += [*options, "-o", str(library), *map(str, sources), "-ldl"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    command = [os.path.abspath(shutil.which(compiler)), "-O2", "-fPIC", "-shared", "-pthread"]
+    command += [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", *options, "-o", str(library), *map(str, sources), "-ldl"]
+    # elsewhere: an empty entry of CPATH or LIBRARY_PATH is the current directory
+    result = subprocess.run(command, capture_output=True, text=True, cwd=library.parent)
     if result.returncode:
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:300])
         raise InputError(f"the emulated GPU does not compile with {compiler}: {first}")
@@ -179,9 +180,7 @@ def _nccl_version(headers: list[Path]) -> str:
 
 def _binary_versions() -> list[int]:
     """Which compute capabilities the installed PyTorch has kernels for (asked of it: seconds)."""
-    question = "import torch; print(torch._C._cuda_getArchFlags())"
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
+    answer = subprocess.run(**child.python("calibrate.emulator.binaries"), capture_output=True, text=True)
     if answer.returncode:
         raise InputError(f"PyTorch cannot be imported: {answer.stderr.strip().splitlines()[-1]}")
-    flags = [flag.removeprefix("sm_") for flag in answer.stdout.split()]
-    return sorted(int(flag) for flag in flags if flag.isdigit())
+    return [int(number) for number in answer.stdout.split()]

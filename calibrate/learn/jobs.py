@@ -20,11 +20,10 @@ from calibrate.learn.recorded import STEPS, Recorded
 from calibrate.learn.shapes import told
 from calibrate.measure import default_device, measure
 from calibrate.record import MeasuredOn
-from predictor import gpus, snapshot
+from predictor import gpus, kept, snapshot
 from predictor.errors import InputError
 from predictor.pipeline import DEFAULT_GPU, settled
 from predictor.sizes import Shape
-from predictor.store import cache_directory
 from predictor.suggest import show
 from predictor.version import VERSION
 from predictor.workload import PINNED, Workload
@@ -159,14 +158,15 @@ class Shelf:
     def __init__(self, source: Source) -> None:
         self._source = source
         text = json.dumps(source.identity(), sort_keys=True, default=str)
-        self.directory = cache_directory() / "learn" / hashlib.sha256(text.encode()).hexdigest()[:20]
+        directory = kept.cache_directory() or kept.private()
+        self.directory = directory / "learn" / hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def get(self, shape: Shape) -> Recorded:
         """The record of a shape, from before or made now."""
         path = self.directory / f"{shape.batch}-{shape.sequence}-{shape.images}.npz"
-        kept = records.load(path)
-        if kept is not None:
-            return kept
+        known = records.load(path)
+        if known is not None:
+            return known
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

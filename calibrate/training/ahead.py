@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.measure import ROOT
+from calibrate import child
 from calibrate.record import Predicted
 from predictor.errors import InputError
 from predictor.plain import from_plain, to_plain
@@ -69,10 +69,9 @@ def ask(question: Question) -> Answer:
     """
     environment = {name: value for name, value in os.environ.items()
                    if name not in OTHERS and not name.startswith("ACCELERATE_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    environment |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
-        process = subprocess.run([sys.executable, "-m", "calibrate.training.ahead"], env=environment, text=True,
+        process = subprocess.run(**child.python("calibrate.training.ahead", variables=environment), text=True,
                                  input=json.dumps(to_plain(question)), capture_output=True, timeout=LIMIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"the predicting process did not answer: {show(str(error), 200)[1:-1]}") from None

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from calibrate.emulator import environment, is_emulated
+from calibrate.emulator import build, environment, is_emulated
 from calibrate.emulator.devices import find_gpu
 from predictor.errors import InputError
 from predictor.gpus import GPUS
@@ -148,6 +148,26 @@ def test_no_nm_is_one_clear_line(tmp_path):
 def test_a_cache_that_cannot_be_written_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     assert is_one_clear_line(run_command("run", "--", "true", XDG_CACHE_HOME=str(tmp_path / "file")), "XDG_CACHE_HOME")
+
+
+@needs_emulator
+def test_without_a_home_the_build_lies_in_a_directory_that_nobody_else_can_write(monkeypatch):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", unknown)
+    directory = build.ensure_built().directory
+    private = directory.parents[1].stat()
+    assert (private.st_uid, private.st_mode & 0o777) == (os.getuid(), 0o700)
+    assert build.ensure_built().directory == directory
+
+
+@needs_emulator
+def test_a_relative_cache_setting_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build.cache_root().is_relative_to(tmp_path)
 
 
 @needs_emulator

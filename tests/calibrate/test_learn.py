@@ -15,7 +15,7 @@ from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
 from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf, WorkloadSource
 from calibrate.learn.shapes import plan
-from predictor import Workload, learned, predict
+from predictor import Workload, kept, learned, predict
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.events import Factor, Moment
@@ -246,6 +246,18 @@ def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
     shelf.clear()
     with pytest.raises(InputError, match="command not found"):
         shelf.get(Shape(2, 64, 0))
+
+
+def test_without_a_home_what_is_recorded_lies_in_a_directory_of_this_process(monkeypatch):
+    monkeypatch.setattr("predictor.kept.cache_directory", lambda: None)
+    shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
+                               rank=0))
+    shelf.directory.mkdir(parents=True)
+    recorded.save(shelf.directory / "2-64-0.npz", job(2, 64))
+    assert shelf.get(Shape(2, 64, 0)).peaks == job(2, 64).peaks
+    assert shelf.directory.is_relative_to(kept.private())
+    shelf.clear()
+    assert not shelf.directory.exists()
 
 
 # the file and what it answers -------------------------------------------------------------------------

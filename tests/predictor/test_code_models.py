@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from predictor import code_models, models, parser, pipeline, store
+from predictor import code_models, kept, models, parser, pipeline, store
 from predictor.cli import main
 from predictor.errors import InputError
 from predictor.formula_key import formula_key
@@ -54,6 +54,15 @@ def predicted(model: str, **changes):
 
 def regime(job) -> list[str]:
     return job.formula.provenance["key"]["regime"]
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.py", "~/x.py"])
+def test_a_home_that_is_not_known_is_one_clear_line(path, capsys, monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert main(["predict", f"{path}:f", "--sequence-length", "8"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and path in said and "give the whole path" in said
 
 
 @pytest.mark.parametrize("function, kind", [("train", Kind.IMAGE_TEXT), ("cuts", Kind.TEXT), ("pictures", Kind.IMAGE)])
@@ -189,7 +198,7 @@ def test_the_function_says_what_trains(changes, stem):
 def test_shapes_alike_share_a_formula():
     for length in (64, 320):
         predicted(f"{OWN}:train", sequence_length=length, per_device_train_batch_size=3)
-    assert len([*(store.cache_directory() / "formulas").iterdir()]) == 1
+    assert len([*(kept.cache_directory() / "formulas").iterdir()]) == 1
 
 
 def test_a_loop_over_samples_is_a_regime_of_its_own():
