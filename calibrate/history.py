@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -87,6 +87,32 @@ class Modules(Places):
         return seen[index][1] if index >= 0 else ""
 
 
+class Recording(Protocol):
+    """Who records."""
+
+    def begin(self) -> None:
+        """Record from now on."""
+
+    def end(self) -> dict[str, Any]:
+        """What was recorded, as ``torch.cuda.memory._snapshot`` gives it."""
+
+
+class PyTorchs:
+    """PyTorch's own history, which nobody else records."""
+
+    def begin(self) -> None:
+        """See :class:`Recording`."""
+        # no stacks of frees: to gather one clears a Python exception that is on its way, such as the one that ends
+        # the recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+
+    def end(self) -> dict[str, Any]:
+        """See :class:`Recording`."""
+        snapshot = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(None)
+        return snapshot
+
+
 class History:
     """Records from ``with`` on; :meth:`save` writes what ``torch.cuda.memory._dump_snapshot`` would.
 
@@ -95,8 +121,8 @@ class History:
     allocator's history does not tell is noted beside it (:mod:`calibrate.notes`).
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, recording: Recording | None = None) -> None:
+        self._path, self._recording = path, recording or PyTorchs()
         self._modules: Modules | None = None
         self._saved = False
         self._stack = ExitStack()
@@ -105,9 +131,7 @@ class History:
         torch.cuda.init()
         self._profile = self._stack.enter_context(profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True))
-        # no stacks of frees: to gather one clears a Python exception that is on its way, such as the one that ends
-        # the recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+        self._recording.begin()
         self._notes = self._stack.enter_context(Notes())
         return self
 
@@ -132,8 +156,7 @@ class History:
         if self._saved:
             return
         self._saved = True
-        snapshot = torch.cuda.memory._snapshot()
-        torch.cuda.memory._record_memory_history(None)
+        snapshot = self._recording.end()
         self._stack.close()
         marks, sites = read_profile(self._profile.profiler.kineto_results.experimental_event_tree())
         for trace in snapshot["device_traces"]:

@@ -19,6 +19,8 @@ NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/n
          "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
          "calibrate/inside/", "calibrate/backwards.py")
 """Parts of paths whose frames say nothing about where one is."""
+NOT_PYTHON = ("??", ".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".S")
+"""Ends of file names of frames that are in a history only where the script asked for those of C++, too."""
 MOST_FRAMES = 8
 
 Frame = tuple[str, int, str]
@@ -44,7 +46,8 @@ def stack(frame: FrameType | None) -> list[Frame]:
 
 def recorded(frames: Iterable[dict]) -> list[Frame]:
     """The same from an entry of PyTorch's memory history."""
-    return [(frame["filename"], frame["line"], frame["name"]) for frame in frames]
+    return [(frame["filename"], frame["line"], frame["name"]) for frame in frames
+            if frame["filename"] and not frame["filename"].endswith(NOT_PYTHON)]
 
 
 def useful(frames: list[Frame]) -> list[Frame]:

@@ -2,7 +2,8 @@
 
 PyTorch's memory history is kept from one optimizer step to the next. If a step made a new peak, the
 history is played back to find the allocation that made it; then it is dropped, so that a long run
-stays small. The report file is rewritten, whole, whenever it has changed.
+stays small. What the script records for itself is kept apart (:mod:`calibrate.inside.recording`).
+The report file is rewritten, whole, whenever it has changed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import bisect
 import json
 import os
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -20,11 +22,9 @@ import torch
 
 from calibrate import backwards, device
 from calibrate.inside import places
+from calibrate.inside.recording import DEVICE, Recording
 from calibrate.inside.whole import Whole
 from calibrate.peaks import COUNTERS, Counters
-
-DEVICE = 0
-"""A dry run shows its process one GPU."""
 
 
 class Mark(NamedTuple):
@@ -87,7 +87,9 @@ class Watcher:
 
     def __init__(self, directory: str, optimizer_steps: int | None, history: bool = False) -> None:
         self._path = os.path.join(directory, f"{os.getpid()}.json")
-        self._whole = Whole(os.path.join(directory, f"{os.getpid()}.pickle")) if history else None
+        self._recording = Recording(self._look_back, whole=history)
+        self._whole = Whole(os.path.join(directory, f"{os.getpid()}.pickle"), self._recording) if history else None
+        self._looking = threading.RLock()  # a thread of the script's may read the history
         self._limit = optimizer_steps
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
@@ -110,7 +112,7 @@ class Watcher:
         register_optimizer_step_post_hook(self._after_step)
         backwards.follow(self._begin_backward, lambda: self._mark("other"))
         self._wrap_excepthook()
-        self._record()
+        (self._whole or self._recording).begin()
         atexit.register(self._finish)
 
     def _wrap_excepthook(self) -> None:
@@ -154,27 +156,21 @@ class Watcher:
             self._whole.enter(moment, step, self._backward_since_step)
         self._marks.append(Mark(time.time_ns() // 1000, moment, step, places.calling_line()))
 
-    def _record(self) -> None:
-        if self._whole:
-            return self._whole.begin()
-        self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
-        del self._marks[:-1]
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", clear_history=True)
-
     def _look_back(self) -> None:
         """If there was a new peak since the last look, find where; begin a new stretch of history."""
-        stats = self._counters.statistics()
-        self._report.memory_stats = stats
-        self._report.peaks = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
-        best = self._report.peak.requested_bytes if self._report.peak else -1
-        if self._report.peaks["requested_bytes"] > best:
-            trace = torch.cuda.memory._snapshot()["device_traces"][DEVICE]
+        with self._looking:
+            stats = self._counters.statistics()
+            self._report.memory_stats = stats
+            self._report.peaks = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
+            best = self._report.peak.requested_bytes if self._report.peak else -1
+            trace = self._recording.take(self._report.peaks["requested_bytes"] > best)
             index, live = highest(trace, self._live)
             if index is not None and live > best:
                 entry = trace[index]
                 self._report.peak = self._where(self._mark_of(entry), places.recorded(entry["frames"]), live)
-        self._record()
-        self._write()
+            self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)
+            del self._marks[:-1]
+            self._write()
 
     def _mark_of(self, entry: dict) -> Mark:
         after = bisect.bisect_right(self._marks, entry["time_us"], key=lambda mark: mark.time_us)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from calibrate.inside.recording import Recording
 from predictor.events import Moment
 
 
 class Whole:
     """Records from :meth:`begin` to :meth:`save`."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, recording: Recording) -> None:
+        self._path, self._recording = path, recording
         self._history: Any = None
         self._at = (Moment.INIT, 0)
         self._step = 1
@@ -26,7 +27,7 @@ class Whole:
         if self._history is None:
             from calibrate.history import History
 
-            self._history = History(self._path).__enter__()
+            self._history = History(self._path, self._recording).__enter__()
             self._history.follow(None, self._model_runs)
 
     def enter(self, moment: str, step: int, backward_since_step: bool) -> None:
