@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import pytest
 
 from calibrate import record as records
 from calibrate.dryrun import DryRun, dryrun
+from calibrate.emulator import environment
 from calibrate.record import Record
 from calibrate.regression import files
 from calibrate.regression.compare import compare
@@ -223,3 +225,28 @@ def test_the_memory_history_is_kept_where_it_is_asked_for_and_nobody_elses_is_st
     history = snapshot.read(loop.path.with_suffix(".pickle"))
     assert history.segments
     assert loop.found.peak.line.function == "<module>"  # the dry run's own went on
+
+
+@pytest.mark.parametrize(("calls", "expected"), [
+    ("memory._record_memory_history(max_entries=100)", "alloc, then True"),
+    ("memory._record_memory_history(max_entries=100); memory._record_memory_history(None)", "InputError, then False"),
+    ("", "alloc, then False"),
+])
+def test_a_recording_that_the_training_begins_later_is_neither_stopped_nor_emptied(tmp_path, calls, expected):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(f"""
+        import pickle, torch
+        from calibrate.training.history import History
+        memory, history = torch.cuda.memory, History()
+        {calls}
+        kept = torch.empty(8, device="cuda")
+        try:
+            history.save({str(tmp_path / "run.pickle")!r})
+            found = pickle.load(open({str(tmp_path / "run.pickle")!r}, "rb"))["device_traces"][0][-1]["action"]
+        except Exception as error:
+            found = type(error).__name__
+        print(f"{{found}}, then {{torch._C._cuda_isHistoryEnabled()}}")
+    """))
+    job = subprocess.run([sys.executable, str(script)], env={**os.environ, **environment(shadow_real_gpu=True)},
+                         capture_output=True, text=True)
+    assert job.stdout.strip() == expected, job.stderr
