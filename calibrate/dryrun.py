@@ -133,7 +133,8 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
         snapshot: also write the memory history of the reported process there, as ``peakcast measure`` does.
 
     Raises:
-        InputError: no such command or GPU, or no process of the command used the GPU.
+        InputError: no such command or GPU, no process of the command used the GPU, or ``torch.compile`` made kernels
+            for it.
     """
     if not 0 <= rank < (world_size or 1):
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
@@ -165,6 +166,9 @@ def _run(command: Sequence[str], variables: dict[str, str], output: int | None, 
 
 def _result(directory: Path, settings: Settings, command: Sequence[str], code: int, snapshot: str | None) -> DryRun:
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")]
+    refused = next((report["refused"] for report in reports if report["refused"]), None)
+    if refused:
+        raise InputError(refused)
     if not reports:
         raise InputError(f"the command ended with exit code {code} before it used a GPU: nothing to report")
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
 
 The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
 the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.
+What torch.compile makes for the GPU is refused: set TORCH_COMPILE_DISABLE=1 to run without it.
 
 exit codes: 0 the script ran, 1 it ran out of GPU memory, 2 it failed otherwise, or bad input
 """

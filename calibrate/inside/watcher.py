@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from calibrate import backwards, device
-from calibrate.inside import places
+from calibrate.inside import compiled, places
 from calibrate.inside.recording import DEVICE, Recording
 from calibrate.inside.whole import Whole
 from calibrate.peaks import COUNTERS, Counters
@@ -73,6 +73,7 @@ class Report:
     optimizer_steps: int = 0
     stopped: bool = False
     exception: str | None = None
+    refused: str | None = None
     finished: bool = False
 
 
@@ -80,6 +81,7 @@ def start(directory: str, optimizer_steps: int | None, *, history: bool = False)
     """Begin as soon as the process first uses its GPU; with ``history`` all of it is kept and left, too."""
     watcher = Watcher(directory, optimizer_steps, history)
     torch.cuda._lazy_call(watcher.begin)
+    compiled.refuse(watcher.refuse)
 
 
 class Watcher:
@@ -114,6 +116,11 @@ class Watcher:
         self._wrap_excepthook()
         (self._whole or self._recording).begin()
         atexit.register(self._finish)
+
+    def refuse(self, why: str) -> None:
+        """The script is about to do what cannot be followed, and ends here."""
+        self._report.refused = why
+        self._write()
 
     def _wrap_excepthook(self) -> None:
         original = sys.excepthook
