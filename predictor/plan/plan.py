@@ -13,7 +13,7 @@ from predictor import learned
 from predictor.engine.setup import MICRO_STEPS
 from predictor.errors import InputError
 from predictor.pipeline import Job, Progress
-from predictor.plan import cost, knobs
+from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
@@ -107,8 +107,9 @@ def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size
     if whole and global_batch_size is None and maximize == "cost":
         now = Workload.from_mapping(whole, label)
         global_batch_size = now.per_device_train_batch_size * now.gradient_accumulation_steps * now.data_parallel_size
-    made, memory = space(given, vary, keep, label, gpus), Memory(progress, trace)
+    made, memory = space(given, vary, keep, label, gpus, whole), Memory(progress, trace)
     examples = Examples(made, memory)
+    made = examples.revised()
     candidates = lru_cache(partial(_candidates, made.fixed, examples.job, maximize, global_batch_size, label))
     queues, left_out, configurations = [], [], 0
     for setting in made.settings:
@@ -147,12 +148,23 @@ class Examples:
     """A predictable job of each recipe and degree of tensor parallelism: what the estimate needs to know of a model."""
 
     def __init__(self, made: Space, memory: Memory) -> None:
-        self.memory = memory
+        self.made, self.memory = made, memory
         self.found: dict[tuple[str, int], Job | InputError] = {}
         self.settings: dict[tuple[str, int], list[Setting]] = {}
         for setting in made.settings:
             self.settings.setdefault(self._group(setting), []).append(setting)
         self.job = self._of(made.settings[0])
+
+    def revised(self) -> Space:
+        """The space, now that it is known what trains."""
+        return replace(self.made, settings=tuple(filter(None, map(self._revised, self.made.settings))))
+
+    def _revised(self, setting: Setting) -> Setting | None:
+        try:
+            facts = self._of(setting).formula.facts
+        except InputError:  # it is left out by name
+            return setting
+        return precision.revised(setting, facts, self.made.own, self.made.fixed)
 
     @property
     def tensor_parallel(self) -> bool:

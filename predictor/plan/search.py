@@ -18,7 +18,7 @@ from predictor.engine.setup import MICRO_STEPS
 from predictor.errors import InputError
 from predictor.plan.cost import Estimate
 from predictor.plan.memory import Memory, Point
-from predictor.plan.space import Setting
+from predictor.plan.space import ALONE, Setting
 from predictor.prediction import Prediction
 
 GOALS = ("cost", "batch", "sequence")
@@ -67,7 +67,7 @@ class Found:
     """What the walk came to.
 
     Attributes:
-        fitting: settings with the best of their shapes, in order.
+        fitting: settings with the best of their shapes, in order; on one GPU with the first plain loop.
         failed: settings none of whose shapes fits.
         unseen: those that cost more than all that was wanted.
         left_out: settings that cannot be predicted, and why.
@@ -101,7 +101,8 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
 
 
 def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
-    """The ``wanted`` best settings that fit, and the best of each kind, each at its best shape."""
+    """The ``wanted`` best settings that fit, and the best of each kind, each at its best shape; on one GPU the best
+    plain loop is in the ranking, though it may cost more."""
     found = Found(failed=[one.setting for one in queues if one.states_bytes > capacity_bytes])
     waiting = [(one.key, number, one) for number, one in enumerate(queues) if one.states_bytes <= capacity_bytes]
     memory.counts.ruled_out += sum(len(one.candidates) for one in queues if one.states_bytes > capacity_bytes)
@@ -118,7 +119,8 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
             found.left_out.append((one.setting, str(error)))
             continue
         if fitting and fitting.prediction.verdict == "fits":
-            found.fitting += [fitting] if ranked else []
+            listed = ranked or one.setting.kind == ALONE
+            found.fitting += [fitting] if listed else []
             found.cheapest.setdefault(one.setting.kind, fitting)
             continue
         one.at += fitting is not None

@@ -14,6 +14,7 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.learned import is_named
 from predictor.plan.cost import NODE
+from predictor.plan.precision import TRIED, Precision, own, tried
 from predictor.values import Invalid
 from predictor.workload import KEYS, Workload
 
@@ -21,6 +22,8 @@ BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_ste
 DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"
 KINDS = ("data parallel", "fully sharded", "tensor parallel", "combined")
 """How several GPUs can share the work: samples; weights too (ZeRO-3, FSDP2); layers; samples and layers."""
+ALONE = "one GPU"
+"""The kind of a plain loop on one GPU, which shares nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +61,32 @@ class Axis:
 
 ONE, SEVERAL = (1, 1), (2, 1 << 16)
 NOT_DEEPSPEED = {"zero_stage": None, "deepspeed": None}
-IN_BF16 = "weights and optimizer states in bf16, without fp32 master weights"
 OWN_LOOP = "fully_shard in a loop of your own: accelerate wraps and casts otherwise"
 OWN_MESH = "DistributedDataParallel over a mesh in a loop of your own: accelerate takes no such"
-_AUTOCAST = {"dtype": "fp32", "mixed_precision": "bf16"}
 
 
 def _zero(stage: int, gpus: tuple[int, int] = (1, 1 << 16)) -> Choice:
     return Choice(f"ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage, "ddp": None, "fsdp": None}, gpus=gpus)
 
 
-def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, Any]) -> tuple[Choice, Choice]:
+def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, Any],
+           dtypes: Sequence[Precision]) -> list[Choice]:
     keys = {"engine": engine, **NOT_DEEPSPEED, **other}
-    return (Choice(name, keys | _AUTOCAST, gpus=gpus),
-            Choice(f"{name}, bf16 weights", keys | {"mixed_precision": "none"}, IN_BF16, gpus=gpus))
+    return [Choice(", ".join(filter(None, (name, one.name))), keys | one._asdict(), one.differs, gpus)
+            for one in dtypes]
+
+
+def _engines(dtypes: Sequence[Precision]) -> Axis:
+    return Axis("engine", (
+        *_plain(ALONE, "torch", ONE, {"ddp": None, "fsdp": None}, dtypes),
+        *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None}, dtypes),
+        _zero(0, SEVERAL), _zero(1), _zero(2), _zero(3),
+        Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "mixed_precision": "none",
+                         "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL)))
 
 
 AXES = (
-    Axis("engine", (
-        *_plain("one GPU", "torch", ONE, {"ddp": None, "fsdp": None}),
-        *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None}),
-        _zero(0, SEVERAL), _zero(1), _zero(2), _zero(3),
-        Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "mixed_precision": "none",
-                         "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL))),
+    _engines(TRIED),
     Axis("offload", (
         Choice("", {"offload": None}),
         Choice("optimizer on the host", {"offload": "optimizer"}),
@@ -109,25 +115,29 @@ SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 <
 compared with tensor parallelism."""
 
 
-def engines(gpus: int, asked: int) -> Axis:
+def engines(gpus: int, asked: int, dtypes: Sequence[Precision]) -> Axis:
     """The first axis for so many GPUs: that of :data:`AXES`, and tensor parallelism of each degree within a node.
 
     Args:
         asked: a degree that is tried wherever its ranks are.
+        dtypes: of plain loops.
     """
-    whole = [replace(one, keys={**one.keys, TENSOR: 1, DATA: gpus}) for one in AXES[0].choices]
+    made = _engines(dtypes)
+    whole = [replace(one, keys={**one.keys, TENSOR: 1, DATA: gpus}) for one in made.choices]
     within = [parts for parts in range(2, NODE + 1) if gpus <= NODE or NODE % parts == 0]
     degrees = [parts for parts in sorted({*within, asked} - {1}) if gpus % parts == 0]
-    return replace(AXES[0], choices=(*whole, *(choice for parts in degrees for choice in _sharing(gpus, parts))))
+    return replace(made, choices=(*whole, *(
+        choice for parts in degrees for choice in _sharing(gpus, parts, dtypes))))
 
 
-def _sharing(gpus: int, parts: int) -> tuple[Choice, ...]:
+def _sharing(gpus: int, parts: int, dtypes: Sequence[Precision]) -> list[Choice]:
     """Each layer shared by so many ranks; samples by the groups of them, if there are several."""
     name, degrees = f"tensor parallel of {parts}", {TENSOR: parts, DATA: gpus // parts}
     if parts == gpus:
-        return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, **degrees})
-    _, narrow = _plain(f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees})
-    return (replace(narrow, differs=f"{narrow.differs}; {OWN_MESH}"),)  # under autocast it was not compared
+        return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, **degrees}, dtypes)
+    alone = [one for one in dtypes if one.mixed_precision == "none"]  # under autocast it was not compared
+    return [replace(one, differs="; ".join(filter(None, (one.differs, OWN_MESH)))) for one in _plain(
+        f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees}, alone)]
 
 
 @dataclass(frozen=True)
@@ -153,12 +163,12 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`; empty where there is one GPU."""
+        """One of :data:`KINDS`; of one GPU :data:`ALONE`, or empty under DeepSpeed."""
         workload = self.workload(1, 1, None)
         if workload.tensor_parallel_size > 1:
             return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
         if workload.data_parallel_size == 1:
-            return ""
+            return ALONE if workload.engine == "torch" else ""
         return "fully sharded" if workload.engine == "fsdp2" or workload.zero_stage == 3 else "data parallel"
 
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
@@ -169,11 +179,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Space:
-    """All settings; what the user fixed, from options and DeepSpeed config alike; and the keys given, of all GPUs."""
+    """All settings; what the user fixed, from options and DeepSpeed config alike; the keys given, of all GPUs; and the
+    dtypes of the plain loop that the user has now, if it is one."""
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
     given: Mapping[str, Any]
+    own: Precision | None = None
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -182,7 +194,8 @@ class Space:
 
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
-          label: Callable[[str], str] = str, gpus: int | None = None) -> Space:
+          label: Callable[[str], str] = str, gpus: int | None = None,
+          whole: Mapping[str, Any] | None = None) -> Space:
     """Every combination that agrees with the keys that the user gave and that a workload may have.
 
     Args:
@@ -190,6 +203,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         gpus: all that there are; None: as many as the keys say.
         vary, keep: names of axes: those to vary though they usually stay, those to leave alone.
         label: what a key is called in messages.
+        whole: the configuration that the user has now, if it is known.
 
     Raises:
         InputError: an axis that there is not, keys that no workload may have, or degrees that are not of so many GPUs.
@@ -198,12 +212,14 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: there are {', '.join(names)}")
-    fixed = _fixed(given)
+    mine = own(whole, given)
+    fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
     given, fixed = degrees | given, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # a recorded job stays as it was but for its shape
-    table = () if is_named(given.get("model")) else (engines(gpus, _degree(fixed, TENSOR)), *AXES[1:])
+    table = () if is_named(given.get("model")) else (
+        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:])
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
     found: list[Setting] = []
@@ -221,7 +237,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     if not found:
         raise problem or InputError("the keys that are given leave no engine, or nothing that makes sense: leave out "
                                     "engine, offload, optim, dtype or mixed_precision")
-    return Space(tuple(found), fixed, given)
+    return Space(tuple(found), fixed, given, mine)
 
 
 def _degrees(gpus: int, fixed: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, int]:
@@ -256,8 +272,9 @@ def _setting(choices: Sequence[Choice], keys: Mapping[str, Any]) -> Setting:
                    tuple(choice.differs for choice in choices if choice.differs), keys)
 
 
-def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user said, in the form that a workload has it."""
+def _fixed(given: Mapping[str, Any], mine: Precision | None) -> dict[str, Any]:
+    """What the user said, in the form that a workload has it; a dtype alone is without autocast, unless it goes with
+    the autocast that they have now."""
     if given.get("deepspeed") is not None:
         whole = Workload.from_mapping(given)
         return {name: getattr(whole, name) for name in KEYS if name not in whole.filled_in} | {
@@ -266,4 +283,4 @@ def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in KEYS.keys() & fixed.keys():
         with suppress(Invalid, InputError):  # a workload says it better
             fixed[name] = KEYS[name].metadata["kind"].check(fixed[name])
-    return {"mixed_precision": "none", **fixed} if "dtype" in fixed else fixed
+    return {"mixed_precision": "none", **fixed} if "dtype" in fixed and not mine else fixed
