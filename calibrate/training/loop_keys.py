@@ -12,7 +12,8 @@ from predictor import deepspeed_config, gpus
 from predictor.engine.optimizer import OPTIMIZERS
 from predictor.errors import InputError
 from predictor.readers import trainer
-from predictor.readers.training_arguments import NOT_PREDICTED, OF_TRL, TRL
+from predictor.readers.training_arguments import NOT_PREDICTED
+from predictor.readers.whose import OF_TRL, TRL
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -34,7 +35,7 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
         InputError: something that no key can say.
     """
     if any(TRL.search(kind.__module__) for kind in type(args).__mro__):
-        raise InputError(f"the training arguments are {OF_TRL}")
+        raise InputError(f"the training arguments are {OF_TRL}: use peakcast learn")
     for name, known in NOT_PREDICTED.items():
         found = getattr(args, name, None)
         if known.is_on(found):

@@ -9,7 +9,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.files import parse_json, parse_yaml, read_text
-from predictor.readers import accelerate, command
+from predictor.readers import accelerate, command, whose
 from predictor.readers.fields import Format, Given
 from predictor.readers.reading import read as read_fields
 from predictor.source import Source
@@ -41,7 +41,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     given = _launched(given)
     if given.problem and given.gpus is None:
         raise InputError(given.problem)
-    found = _format(given, form or implied)
+    found = _format(given, form or implied, asked=form is not None)
     if found.name == "deepspeed":
         from predictor.readers.deepspeed import alone
 
@@ -99,14 +99,17 @@ def _launched(given: Given) -> Given:
                    launched_with={key: by for key, (_, by) in decided.items()}, besides=given.besides | decided.keys())
 
 
-def _format(given: Given, wanted: str | None) -> Format:
+def _format(given: Given, wanted: str | None, *, asked: bool) -> Format:
     if wanted is not None and wanted not in FORMATS:
         raise InputError(f"--from-format {show(wanted)}: known are {', '.join(FORMATS)}{nearest(wanted, FORMATS)}")
     keys = {key.replace("-", "_") for key in given.values}
     for name, module in FORMATS.items():
         found: Format = import_module(f"predictor.readers.{module}").FORMAT
         if name == wanted or (wanted is None and keys & found.marks and _is(name, given)):
+            if name == "transformers":
+                whose.check(given, asked=asked)
             return found
+    whose.check(given, asked=asked)
     raise InputError(f"{given.name}: is of no format that is known: name one with --from-format "
                      f"({', '.join(FORMATS)})")
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 from predictor import hub
-from predictor.errors import InputError
 from predictor.readers import trainer, weights
 from predictor.readers.fields import OFF, Format, noted, part, refused, to
 from predictor.readers.reading import Reading
@@ -90,10 +87,6 @@ PEFT = {
 ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
 """``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
-TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
-OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
-          "1024), and a loss of its own, which is not predicted: use peakcast learn")
-"""TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
 WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
@@ -118,9 +111,6 @@ SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "m
 
 def rules(reading: Reading) -> None:
     """A script of the Trainer: all parameters train, weights are of the checkpoint's dtype, unless it says more."""
-    program = reading.given.program
-    if TRL.search(program):
-        raise InputError(f"{reading.given.name}: {program} trains with {OF_TRL}")
     name = trainer.model(reading, "model_name_or_path")
     if reading["config_name"] not in (None, reading["model_name_or_path"]):
         raise reading.wrong("config_name", f"is {show(reading['config_name'])}, another than the model: give it as the "

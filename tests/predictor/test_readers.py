@@ -293,7 +293,7 @@ def test_what_is_frozen_becomes_a_recipe(tmp_path, keys, recipe, frozen):
 @pytest.mark.parametrize("model, targets", [("gpt2", ["c_attn"]), ("qwen2.5-0.5b", ["q_proj", "v_proj"])])
 def test_layers_that_trl_does_not_name_are_pefts(model, targets):
     constants = pytest.importorskip("peft.utils.constants")
-    values, _ = read(words=["python", "sft.py", "--model_name_or_path", model, "--use_peft", "--output_dir", "x"])
+    values, _ = read(words=["python", "train.py", "--model_name_or_path", model, "--use_peft", "--output_dir", "x"])
     assert values["lora"] == {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": targets}
     theirs = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     assert {name: list(layers) for name, layers in ADAPTED.items()} == {name: theirs[name] for name in ADAPTED}

@@ -46,6 +46,6 @@ def test_older_training_arguments_that_change_what_is_allocated_are_refused(keys
 
 
 def test_a_learning_rate_of_the_projector_alone_does_not_make_a_script_llavas():
-    _, source = readers.read(words=shlex.split("torchrun --nproc_per_node 2 qwenvl/train/train_qwen.py --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct "
-                                               "--dataset_use a --mm_projector_lr 1e-5 --output_dir x --model_max_length 4096 --bf16"))
+    _, source = readers.read(words=shlex.split("torchrun --nproc_per_node 2 finetune.py --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct "
+                                               "--dataset_name a --mm_projector_lr 1e-5 --output_dir x --model_max_length 4096 --bf16"))
     assert source.format == "transformers" and any("--mm_projector_lr" in note for note in source.not_modelled)
