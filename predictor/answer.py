@@ -48,7 +48,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
-            workload.source.not_modelled if workload.source else ()),
+            workload.source.left_out(workload) if workload.source else ()),
         source=workload.source,
         provenance=_provenance(job),
         candidates=_candidates(run, job) if with_timeline else (),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.values import freeze, thaw
+
+if TYPE_CHECKING:
+    from predictor.workload import Workload
 
 READ, DEFAULT, OVERRIDDEN = "read", "default", "overridden"
 """What a value can be: given by the user, filled in by the framework, or given again by an option of ours."""
@@ -52,6 +55,24 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Something that the framework does and that a prediction leaves out.
+
+    Attributes:
+        text: in words.
+        of: of a workload, what follows the words, or None where it has no such thing; None: it says the same of all.
+    """
+
+    text: str
+    of: Callable[[Workload], str | None] | None = None
+
+    def about(self, workload: Workload) -> str:
+        """The note as it holds of a workload; empty where it does not."""
+        more = self.of(workload) if self.of else ""
+        return "" if more is None else self.text + more
+
+
+@dataclass(frozen=True)
 class Source:
     """What was read.
 
@@ -60,7 +81,7 @@ class Source:
         framework: with the release whose defaults are filled in.
         file: path, or ``the command``.
         without_effect: keys that were given and that memory does not depend on.
-        not_modelled: what the framework does that a prediction leaves out.
+        notes: what the framework does that a prediction leaves out.
         asked_by: keys of a workload -> keys of the format that say them.
     """
 
@@ -69,8 +90,17 @@ class Source:
     file: str
     values: tuple[Value, ...]
     without_effect: tuple[str, ...] = ()
-    not_modelled: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     asked_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """The notes, whatever the workload is that they may be about."""
+        return tuple(note.text for note in self.notes)
+
+    def left_out(self, workload: Workload) -> tuple[str, ...]:
+        """What a prediction of this workload leaves out: it may be another than the one that was read."""
+        return tuple(filter(None, (note.about(workload) for note in self.notes)))
 
     def overriding(self, keys: Collection[str]) -> Source:
         """The same, where options of ours give these keys again."""
@@ -111,7 +141,7 @@ class Source:
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the result's key ``source``; what is not modelled is listed there."""
         document = asdict(replace(self, values=()))
-        del document["not_modelled"], document["asked_by"]
+        del document["notes"], document["asked_by"]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
 

@@ -176,14 +176,14 @@ def _limits(settings: Settings) -> dict[str, Any]:
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
     found, source = [], settings.base.source
-    read = source.not_modelled if source else ()
     for name, label in LABELS.items():
         jobs = {degree: job for (engine, degree, *_), job in settings.jobs.items() if engine == name}
         if jobs:
             stage = ENGINES[name].chosen_by
             found.append({"name": name, "label": label, "degrees": sorted(jobs),
                           "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
-                          "notes": {degree: job.notes() + read for degree, job in jobs.items()}})
+                          "notes": {degree: job.notes() + (source.left_out(job.workload) if source else ())
+                                    for degree, job in jobs.items()}})
     return found
 
 

@@ -140,7 +140,8 @@ def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size
         largest=largest(best, maximize, memory) if best else None, closest=closest,
         kept=made.kept, standing=standing, before=before,
         knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
-        not_modelled=(best or closest).prediction.not_modelled + (source.not_modelled if source else ()), source=source,
+        not_modelled=(best or closest).prediction.not_modelled + (
+            source.left_out(workload_of(best or closest)) if source else ()), source=source,
         seconds=time.perf_counter() - started)
 
 

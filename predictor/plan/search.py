@@ -23,6 +23,8 @@ from predictor.prediction import Prediction
 
 GOALS = ("cost", "batch", "sequence")
 """What comes first: a cheap step, many samples in a micro batch, or long ones."""
+WORTH = 0.01
+"""The share of the cost that an engine has to save on one GPU: less than that is nothing, in an estimate."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     # DeepSpeed partitions nothing on one GPU: there plain PyTorch goes before it at an equal goal
     alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
     later = [alone and goal != "cost"] * len(order)
-    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, cost[order].tolist()))
+    said = cost[order] * (1 + WORTH) if alone else cost[order]
+    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, said.tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 

@@ -8,6 +8,7 @@ from predictor.files import read_mapping
 from predictor.readers import weights
 from predictor.readers.reading import Reading
 from predictor.suggest import nearest, show
+from predictor.workload import Workload
 
 WRAPS = "TRANSFORMER_BASED_WRAP"
 WORDS = {"true": True, "yes": True, "1": True, "on": True, "y": True, "t": True} | dict.fromkeys(
@@ -76,7 +77,7 @@ def use(reading: Reading) -> None:
                                                           "Trainer stops there; keep one")
         reading.put("gradient_checkpointing", True, *by)
         reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
-                     "checkpointing")
+                     "checkpointing", wrapped)
 
 
 def _config(reading: Reading) -> dict[str, Any]:
@@ -108,3 +109,8 @@ def _flag(reading: Reading, config: dict[str, Any], key: str, default: bool) -> 
     if found is None:
         raise reading.wrong("fsdp_config", f"has {key} {show(config[key])}: under version 2 it is true or false")
     return found
+
+
+def wrapped(workload: Workload) -> str | None:
+    """Of a note about what FSDP wraps."""
+    return "" if workload.engine == "fsdp2" else None

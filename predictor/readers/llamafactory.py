@@ -10,6 +10,7 @@ from predictor.readers.loading import RESUMED
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, Words
 from predictor.values import Choice, Number, Whole
+from predictor.workload import Workload
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _LOSS = "its own loss over all logits is not predicted: leave it out"
@@ -130,7 +131,11 @@ def _precision(reading: Reading, adapters: bool) -> None:
     else:
         weights.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
-            reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here")
+            reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here", _wide)
+
+
+def _wide(workload: Workload) -> str | None:
+    return "" if workload.dtype == "fp32" else None
 
 
 FORMAT = Format(

@@ -11,6 +11,7 @@ from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT
 from predictor.suggest import show
 from predictor.values import Choice, Number, Whole
+from predictor.workload import Workload
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
@@ -111,11 +112,15 @@ def _trained(reading: Reading, name: str) -> None:
 
 def _differences(reading: Reading) -> None:
     """Where LLaVA's own model differs from transformers', which is traced."""
-    logits = reading.workload["per_device_train_batch_size"] * reading.workload["sequence_length"] * VOCABULARY * 4
     reading.note(f"LLaVA's repository pins {PINS}: predicted are the versions of the workload. The loss of that "
-                 f"transformers copies its fp32 logits once more, {logits:,} bytes here")
+                 "transformers copies its fp32 logits once more", _logits)
     reading.note("LLaVA's own code puts image features among the tokens sample by sample, its vocabulary has 32,000 "
                  "words where llava-hf's has 32,064, and its vision tower has eager attention")
+
+
+def _logits(workload: Workload) -> str:
+    size = workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
+    return f", {size:,} bytes here"
 
 
 FORMAT = Format(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.errors import InputError
 from predictor.readers import expansion
 from predictor.readers.fields import Field, Format, Given, beside, part
 from predictor.readers.values import TEXT
-from predictor.source import DEFAULT, READ, Source, Value, value
+from predictor.source import DEFAULT, READ, Note, Source, Value, value
 from predictor.suggest import nearest, show
 from predictor.values import Flag, Invalid
+
+if TYPE_CHECKING:
+    from predictor.workload import Workload
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 SETTINGS = part(TEXT, option="allocator_conf")
@@ -31,7 +34,7 @@ class Reading:
         self.written: dict[str, str] = {}
         self.workload: dict[str, Any] = {}
         self.rows: dict[str, Value] = {}
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.unread: list[str] = []
         self.foreign: list[str] = []
         self.left_open: dict[str, Value] = {}
@@ -85,9 +88,9 @@ class Reading:
         self.rows[key] = value(key, item, READ, self.given.name, *read, because=because) if read else \
             value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
-    def note(self, text: str) -> None:
-        """Something that a prediction leaves out."""
-        self.notes.append(text)
+    def note(self, text: str, of: Callable[[Workload], str | None] | None = None) -> None:
+        """Something that a prediction leaves out; ``of`` as in :class:`Note`."""
+        self.notes.append(Note(text, of))
 
     def wrong(self, name: str, problem: str) -> InputError:
         """An error that names file and key."""
@@ -98,7 +101,7 @@ class Reading:
     def is_listed(self, name: str) -> bool:
         """Whether a value says that this key gave it, or a note is about it."""
         return any(self.called(name) in row.names for row in self.rows.values() if row.origin == READ) or any(
-            re.search(rf"\b{name}\b", note) for note in self.notes)
+            re.search(rf"\b{name}\b", note.text) for note in self.notes)
 
     def file(self, name: str) -> str:
         """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
@@ -225,15 +228,16 @@ def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
             key are named.
     """
     reading = _ruled(form, given)
-    askers: dict[str, list[str]] = {}  # of notes
+    askers: dict[Note, list[str]] = {}
     for name, written in reading.written.items():
         if not reading.is_listed(name):
             _list(reading, name, written, askers)
-    reading.notes = [f"{', '.join(askers[note])}: {note}" if note in askers else note for note in reading.notes]
+    reading.notes = [replace(note, text=f"{', '.join(askers[note])}: {note.text}") if note in askers else note
+                     for note in reading.notes]
     return reading.workload, reading.source()
 
 
-def _list(reading: Reading, name: str, written: str, askers: dict[str, list[str]]) -> None:
+def _list(reading: Reading, name: str, written: str, askers: dict[Note, list[str]]) -> None:
     """List a key that nothing names: with whatever is read otherwise without it, or as one without effect."""
     rest = {key: item for key, item in reading.given.values.items() if key not in (written, written.replace("_", "-"))}
     try:
@@ -270,9 +274,12 @@ def _ruled(form: Format, given: Given) -> Reading:
     if reading["bf16"] in (True, "full") and reading["fp16"]:  # transformers 5.17, training_args.py, __post_init__
         raise reading.wrong("fp16", f"is true, and so is {reading.called('bf16')}: keep one")
     form.rules(reading)
-    if reading.workload["gradient_accumulation_steps"] > 1:
-        reading.note("the further micro-batches of a step, which the Trainer fetches ahead")
+    reading.note("the further micro-batches of a step, which the Trainer fetches ahead", _accumulates)
     return reading
+
+
+def _accumulates(workload: Workload) -> str | None:
+    return "" if workload.gradient_accumulation_steps > 1 else None
 
 
 def _allocator(reading: Reading) -> None:

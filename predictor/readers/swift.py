@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor import hub
 from predictor.files import read_mapping
-from predictor.readers import trainer, weights
+from predictor.readers import fsdp, trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED, on_one_gpu
@@ -200,7 +200,8 @@ def _fsdp(reading: Reading, name: str) -> None:
     reading.values |= {"fsdp": asked.get("fsdp", FSDP2["fsdp"]), "fsdp_config": config}
     if config.get("activation_checkpointing"):
         if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
-            reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone")
+            reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone",
+                         fsdp.wrapped)
         reading.values["gradient_checkpointing"] = False
         reading.put("gradient_checkpointing", False, "fsdp")
 

@@ -15,6 +15,7 @@ from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
 from predictor.suggest import nearest, show
 from predictor.values import freeze
+from predictor.workload import Workload
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
@@ -138,15 +139,21 @@ def together(reading: Reading) -> None:
     only += ["padding packed"] if flash and workload.get("padding") == "packed" else []
     if only and workload["dtype"] == "bf16" == workload["mixed_precision"]:
         del workload["mixed_precision"], reading.rows["mixed_precision"]
-        reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out")
+        reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out", without_autocast)
         if workload.get("lora") and not workload.get("quantization"):
             change(reading, "lora", workload["lora"] | {"autocast_adapter_dtype": False},
                    because="autocast would compute in bf16")
-            reading.note("adapters: fp32 in the training, bf16 here")
+            reading.note("adapters: fp32 in the training, bf16 here", without_autocast)
     elif flash:
         change(reading, "attn_implementation", "sdpa")
         reading.put("sdpa_backend", "flash", because="flash_attention_2 under autocast")
         reading.note("flash_attention_2 under autocast: predicted as PyTorch's own flash kernel")
+
+
+def without_autocast(workload: Workload) -> str | None:
+    """Of a note about plain loops that are predicted without autocast."""
+    plain = workload.engine in ("torch", "ddp") and (workload.dtype, workload.mixed_precision) == ("bf16", "none")
+    return "" if plain else None
 
 
 def evaluation(reading: Reading, name: str, asked: bool, batch: str = "per_device_eval_batch_size") -> None:

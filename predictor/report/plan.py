@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from predictor.plan import document, launch
 from predictor.plan.plan import Plan
+from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
 from predictor.report import source
 from predictor.report.table import table, wrapped
@@ -163,6 +164,7 @@ def _files(console: Console, plan: Plan) -> None:
     _print(console, f"Files: {launch.WORKLOAD} alone, {why}." if why else f"Arguments: {launch.command_line(workload)}")
     steps = ["load the model with from_pretrained(…, distributed_config=DistributedConfig(tp_size="
              f"{workload.tensor_parallel_size}))"] if not why and workload.tensor_parallel_size > 1 else []
+    steps += [f"load the weights in {workload.dtype}"] if not why and workload.engine in PLAIN else []
     steps += ["add peft's adapters (lora in workload.json), which freeze the rest"] if workload.lora else []
     steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []

@@ -180,6 +180,7 @@ def test_on_one_gpu_plain_pytorch_goes_before_deepspeed_at_an_equal_sequence():
     assert key("one GPU", "sequence", 2.0) < key("ZeRO-1", "sequence", 1.0)
     assert key("ZeRO-1", "sequence", 1.0, sequence=2048) < key("one GPU", "sequence", 1.0)
     assert key("ZeRO-1", "cost", 1.0) < key("one GPU", "cost", 2.0)
+    assert key("one GPU", "cost", 1.0) < key("ZeRO-1", "cost", 0.995) < key("one GPU", "cost", 1.01)
 
 
 def test_the_workload_file_is_the_proposed_configuration(made):
