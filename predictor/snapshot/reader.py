@@ -42,8 +42,9 @@ def read(path: str | os.PathLike[str], *, limit_bytes: int = unpickle.LARGEST_PI
             ever run.
     """
     path = os.fspath(path)
-    value = unpickle.load(path, limit_bytes=limit_bytes)
+    value, size_bytes = unpickle.load(path, limit_bytes=limit_bytes)
     try:
+        _check_shared(value, size_bytes)
         return parse(value)
     except Invalid as error:
         raise InputError(f"{named(path)}: not a memory snapshot of PyTorch 2.1 or later: {error}") from None
@@ -67,6 +68,20 @@ def parse(value: Any) -> Snapshot:
     _check_overlaps(segments)
     return Snapshot(tuple(segments), tuple(_trace(trace, f"device_traces[{i}]") for i, trace in enumerate(traces)),
                     settings, _total_bytes(value.get(TOTAL_BYTES, []), len(traces)), value.get(BESIDE))
+
+
+def _check_shared(value: Any, size_bytes: int) -> None:
+    """Refuses lists that are referred to again and again: a pickle takes more than a byte to say an item, but says a
+    list that it has said in two, however long that is."""
+    def length(item: Any, key: str | None = None) -> int:
+        found = item.get(key) if key and isinstance(item, dict) else item
+        return len(found) if isinstance(found, list) else 0
+
+    value = value if isinstance(value, dict) else {}
+    segments, traces = (value[key] if length(value, key) else [] for key in ("segments", "device_traces"))
+    if sum(length(item, "blocks") for item in segments) + sum(map(length, traces)) > size_bytes:
+        raise Invalid("its lists hold more blocks and entries than the file has bytes: they are the same ones, referred "
+                      "to again and again")
 
 
 def _total_bytes(value: Any, devices: int) -> dict[int, int]:

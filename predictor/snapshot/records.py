@@ -34,6 +34,12 @@ class State(str, Enum):
     FREE = "inactive"
 
 
+MOST_FRAMES = 1_000
+"""Of one stack; the interpreter's own limit is as many."""
+LONGEST_METADATA = 10_000
+"""Characters of an entry's text that peakcast may have written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One line of a Python or C++ stack."""
@@ -131,7 +137,7 @@ class Trace:
     def metadata(self, index: int) -> Metadata | None:
         """What the entry's text says if ``peakcast measure`` wrote it, else None."""
         text = self.user_metadata[index]
-        if not text.startswith("{"):
+        if not text.startswith("{") or len(text) > LONGEST_METADATA:
             return None
         try:
             value = json.loads(text)
@@ -168,10 +174,10 @@ class Snapshot:
 
 
 def frames(raw: Any) -> tuple[Frame, ...]:
-    """The frames of a stack that are whole; whatever else the file has in their place is left out."""
+    """The innermost frames of a stack that are whole; whatever else the file has in their place is left out."""
     if not isinstance(raw, (list, tuple)):
         return ()
     return tuple(
-        Frame(frame["filename"], frame["line"], frame["name"]) for frame in raw
+        Frame(frame["filename"], frame["line"], frame["name"]) for frame in raw[:MOST_FRAMES]
         if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
         and isinstance(frame.get("name"), str) and isinstance(frame.get("line"), int))

@@ -11,17 +11,17 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import pickle
 import resource
-import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
+from predictor.files import NotAFile, opened
+from predictor.snapshot import opcodes
 from predictor.suggest import named, show
 
 LARGEST_PICKLE_BYTES = 4 << 30
@@ -47,8 +47,8 @@ class _Plain(pickle.Unpickler):
         raise InputError("it refers to data outside of the file, which no snapshot does")
 
 
-def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
-    """The plain data in a pickle, which may be compressed (xz, gzip, bzip2).
+def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> tuple[Any, int]:
+    """The plain data in a pickle, which may be compressed (xz, gzip, bzip2), and the bytes of the pickle.
 
     Raises:
         InputError: no such file, not a pickle, cut off, larger than ``limit_bytes`` once uncompressed, or
@@ -65,7 +65,8 @@ def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
                          "torch.cuda.memory._dump_snapshot")
     try:
         with _bounded_memory(SPARE_BYTES + BYTES_PER_PICKLED_BYTE * size_bytes):
-            return _Plain(io.BufferedReader(data)).load()
+            opcodes.check(data.getvalue())
+            return _Plain(io.BufferedReader(data)).load(), size_bytes
     except InputError as error:
         raise InputError(f"{name}: not a memory snapshot: {error}") from None
     except MemoryError:
@@ -82,23 +83,21 @@ def load(path: str, *, limit_bytes: int = LARGEST_PICKLE_BYTES) -> Any:
 def _contents(path: str, name: str, limit_bytes: int) -> io.BytesIO:
     """The uncompressed bytes, held once."""
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise InputError(f"{name}: is a directory: name the snapshot in it")
-        if not stat.S_ISREG(mode):  # a pipe may never begin, a device never end
-            raise InputError(f"{name}: is no regular file: write the snapshot into one")
-        with open(path, "rb") as stream:
-            head = stream.read(max(map(len, COMPRESSED)))
-        opener = next((opener for magic, opener in COMPRESSED.items() if head.startswith(magic)), open)
         data = io.BytesIO()
-        with opener(path, "rb") as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                data.write(chunk)
-                if data.tell() > limit_bytes:
-                    raise InputError(f"{name}: is larger than {_size(limit_bytes)} uncompressed: "
-                                     "record fewer entries (max_entries) or no stacks")
+        with opened(path, pipes=False) as stream:
+            opener = next((opener for magic, opener in COMPRESSED.items() if stream.peek().startswith(magic)), None)
+            with opener(stream) if opener else nullcontext(stream) as unpacked:
+                while chunk := unpacked.read(CHUNK_BYTES):
+                    data.write(chunk)
+                    if data.tell() > limit_bytes:
+                        raise InputError(f"{name}: is larger than {_size(limit_bytes)} uncompressed: "
+                                         "record fewer entries (max_entries) or no stacks")
         data.seek(0)
         return data
+    except IsADirectoryError:
+        raise InputError(f"{name}: is a directory: name the snapshot in it") from None
+    except NotAFile:
+        raise InputError(f"{name}: is no regular file: write the snapshot into one") from None
     except FileNotFoundError:
         raise InputError(f"{name}: no such file: check the path of the snapshot") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile):

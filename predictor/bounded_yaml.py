@@ -1,0 +1,94 @@
+"""YAML whose aliases, merges and numbers stay within bounds: a few lines can stand for more than any memory holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+MOST_VALUES = 100_000
+"""Scalars, lists and mappings of a document, each counted as often as it is referred to."""
+MOST_CHARACTERS = 4 << 20
+"""Of its scalars, counted likewise."""
+DEEPEST = 100
+LONGEST_NUMBER = 1_000
+"""Characters of one number; Python takes the square of them, and beyond 4,300 digits it prints none."""
+
+
+class TooMuch(Exception):
+    """A bound that the document passes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts what each node stands for, with all that it refers to, before anything is made of it."""
+
+    def __init__(self, text: str, check_keys: Callable[[list[Any]], Any]) -> None:
+        super().__init__(text)
+        self._check_keys = check_keys
+        self._level = self._composed = 0
+        self._sizes: dict[yaml.Node, tuple[int, int, int]] = {}  # values, characters, depth
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        alias = self.check_event(yaml.AliasEvent)
+        self._level += 1
+        self._composed += 1
+        _check(self._composed, 0, self._level)
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if node not in self._sizes:
+            if alias:
+                raise TooMuch("an alias stands inside of what it refers to")
+            self._sizes[node] = self._size(node)
+        return node
+
+    def _size(self, node: yaml.Node) -> tuple[int, int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            return 1, len(node.value), 1
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        counts = zip(*(self._sizes[part] for part in inner)) if inner else ((0,), (0,), (0,))
+        values, characters, depths = counts
+        size = 1 + sum(values), sum(characters), 1 + max(depths)
+        _check(*size)
+        return size
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        self._check_keys([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: Any) -> int | float:
+        if len(node.value) > LONGEST_NUMBER:
+            raise TooMuch("not valid YAML: a number is too long")
+        return self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
+
+
+def _check(values: int, characters: int, depth: int) -> None:
+    if depth > DEEPEST:
+        raise TooMuch(f"is nested more than {DEEPEST} deep")
+    if values > MOST_VALUES or characters > MOST_CHARACTERS:
+        most = f"{MOST_VALUES:,} values" if values > MOST_VALUES else f"{MOST_CHARACTERS >> 20} MiB"
+        raise TooMuch(f"comes to more than {most}, what its aliases refer to counted each time")
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+def load(text: str, check_keys: Callable[[list[Any]], Any]) -> Any:
+    """The one document of a text as plain data.
+
+    Args:
+        check_keys: is given the plain keys of each mapping, before it is made.
+
+    Raises:
+        TooMuch: it passes one of the bounds.
+        yaml.YAMLError: it is no YAML.
+    """
+    loader = _Loader(text, check_keys)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
