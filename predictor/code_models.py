@@ -124,7 +124,7 @@ def _importable(directory: str) -> None:
 def _arguments(source: str, name: str, model: str) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of thousands of operators in a row
         raise InputError(f"model {model}: not valid Python: {_said(error)}") from None
     functions = {node.name: node.args for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:

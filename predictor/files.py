@@ -126,7 +126,7 @@ class _Pipe(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        for seconds, problem in ((WRITER_COMES_SECONDS, ""), (SILENT_SECONDS, "writes anything")):
+        for seconds in (WRITER_COMES_SECONDS, SILENT_SECONDS):
             ready = self._events.poll(seconds * 1000)
             try:
                 count = os.readv(self._handle, [buffer])
@@ -136,7 +136,7 @@ class _Pipe(io.RawIOBase):
                 raise OSError(errno.EPIPE, "it is a pipe, and nobody writes to it")
             self._begun = True
             return count
-        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nobody {problem} to it for {SILENT_SECONDS:.0f} seconds")
+        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nothing came out of it for {SILENT_SECONDS:.0f} seconds")
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -176,8 +176,9 @@ def parse_json(text: str, name: str, strict_for: str = "") -> Any:
 
 def parse_yaml(text: str, name: str) -> Any:
     """YAML 1.1 as PyYAML reads it, except that ``5e8`` is a number, as in JSON; bounded once aliases are put in."""
+    from yaml import MarkedYAMLError  # imported late: most commands read none
+
     from predictor import bounded_yaml
-    from yaml import MarkedYAMLError
 
     try:
         return bounded_yaml.load(text, lambda keys: _no_repeats([(key, None) for key in keys], name))

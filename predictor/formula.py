@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from predictor.arrays import load as read_arrays
 from predictor.errors import InputError
 from predictor.events import Buffers, EventList, Rows
 from predictor.facts import ModelFacts, Parameter
@@ -111,9 +112,7 @@ def load(path: Path) -> Formula:
         InputError: missing, truncated, of another schema version, or inconsistent.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(arrays["header"].tobytes())
+        arrays, header = read_arrays(path)
         if header["schema_version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
                              f"{SCHEMA_VERSION}: delete the file, it is made again")

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import zipfile
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from predictor import learned_terms, regimes
+from predictor.arrays import TooLarge
+from predictor.arrays import load as read_arrays
 from predictor.errors import InputError
 from predictor.events import Buffers, EventList, Kind
 from predictor.facts import ModelFacts, Parameter
-from predictor.files import write_whole
+from predictor.files import NotAFile, write_whole
 from predictor.formula import term_from_json, term_to_json
 from predictor.sizes import SYMBOLS, Monomial, Shape, SizeTable, Workspace
 from predictor.suggest import named
@@ -32,8 +33,6 @@ from predictor.workspaces import FUNCTIONS
 SCHEMA_VERSION = 1
 SUFFIX = ".npz"
 SOURCE = "recorded jobs"
-LARGEST_FILE_BYTES = 1 << 30
-"""Of all arrays, unpacked."""
 KEY_OF = dict(zip(SYMBOLS, ("per_device_train_batch_size", "sequence_length", "images_per_sample")))
 """Symbol -> the workload key that sets it."""
 MODEL_TYPE = "learned"
@@ -217,12 +216,7 @@ def load(path: str | os.PathLike[str]) -> Learned:
 @lru_cache(maxsize=8)
 def _load(path: str, _modified: int, name: str) -> Learned:
     try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(part.file_size for part in archive.infolist()) > LARGEST_FILE_BYTES:
-                raise InputError(f"{name}: unpacks to more than {LARGEST_FILE_BYTES >> 30} GiB: not a learned formula")
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-        header = json.loads(arrays["header"].tobytes())
+        arrays, header = read_arrays(path)
         if header.get("source") != SOURCE:
             raise InputError(f"{name}: a formula, but not one that peakcast learn wrote")
         if header["schema_version"] != SCHEMA_VERSION:
@@ -231,6 +225,10 @@ def _load(path: str, _modified: int, name: str) -> Learned:
         return _assemble(arrays, header)
     except InputError:
         raise
+    except NotAFile as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from None
+    except TooLarge as error:
+        raise InputError(f"{name}: {error}: not a learned formula") from None
     except Exception as error:  # damage shows as any of zipfile's, zlib's, json's and numpy's errors
         raise InputError(f"{name}: not a learned formula, or damaged ({type(error).__name__}): "
                          "learn it again") from None

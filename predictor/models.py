@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
+from predictor.files import read_text
 from predictor.suggest import nearest, show
 
 FIXED = ("llava", "paligemma", "gemma3")
@@ -167,13 +168,11 @@ def _settings(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
+    text = read_text(path, "a model's configuration")
     try:
-        document = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__}): give a readable config.json") from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
-    return document
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -74,16 +74,23 @@ def _jsonl(text: str, name: str) -> Iterator[tuple[str, Any]]:
 
 def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     reader = csv.reader(io.StringIO(text))
-    names = [column.strip() for column in next(reader, [])]
+    names = [column.strip() for column in next(_rows(reader, name), [])]
     if not any(name in COLUMNS or nearest(name, COLUMNS) for name in names):
         raise InputError(f"{name}: its first line must name the columns: tokens,images")
     _check_names(names, f"{name}: line 1")
-    for row in reader:
+    for row in _rows(reader, name):
         where = f"{name}: line {reader.line_num:,}"
         if row and len(row) != len(names):
             raise InputError(f"{where}: has {len(row)} value(s), but the first line names {len(names)} column(s)")
         if row:
             yield where, {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
+
+
+def _rows(reader: Any, name: str) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:  # a quotation of more characters than the module takes
+        raise InputError(f"{name}: line {reader.line_num:,}: {error}: write tokens,images") from None
 
 
 FORMS = {"jsonl": _jsonl, "csv": _csv, "json": _json}

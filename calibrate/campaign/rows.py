@@ -14,6 +14,7 @@ from typing import Any
 from calibrate.campaign import design
 from calibrate.record import SCHEMA_VERSION, Record
 from predictor.errors import InputError
+from predictor.files import opened as opened_file
 from predictor.plain import from_plain, to_plain
 from predictor.suggest import named, show, version_text
 from predictor.workload import Workload
@@ -109,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
         InputError: not readable, a line that is no row, or nothing but a line without an end.
     """
     try:
-        with open(path, "rb") as stream:
+        with opened_file(path, pipes=False) as stream:
             *lines, torn = stream.read().split(b"\n")
     except OSError as error:
         raise InputError(f"{named(path)}: cannot be read: {error.strerror}") from None
@@ -126,7 +127,7 @@ def _row(line: bytes, where: str, advice: str) -> Row:
     """The row of a line; ``advice`` says what to do if it is none."""
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{where}: not valid JSON: {advice}") from None
     if not isinstance(document, dict):
         raise InputError(f"{where}: not a mapping: {advice}")

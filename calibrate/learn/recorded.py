@@ -15,6 +15,7 @@ import numpy as np
 
 from calibrate.learn.factors import NEVER, Life, factor_of
 from calibrate.notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE
+from predictor.arrays import load as arrays_of
 from predictor.errors import InputError
 from predictor.events import FACTORS, MOMENTS, Factor, Kind, Moment
 from predictor.files import write_whole
@@ -86,9 +87,8 @@ def save(path: str | os.PathLike[str], job: Recorded) -> None:
 def load(path: str | os.PathLike[str]) -> Recorded | None:
     """A job that :func:`save` wrote; None if there is none, or it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in COLUMNS}
-            header = json.loads(archive["header"].tobytes())
+        arrays, header = arrays_of(path)
+        columns = {name: arrays[name] for name in COLUMNS}
         return Recorded(shape=Shape(*header["shape"]), module=tuple(header["module"]),
                         operator=tuple(header["operator"]), peaks=header["peaks"],
                         parameters=tuple(header["parameters"]), about=header["about"], **columns)

@@ -13,6 +13,7 @@ from calibrate.regression import forms
 from calibrate.regression import paths as places
 from calibrate.regression.cases import Case, Skipped
 from predictor.errors import InputError
+from predictor.files import opened
 from predictor.suggest import named, show
 
 LARGEST_LINE_BYTES = 16 << 20
@@ -85,7 +86,7 @@ class _Row:
 
 def _of_file(file: str) -> list[Case | Skipped]:
     try:
-        with open(file, "rb") as stream:
+        with opened(file, pipes=False) as stream:
             if file.lower().endswith(".jsonl"):
                 found = _chosen([_row(line, file, number) for number, line in _lines(stream)])
             else:

@@ -121,9 +121,9 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise InputError(f"{name}: has no gates: begin each with [[gate]]")
     gates = [_gate(entry, f"{name}: gate {number}") for number, entry in enumerate(entries, 1)]
-    names = [gate.name for gate in gates]
+    names: set[str] = set()
     for gate in gates:
-        if names.count(gate.name) > 1:
+        if gate.name in names or names.add(gate.name):
             raise InputError(f"{name}: two gates have the name {show(gate.name)}: name each")
     return gates
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from predictor.errors import InputError
 from predictor.readers import accelerate, expansion, hosts, launchers, shell
@@ -19,6 +20,8 @@ TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": 
 """Commands of frameworks -> what they train by."""
 RLHF = re.compile(r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py")
 SHELLS = ("bash", "sh")
+PASSING_ON = ("nohup", "exec", "env")
+"""What runs the command behind it."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -95,15 +98,10 @@ def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[she
 
 def parse(words: Sequence[str], name: str) -> Command | None:
     """The parts of a command in the file of that name; None for one that runs no program that could train."""
-    command, rest = Command(), list(words)
-    while rest and (match := ASSIGNMENT.fullmatch(rest[0])):
-        command.environment[match[1]] = match[2]
-        rest.pop(0)
-    if rest[:1] == ["nohup"] or rest[:1] == ["exec"] or rest[:1] == ["env"]:
-        inner = parse(rest[1:], name)
-        if inner:
-            inner.environment = command.environment | inner.environment
-        return inner
+    command = Command()
+    before = list(takewhile(lambda word: ASSIGNMENT.fullmatch(word) or word in PASSING_ON, words))
+    rest = list(words[len(before):])
+    command.environment |= {match[1]: match[2] for word in before if (match := ASSIGNMENT.fullmatch(word))}
     if not rest:
         return None
     first, rest = os.path.basename(rest[0]), rest[1:]

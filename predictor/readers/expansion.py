@@ -7,16 +7,23 @@ from collections.abc import Mapping, Set
 
 from predictor.errors import InputError
 from predictor.readers import arithmetic
-from predictor.readers.words import Lexer, Part, Word
+from predictor.readers.words import Lexer, Part, Word, too_long
 from predictor.suggest import show
 
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 SUBSTRING = re.compile(r"(\w+):(\s*(?:\d|[1-9]\d{1,8})|\s+-[1-9]\d{0,8})(?::(\d|[1-9]\d{1,8}))?")
 LEFT = re.compile(r"\$[\w{(@*]")
 """What is left where a value is not known."""
-BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+BRACES = re.compile(r"\{(?=[^{}]*\})[^{}]*(?:,|\.\.)")
 """What bash makes several words of."""
 LONGEST = 1 << 19
+"""Characters of a word."""
+MOST_WORK = 1 << 24
+"""Characters that are looked at for a whole script; those of the frameworks take some ten thousand."""
+VARIABLE = 16
+"""Characters that take as long as a variable."""
+MOST_LINES = 8
+"""Of a message."""
 
 
 def why(text: str, unknown: Mapping[str, str]) -> str:
@@ -26,6 +33,13 @@ def why(text: str, unknown: Mapping[str, str]) -> str:
         if left in names or left.startswith(("$(", "${")) and left in text:
             return unknown[left]
     return "the variable is not set there; write its value"
+
+
+def _end(word: list[str], words: list[str]) -> None:
+    """The pieces of a word become one of the words, if there are any."""
+    if word:
+        words.append("".join(word))
+        word.clear()
 
 
 class Variables:
@@ -47,6 +61,17 @@ class Variables:
         self.lines: dict[str, int] = {}
         self.sourced = ""
         self._unread_at: dict[str, dict[int, None]] = {}  # where an expansion stands that is not understood
+        self._work = 0
+
+    def spend(self, characters: int = 0, variables: int = 0) -> None:
+        """Counts what is looked at.
+
+        Raises:
+            InputError: it is more than :data:`MOST_WORK`.
+        """
+        self._work += characters + VARIABLE * variables
+        if self._work > MOST_WORK:
+            raise too_long(self.name)
 
     def texts(self, names: Set[str]) -> dict[str, str]:
         """Those of these names that are set, as an environment has them."""
@@ -67,8 +92,9 @@ class Variables:
         """What stays of an expansion that is not understood, in one word, which another shell would leave as well."""
         left = re.sub(r"\s+", "…", text)
         lines = self._unread_at.setdefault(left, {})
-        lines[line] = None
-        where = " and ".join(map(str, lines))
+        if len(lines) < MOST_LINES:
+            lines[line] = None
+        where = " and ".join(map(str, lines)) + ("" if line in lines else " and others")
         self.unknown[left] = because or f"{show(text, 60)} in line {where} is not understood: write its value"
         return left
 
@@ -79,13 +105,19 @@ class Variables:
             self.may_be_set(name, self.sourced)
         if word.items is not None:
             item = [text for inner in word.items for text in self.expanded(inner)]
-            return [*self._list(name), *item] if more else item
+            before = self._list(name) if more else []
+            self.spend(variables=len(before))
+            return [*before, *item]
         text = "".join(self.expanded(word, False))[word.assigned.end():]
-        return self._text(self.values.get(name, "")) + text if more else text
+        before = self._text(self.values.get(name, "")) if more else ""
+        self.spend(len(before))
+        return before + text
 
     def expanded(self, word: Word, splits: bool = True) -> list[str]:
         """The words that a word becomes."""
-        done, current, size = [], None, 0
+        done: list[str] = []
+        current: list[str] = []  # pieces of the word that is not yet done; none: there is none
+        size = 0
         for part in word.parts:
             found = self._value(part) if part.expands else part.text
             if splits and not (part.quoted or part.expands) and BRACES.search(part.text):
@@ -94,18 +126,20 @@ class Variables:
             if size > LONGEST:
                 raise InputError(f"{self.name}: line {self.line}: a word grows too long to be read")
             if not splits or (part.quoted or not part.expands) and isinstance(found, str):
-                current = (current or "") + self._text(found, " ".join)
+                current.append(self._text(found, " ".join))
                 continue
             inner = found if part.quoted else " ".join([found] if isinstance(found, str) else found).split()
-            if isinstance(found, str) and found[:1].isspace() and current is not None:
-                done, current = [*done, current], None
+            if isinstance(found, str) and found[:1].isspace():
+                _end(current, done)
             for at, text in enumerate(inner):
                 if at:
-                    done.append(current or "")
-                current = text if at else (current or "") + text
-            if isinstance(found, str) and found[-1:].isspace() and current is not None:
-                done, current = [*done, current], None
-        return done + ([current] if current is not None else [])
+                    _end(current, done)
+                current.append(text)
+            if isinstance(found, str) and found[-1:].isspace():
+                _end(current, done)
+        self.spend(size)
+        _end(current, done)
+        return done
 
     @staticmethod
     def _text(item: str | list[str], of_list=lambda items: items[0] if items else "") -> str:
@@ -150,6 +184,7 @@ class Variables:
         return f"${name}" if item is None else self._text(item)
 
     def _default(self, word: str, line: int) -> str:
+        self.spend(len(word))
         return "".join(self.expanded(Word([part for part in Lexer(word, self.name, line).double("")
                                            if part.text not in ('"', "'")]), False))
 
@@ -168,6 +203,7 @@ class Variables:
 
     def _expr(self, part: Part) -> str:
         """A command's output: that of ``expr`` with plain integers, each in a word of its own."""
+        self.spend(len(part.text))
         first, *others = Lexer(part.text[2:-1], self.name, part.line).statements()
         plain = first.first == "expr" and not others and all(word.keyword != "*" for word in first.words)  # no files
         values = [value for word in first.words[1:] for value in self.expanded(word)] if plain else []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from predictor.workload import Workload
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+MOST_KEYS = 1_000
 SETTINGS = part(TEXT, option="allocator_conf")
 
 
@@ -38,6 +39,8 @@ class Reading:
         self.unread: list[str] = []
         self.foreign: list[str] = []
         self.left_open: dict[str, Value] = {}
+        if len(given.values) > MOST_KEYS:
+            raise InputError(f"{given.name}: has {len(given.values):,} keys: no training has more than {MOST_KEYS:,}")
         for name, item in given.values.items():
             self._take(name.replace("-", "_") if given.flags else name, item)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictor.errors import InputError
+from predictor.files import read_bytes
 from predictor.readers.expansion import LEFT, Variables
-from predictor.readers.words import LOOPS, Lexer, Statement, Word, assigned_within, set_otherwise
+from predictor.readers.words import DEEPEST, LOOPS, Lexer, Statement, Word, assigned_within, set_otherwise, too_deep
 from predictor.suggest import show
 
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
@@ -64,7 +65,7 @@ def commands(text: str, name: str) -> list[Command]:
     try:
         shell.run(text.replace("\r\n", "\n"))
     except RecursionError:
-        raise InputError(f"{name}: is nested too deeply to be read: give the command itself after --") from None
+        raise too_deep(name) from None
     return shell.found
 
 
@@ -77,15 +78,18 @@ class _Shell:
         self.found: list[Command] = []
 
     def run(self, text: str, line: int | None = None) -> None:
-        statements = list(Lexer(text, self.name, line).statements())
+        self.known.spend(len(text))
+        statements = [statement for statement in Lexer(text, self.name, line).statements()
+                      if statement.words or statement.after != "\n"]
+        within = assigned_within(statements, self.name)
         before, certain, function = "\n", True, False
         for at, statement in enumerate(statements):
             self.known.line, words = statement.line, list(statement.words)
             certain = certain or before not in ("&&", "||")
-            if not words and statement.after == "\n" or statement.names_function:
+            if statement.names_function:
                 function = function or bool(words)
                 continue
-            while words and (found := self._keyword(words, statements, at, function, certain)):
+            while words and (found := self._keyword(words, within[at], function, certain)):
                 function = function and found != "{" or found == "function"
             if self.blocks and self.blocks[-1].kind == "case" and statement.after == ")":
                 words = []  # a pattern
@@ -99,14 +103,21 @@ class _Shell:
     def _operator(self, statement: Statement, function: bool) -> None:
         inside = self.blocks[-1].kind if self.blocks else ""
         if statement.after == "(":
-            self.blocks.append(_Block("(", dict(self.known.values)))
+            self._open("(")
         elif statement.after == ")" and inside == "(" and not function:
             self.known.values = self.blocks.pop().before
         elif statement.after == ";;" and inside == "case":
             self._next_branch()
 
-    def _keyword(self, words: list[Word], statements: list[Statement], at: int, function: bool, certain: bool) -> str:
-        """Takes a reserved word from the front, and does what it says; empty if there is none."""
+    def _open(self, kind: str) -> None:
+        if len(self.blocks) >= DEEPEST:
+            raise too_deep(self.name)
+        self.known.spend(variables=len(self.known.values))
+        self.blocks.append(_Block(kind, dict(self.known.values)))
+
+    def _keyword(self, words: list[Word], within: set[str], function: bool, certain: bool) -> str:
+        """Takes a reserved word from the front, and does what it says; empty if there is none. ``within`` are the
+        variables that a loop assigns which begins here."""
         word = words[0].keyword
         if word in ("then", "do", "!", "time"):
             del words[0]
@@ -115,10 +126,11 @@ class _Shell:
             self._next_branch()
         elif word in ("if", "case", "{", *LOOPS):
             kind = "group" if word == "{" and certain and not function else word
-            self.blocks.append(_Block(kind, dict(self.known.values)))
+            self._open(kind)
             del words[0]
             if word in LOOPS:
-                self.blocks[-1].changed = assigned_within(statements, at)
+                self.known.spend(variables=len(within))
+                self.blocks[-1].changed = set(within)
                 if word in ("for", "select") and words:
                     self.blocks[-1].changed |= words[0].names
                 for name in self.blocks[-1].changed:
@@ -138,6 +150,7 @@ class _Shell:
     def _next_branch(self) -> None:
         if self.blocks:
             block = self.blocks[-1]
+            self.known.spend(variables=len(self.known.values) + len(block.before))
             block.changed |= {name for name in self.known.values | block.before
                               if self.known.values.get(name) != block.before.get(name)}
             self.known.values = dict(block.before)
@@ -154,13 +167,17 @@ class _Shell:
         because = f"may be set by {show(file)[1:-1]}, which is not read (line {self.known.line}): say its value"
         named: set[str] = set()
         for path in {Path(self.name).parent / name for name in (file, Path(file).name)}:
-            with suppress(OSError, ValueError):
-                named.update(ALLOCATOR.findall(path.read_text("utf-8", "replace")) if path.is_file() else ())
+            text = ""
+            with suppress(InputError, OSError, ValueError):
+                text = read_bytes(path, "a script").decode("utf-8", "replace") if path.is_file() else ""
+            self.known.spend(len(text))
+            named.update(ALLOCATOR.findall(text))
         self.exported |= named
         if activates or Path(file).name in ACTIVATING:
             named.update(ACTIVATED)
         else:
             self.known.sourced = because
+            self.known.spend(variables=len(self.known.values))
             named.update(name for name in self.known.values if not ALLOCATOR.fullmatch(name))
         for name in named:
             self.known.may_be_set(name, because)
@@ -197,6 +214,7 @@ class _Shell:
         elif found[:1] == ["eval"]:
             self.run(" ".join(found[1:]), self.known.line)
         elif found:
+            self.known.spend(sum(map(len, found)), len(self.exported) + len(self.known.unknown))
             self.found.append(Command(found, self.known.texts(self.exported), dict(self.known.unknown)))
 
     def _assign(self, word: Word, certain: bool) -> None:

@@ -13,6 +13,8 @@ CONTINUED = re.compile(r"\\\n")
 """A line that goes on."""
 BROKEN = re.compile(r"\\[ \t]+(?:\n|$)")
 """A line that is meant to go on, and does not."""
+COMMENTS = re.compile(r"(?:[ \t]*#[^\n]*\n)*")
+"""Lines of nothing else."""
 OPERATOR = re.compile(r";;|&&|\|\||\|&|[;|()\n]|&(?!>)")
 REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||<<<|<<-?|<>|<&|>|<)|&>>?)[ \t]*")
 NAME = re.compile(r"\$(?:\w+|[@*#?$!-])")
@@ -20,8 +22,11 @@ ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\d+\])?(\+?)=")
 RESERVED = ("if", "then", "elif", "else", "while", "until", "for", "select", "do", "!", "time", "{")
 LOOPS = ("for", "while", "until", "select")
 SETTING = ("read", "mapfile", "readarray", "getopts")
-COMPUTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+COMPUTED = re.compile(r"(?<!\w)([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 """What ``((…))`` and ``let`` set."""
+DEEPEST = 100
+MOST_PIECES = 100_000
+"""Of the words of one text; a long script has a few thousand."""
 CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
 
 
@@ -95,6 +100,7 @@ class Lexer:
 
     def __init__(self, text: str, name: str, line: int | None = None) -> None:
         self.text, self.name, self.line, self.at, self.documents = text, name, line, 0, []
+        self.pieces = 0
         self.breaks = [found.start() for found in re.finditer("\n", text)]
 
     def line_at(self, at: int) -> int:
@@ -105,6 +111,8 @@ class Lexer:
         """Every simple command, and empty ones between operators."""
         words, line = [], 1
         while True:
+            if not words and not self.documents:
+                self.at = COMMENTS.match(self.text, self.at).end()
             self._blank(inside=bool(words))
             line = line if words else self.line_at(self.at)
             if self.at >= len(self.text):
@@ -130,6 +138,7 @@ class Lexer:
         """The word that begins here."""
         word, text = Word(), self.text
         while self.at < len(text) and text[self.at] not in " \t\n|&;<>)":
+            self._count()
             letter = text[self.at]
             if letter == "(":
                 if not (word.assigned and word.assigned.end() == len(word.keyword)):
@@ -162,6 +171,7 @@ class Lexer:
         """What stands in double quotes, up to ``end``, or of the whole text if that is empty."""
         parts, start, text = [Part("", True)], self.at, self.text
         while self.at < len(text) and text[self.at] != (end or None):
+            self._count()
             if text[self.at] == "\\":
                 following = text[self.at + 1 : self.at + 2]
                 escaped = "" if following == "\n" else following if following in '$`"\\' else f"\\{following}"
@@ -177,6 +187,11 @@ class Lexer:
             raise self._endless('"', start)
         self.at += len(end)
         return parts
+
+    def _count(self) -> None:
+        self.pieces += 1
+        if self.pieces > MOST_PIECES:
+            raise too_long(self.name)
 
     def _expansion(self, quoted: bool) -> Part:
         text, start = self.text, self.at
@@ -198,6 +213,8 @@ class Lexer:
         for found in re.compile(rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\{inner}|\{closing}", re.DOTALL).finditer(
                 self.text, start):
             depth += (found[0] == inner) - (found[0] == closing)
+            if depth > DEEPEST:
+                raise too_deep(self.name)
             if found[0] == closing and depth == 0:
                 self.at = found.end()
                 return self.text[start : self.at]
@@ -217,17 +234,24 @@ class Lexer:
             self.at += self.at == before  # an operator, which no array has
 
     def _blank(self, newlines: bool = False, inside: bool = False) -> None:
-        blank = r"(?:[ \t\n]|" if newlines else r"(?:[ \t]|"
-        self.at = re.compile(blank + CONTINUED.pattern + ")*").match(self.text, self.at).end()
-        if self.text.startswith("#", self.at):
+        blank = re.compile((r"(?:[ \t\n]|" if newlines else r"(?:[ \t]|") + CONTINUED.pattern + ")*")
+        while True:
+            self.at = blank.match(self.text, self.at).end()
+            if not self.text.startswith("#", self.at):
+                return
             start, end = self.at, self.text.find("\n", self.at)
             self.at = len(self.text) if end < 0 else end
-            first = not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip()
-            following = re.compile(r"(?:\n[ \t]*#[^\n]*)*\n[ \t]*[^\s#]").match(self.text, self.at)
-            if inside and following and (first or self.text[self.at - 1] == "\\"):
-                raise self._ends("a comment", start, "move it out")
-            if newlines:
-                self._blank(newlines)
+            if inside:
+                self._check_comment(start)
+            if not newlines:
+                return
+
+    def _check_comment(self, start: int) -> None:
+        """A comment among the words of a command: is more of the command meant to follow?"""
+        first = not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip()
+        following = re.compile(r"(?:\n[ \t]*#[^\n]*)*\n[ \t]*[^\s#]").match(self.text, self.at)
+        if following and (first or self.text[self.at - 1] == "\\"):
+            raise self._ends("a comment", start, "move it out")
 
     def _here_documents(self) -> None:
         for delimiter in self.documents:
@@ -253,17 +277,41 @@ class Lexer:
         return InputError(f"{self.name}: line {self.line_at(start)}: {opening} has no end")
 
 
-def assigned_within(statements: list[Statement], start: int) -> set[str]:
-    """Variables that a loop assigns, from its first statement on."""
-    depth, names = 0, set()
-    for at in range(start, len(statements)):
-        statement = statements[at]
-        names |= {word.assigned[1] for word in statement.words if word.assigned}
+def too_deep(name: str) -> InputError:
+    """The error of a script whose constructs stand in each other without end."""
+    return InputError(f"{name}: is nested too deeply to be read: give the command itself after --")
+
+
+def too_long(name: str) -> InputError:
+    """The error of a script that takes more work than any that trains."""
+    return InputError(f"{name}: is too long to be read: give the command itself after --")
+
+
+def assigned_within(statements: list[Statement], name: str) -> list[set[str]]:
+    """Of each statement, the variables that it assigns, and if it begins a loop those that the loop assigns."""
+    found, around = [], []
+    for statement in statements:
+        names = {word.assigned[1] for word in statement.words if word.assigned}
+        found.append(names)
         first = statement.first
-        depth += (first in LOOPS) - (first == "done")
-        if depth <= 0:
-            break
-    return names
+        if first in LOOPS:
+            around.append(found[-1])
+        elif around:
+            around[-1] |= names
+            if first == "done":
+                _leave(around)
+        if len(around) > DEEPEST:
+            raise too_deep(name)
+    while around:
+        _leave(around)
+    return found
+
+
+def _leave(around: list[set[str]]) -> None:
+    """The innermost loop ends; what it assigns, the one around it does."""
+    names = around.pop()
+    if around:
+        around[-1] |= names
 
 
 def set_otherwise(words: list[Word]) -> set[str]:

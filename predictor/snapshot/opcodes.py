@@ -21,6 +21,7 @@ pickles of plain data leave there."""
 _TUPLE_KEY = "a key of a dictionary is a tuple, as no snapshot has"
 _TWO_MEMOS = "it fills its memo in two ways, which no snapshot does"
 _SIZES = bytes(_PUSHES.get(chr(code), 0) for code in range(256))
+_BINGET, _LONG1 = ord("h"), 0x8a
 
 
 def check(data: bytes) -> None:
@@ -30,14 +31,21 @@ def check(data: bytes) -> None:
         InputError: such a key, or an opcode that pickles of plain data have no use for.
     """
     walk, at, sizes = _Walk(data), 0, _SIZES
-    push = walk.stack.append
+    push, tuples, steps = walk.stack.append, walk.memo, walk.steps
     try:
         while at >= 0:
-            if size := sizes[data[at]]:
+            code = data[at]
+            if size := sizes[code]:
                 push(False)
                 at += size
+            elif code == _BINGET:  # these two are most of what is left
+                push(data[at + 1] in tuples)
+                at += 2
+            elif code == _LONG1:
+                push(False)
+                at += 2 + data[at + 1]
             else:
-                at = walk.steps[data[at]](at)
+                at = steps[code](at)
     except (LookupError, ValueError):
         return  # damaged: the unpickler says how
 
@@ -49,7 +57,7 @@ class _Walk:
         self.data = data
         self.stack: list[bool] = []
         self._marks: list[int] = []
-        self._memo: set[int] = set()  # where tuples are
+        self.memo: set[int] = set()  # where tuples are
         self._memoized = 0
         self._puts = False
         steps = {"(": self._mark, "\x94": self._memoize, "\x80": lambda at: at + 2, "\x95": lambda at: at + 9,
@@ -68,7 +76,7 @@ class _Walk:
         if self._puts:
             raise InputError(_TWO_MEMOS)
         if self.stack[-1]:
-            self._memo.add(self._memoized)
+            self.memo.add(self._memoized)
         self._memoized += 1
         return at + 1
 
@@ -84,7 +92,7 @@ class _Walk:
 
     def _get(self, at: int) -> int:
         index, after = self._index(at)
-        self.stack.append(index in self._memo)
+        self.stack.append(index in self.memo)
         return after
 
     def _put(self, at: int) -> int:
@@ -92,7 +100,7 @@ class _Walk:
         self._puts = True
         if self._memoized:
             raise InputError(_TWO_MEMOS)
-        (self._memo.add if self.stack[-1] else self._memo.discard)(index)
+        (self.memo.add if self.stack[-1] else self.memo.discard)(index)
         return after
 
     def _counted(self, at: int) -> int:

@@ -80,8 +80,8 @@ def _check_shared(value: Any, size_bytes: int) -> None:
     value = value if isinstance(value, dict) else {}
     segments, traces = (value[key] if length(value, key) else [] for key in ("segments", "device_traces"))
     if sum(length(item, "blocks") for item in segments) + sum(map(length, traces)) > size_bytes:
-        raise Invalid("its lists hold more blocks and entries than the file has bytes: they are the same ones, referred "
-                      "to again and again")
+        raise Invalid("its lists hold more blocks and entries than the file has bytes: it refers to the same ones "
+                      "again and again")
 
 
 def _total_bytes(value: Any, devices: int) -> dict[int, int]:
