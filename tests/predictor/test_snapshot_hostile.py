@@ -15,6 +15,7 @@ import pytest
 from predictor.errors import InputError
 from predictor.snapshot import read, unpickle
 from predictor.snapshot.recording import RecordingAllocator
+from tests.predictor.bounds import bounded_time
 
 GIB = 1 << 30
 
@@ -171,3 +172,54 @@ def test_the_uncompressed_bytes_are_held_once(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1.5 * size
     finally:
         tracemalloc.stop()
+
+
+def shared(depth: int = 30) -> list:
+    """Ten elements, each of which is the list before."""
+    value = ["x" * 1000]
+    for _ in range(depth):
+        value = [value] * 10
+    return value
+
+
+BLOCK = {"size": 512, "requested_size": 512, "state": "inactive"}
+ENTRY = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "frames": []}
+
+
+@pytest.mark.parametrize("value, expected", [
+    ({"segments": [], "device_traces": [[ENTRY] * 100_000] * 1000}, "it refers to the same ones again and again"),
+    ({"segments": [{"address": 1, "total_size": 1, "blocks": [BLOCK] * 100_000}] * 1000, "device_traces": []},
+     "it refers to the same ones again and again"),
+    ({"segments": [{"address": shared()}], "device_traces": []}, "segments[0].address must be a whole number"),
+    ({"segments": [], "device_traces": [[{"action": shared()}]]}, "device_traces[0][0].action must be one of"),
+], ids=["traces", "blocks", "address", "action"])
+def test_what_refers_to_itself_again_and_again_is_refused_and_not_walked(tmp_path, value, expected):
+    with bounded_time():
+        assert expected in message(tmp_path, pickle.dumps(value, protocol=4))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("value", [
+    {(1, 2): 3}, {(): 1}, {(1, 2, 3, 4): 5, 1: 2}, [{1: 2, (3,): 3}], [SHARED := (1, 2), {"a": [], SHARED: 3}]], ids=str)
+def test_keys_that_are_tuples_are_refused(tmp_path, value, protocol):
+    assert "a key of a dictionary is a tuple" in message(tmp_path, pickle.dumps(value, protocol=protocol))
+
+
+@pytest.mark.parametrize("code", [
+    b"\x80\x04}(\x8c\x01x\x85" + b"".join(b"\x94h%c\x86" % n for n in range(40)) + b"K\x01u.",
+    b"\x80\x04}(\x8c\x01x\x85" + b"2\x86" * 40 + b"K\x01u.",  # what is on top, twice
+    b"\x80\x04}\x8c\x01x\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(40)) + b"K\x01s.",
+    b"\x80\x04\x8f(\x8c\x01x\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(40)) + b"\x90.",  # of a set
+], ids=["memoized", "doubled", "put", "set"])
+def test_a_key_that_takes_for_ever_to_hash_is_refused(tmp_path, code):
+    with bounded_time():
+        assert "no snapshot" in message(tmp_path, code)
+
+
+def test_frames_and_texts_beyond_any_recording_are_left_out(tmp_path):
+    frame = {"filename": "a.py", "line": 1, "name": "f"}
+    entry = ENTRY | {"frames": [frame] * 10_000, "user_metadata": '{"moment": "' + "x" * 100_000 + '"}'}
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry]]}))
+    trace = read(path).traces[0]
+    assert len(trace.frames(0)) == 1000 and trace.metadata(0) is None

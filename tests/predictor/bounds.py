@@ -1,0 +1,28 @@
+"""What tests of hostile files share: nothing may take longer than this, however small the machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE_SECONDS = 20
+
+
+class TookForEver(BaseException):
+    """Raised in what hangs; no ``except Exception`` catches it."""
+
+
+@contextmanager
+def bounded_time() -> Iterator[None]:
+    """Ends what runs inside, if it hangs."""
+    def stop(*_):
+        raise TookForEver
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
