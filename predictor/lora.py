@@ -41,6 +41,8 @@ class Names:
                 re.compile(Text().check(value))
             except re.error as error:
                 raise Invalid(f"is no regular expression: {error}") from None
+            except (RecursionError, OverflowError):
+                raise Invalid("is no regular expression that can be read: its groups or counts are too many") from None
             return value.lower() if value.lower() == ALL_LINEAR else value
         names = (value,) if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)) or not names:

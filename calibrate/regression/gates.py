@@ -73,6 +73,9 @@ THRESHOLDS: Mapping[str, Threshold] = {
 """Key to what it limits. Errors are fractions, in absolute size; ``_close`` is the share within 1 %, ``_inside`` the
 share in the predicted interval; ``other_moments`` counts peaks in another moment than predicted."""
 MINIMUM_MODELS = "minimum_models"
+LARGEST_FILE_BYTES = 1 << 20
+LONGEST_LINE = 1_000
+"""A key of many dots takes tomllib the square of them."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,11 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
         except ImportError:
             raise InputError("--gate needs tomli on Python 3.10: pip install 'peakcast[report]'") from None
     try:
-        document = tomllib.loads(read_text(path, "the gates"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        text = read_text(path, "the gates", LARGEST_FILE_BYTES)
+        if max(map(len, text.splitlines()), default=0) > LONGEST_LINE:
+            raise InputError(f"{name}: has a line of more than {LONGEST_LINE:,} characters: these are no gates")
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or an integer of thousands of digits
         raise InputError(f"{name}: not valid TOML: {show(str(error), 120)[1:-1]}") from None
     _known(document, ("gate",), name)
     entries = document.get("gate")

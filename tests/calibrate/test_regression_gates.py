@@ -47,8 +47,9 @@ def test_a_gate_is_read(tmp_path):
     ('[[gate]]\nname = "a"', "gate 1: limits nothing"),
     ("[[gate]]\nfalse_fits = 0", "gate 1: needs a name"),
     ('[[gate]]\nname = "a"\nfalse_fits = 0\n[[gate]]\nname = "a"\nfalse_fits = 0', 'two gates have the name "a"'),
-    ('[[gate]]\nname = "a"\nfalse_fits = 0\n' + ''.join(f'[[gate]]\nname = "{n}"\nfalse_fits = 0\n' for n in range(30_000))
+    ('[[gate]]\nname = "a"\nfalse_fits = 0\n' + ''.join(f'[[gate]]\nname = "{n}"\nfalse_fits = 0\n' for n in range(20_000))
      + '[[gate]]\nname = "a"\nfalse_fits = 0', 'two gates have the name "a"'),
+    ("a" + ".a" * 100_000 + " = 1", "has a line of more than 1,000 characters"),
     ("", "has no gates"), ("gate = 3", "has no gates"), ("gate = [", "not valid TOML"),
 ])
 def test_a_file_that_makes_no_sense_is_bad_input(tmp_path, text, message):

@@ -63,6 +63,7 @@ def test_absent_values_are_those_of_peft():
     ({"lora": {"lora_dropout": 1.0}}, "lora lora_dropout must be below 1, not 1.0"),
     ({"lora": {"bias": "some"}}, "lora bias must be one of none, all, lora_only"),
     ({"lora": {"target_modules": "*_proj"}}, "lora target_modules is no regular expression"),
+    ({"lora": {"target_modules": "(" * 5_000}}, "lora target_modules is no regular expression that can be read"),
     ({"lora": {"target_modules": []}}, "lora target_modules must be a list of names of layers"),
     ({"lora": 16}, "lora must be a mapping such as r: 16, not 16"),
     ({"lora": {}, "recipe": "full"}, "lora is given, but recipe is full: leave one of them out"),
