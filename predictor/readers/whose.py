@@ -24,7 +24,7 @@ class Trainer:
         packages: of Python or directories, one of which the script lies in.
         scripts: patterns of the script's name.
         words: of which, between underscores, the script's name has one.
-        flags: options that neither transformers nor its examples have.
+        flags: options that neither transformers nor its examples have; ``a+b``: both together, each alone being common.
         form: the format that reads such flags, if there is one.
     """
 
@@ -35,9 +35,10 @@ class Trainer:
     form: str = ""
 
     def is_named(self, stem: str) -> bool:
-        """Whether a script of that name is its."""
+        """Whether a script of that name, whatever its case and hyphens, is its."""
+        stem = stem.lower().replace("-", "_")
         return any(fnmatchcase(stem, pattern) for pattern in self.scripts) or bool(
-            self.words.intersection(re.split("[_-]", stem)))
+            self.words.intersection(stem.split("_")))
 
 
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
@@ -50,7 +51,7 @@ TRAINERS: Mapping[str, Trainer] = {
         _names("trl open_r1"),
         _names("""sft sft_vlm* sft_gemma* sft_gpt_oss* sft_video_llm sft_nemotron* sft_tiny_aya* run_sft nash_md
                reward_modeling reward_trainer gold distillation async_distillation"""),
-        _names("dpo grpo gspo rloo ppo kto orpo cpo simpo xpo bco prm gkd mpo rlhf"),
+        _names("trl vsft dpo grpo gspo rloo ppo kto orpo cpo simpo xpo bco prm gkd mpo rlhf"),
         _names("""packing packing_strategy eval_packing padding_free completion_only_loss assistant_only_loss
                dataset_text_field dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
                chat_template_path truncation_mode activation_offloading model_init_kwargs use_bnb_nested_quant
@@ -59,10 +60,10 @@ TRAINERS: Mapping[str, Trainer] = {
                generate_during_eval disable_dropout desirable_weight undesirable_weight reward_weights
                reward_model_path teacher_model_name_or_path center_rewards_coefficient missing_eos_penalty cpo_alpha
                simpo_gamma use_vllm vllm_mode vllm_gpu_memory_utilization log_completions""")),
-    "LLaMA-Factory": Trainer(_names("llamafactory llmtuner"), flags=_names("stage template"), form="llamafactory"),
+    "LLaMA-Factory": Trainer(_names("llamafactory llmtuner"), flags=_names("stage+template"), form="llamafactory"),
     "ms-swift": Trainer(_names("swift"), flags=_names("tuner_backend"), form="swift"),
     "axolotl": Trainer(_names("axolotl"), form="axolotl"),
-    "Unsloth": Trainer(_names("unsloth unsloth_cli"), _names("unsloth-cli unsloth_cli unsloth_*")),
+    "Unsloth": Trainer(_names("unsloth unsloth_cli"), _names("unsloth_*")),
     "a trainer of Qwen-VL's own repository": Trainer(
         _names("qwenvl"), _names("train_qwen"), flags=_names(
             "tune_mm_vision tune_mm_llm tune_mm_mlp dataset_use data_flatten data_packing")),
@@ -110,5 +111,6 @@ def _recognised(given: Given) -> tuple[str, str] | None:
     script, tests = show(given.program, 200)[1:-1], TRAINERS.items()
     found = [*((script, who) for who, one in tests if one.packages.intersection(folders)),
              *((script, who) for who, one in tests if one.is_named(stem)),
-             *((f"what has {flags[name]}", who) for who, one in tests for name in sorted(one.flags & flags.keys()))]
+             *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, one in tests
+               for name in sorted(one.flags) if flags.keys() >= set(name.split("+")))]
     return found[0] if found else None

@@ -86,3 +86,13 @@ def test_no_option_that_tells_another_trainer_is_one_of_transformers():
 
     known = {field.name for field in fields(Seq2SeqTrainingArguments)} | FORMAT.fields.keys() | FORMAT.renamed.keys()
     assert not [name for trainer in TRAINERS.values() for name in trainer.flags & known]
+
+
+@pytest.mark.parametrize("name", ["SFT_VLM", "sft-vlm", "vsft_llava", "finetune_qlora_trl", "run-DPO"])
+def test_case_and_hyphens_hide_no_script(name):
+    assert "trains with TRL's SFTConfig" in refusal(f"python {name}.py {FLAGS}")
+
+
+@pytest.mark.parametrize("flag", ["--stage 2", "--template plain"])
+def test_a_common_option_alone_makes_no_other_trainer(flag):
+    assert read(f"python train.py {FLAGS} {flag}")[0]["sequence_length"] == 512
