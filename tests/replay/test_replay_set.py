@@ -1,0 +1,27 @@
+"""Every request of the replay set is answered as it was recorded.
+
+A number moves only with its cause and a measurement in the commit that moves it; wording may be recorded anew:
+``python scripts/check_replay.py --record``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.replay import replaying
+
+REQUESTS = {name: request for name, request in replaying.requests().items() if request.layer == "test"}
+ANSWERS = replaying.recorded()
+
+
+def test_every_request_has_an_answer_and_there_are_enough_of_them():
+    assert REQUESTS.keys() <= ANSWERS.keys() <= replaying.requests().keys()
+    assert len(REQUESTS) >= 500
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_is_answered_as_it_was_recorded(name):
+    with replaying.without_tracing():
+        answer = replaying.answer(REQUESTS[name])
+    assert list(replaying.differences(ANSWERS[name].numbers, answer.numbers)) == []
+    assert list(replaying.differences(ANSWERS[name].wording, answer.wording)) == []
