@@ -4,6 +4,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,6 @@ from predictor.cli import main
 from predictor.commands import output
 from predictor.errors import InputError
 from predictor.events import Factor
-from predictor.prediction import Peak
 from predictor.printable import markup, printable
 from tests.predictor import samples
 
@@ -26,7 +26,7 @@ def hostile(monkeypatch):
     """A prediction whose model has such names wherever there is one."""
     made = samples.prediction()
     tower = {Factor.PARAMETERS: samples.GIB}
-    peak = Peak(made.peak.moment, HOSTILE, HOSTILE, made.peak.rank, made.peak.step, 7)
+    peak = replace(made.peak, module=HOSTILE, operator=HOSTILE)
     made = samples.prediction(
         peak=peak, modules={HOSTILE: tower} | dict(made.modules), layers={HOSTILE: tower} | dict(made.layers),
         moments={moment: dict(point) | {"module": HOSTILE, "operator": HOSTILE} for moment, point in made.moments.items()},

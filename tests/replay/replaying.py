@@ -122,13 +122,14 @@ def _directory(request: Request) -> Iterator[tuple[Path, list[str]]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name).resolve()
         for path, text in request.files.items():
-            (directory / path).write_text(text.replace("{root}", str(ROOT)))
-        argv = [word.replace("{root}", str(ROOT)) for word in request.argv]
+            (directory / path).write_text(text.replace("{root}", "root"))
+        (directory / "root").symlink_to(ROOT)  # so that paths, and the lines that hold them, are as long everywhere
+        argv = [word.replace("{root}", "root") for word in request.argv]
         for index, word in enumerate(argv):
             if word.startswith("snapshot:"):
                 packed = SNAPSHOTS / f"{word.partition(':')[2]}.pickle.xz"
-                argv[index] = str(directory / packed.stem)
-                Path(argv[index]).write_bytes(lzma.decompress(packed.read_bytes()))
+                argv[index] = packed.stem
+                (directory / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
         cache = directory / "cache"
         os.chdir(directory)
         try:
