@@ -8,7 +8,7 @@
 
 import importlib
 
-_HOMES = {"Workload": "workload", "Prediction": "prediction", "predict": "pipeline"}
+_HOMES = {"Workload": "workload.workload", "Prediction": "answer.prediction", "predict": "answer.predict"}
 
 __all__ = sorted(_HOMES)
 

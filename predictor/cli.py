@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from predictor import kept, streams
-from predictor.errors import InputError
-from predictor.suggest import nearest, show
+from predictor.common import kept, streams
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
 
 # One line a command. This and the next are the only places that may name calibrate.
 COMMANDS = {
@@ -122,7 +122,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
-    from predictor.workload import ALSO_CALLED
+    from predictor.workload.workload import ALSO_CALLED
 
     options = parser._option_string_actions
     name = argument.partition("=")[0]

@@ -24,11 +24,15 @@ from pathlib import Path
 from rich.progress import track
 
 from calibrate.regression import files
-from predictor import gpus, models, pipeline, store
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.formula import store
+from predictor.formula.formula_key import formula_key
+from predictor.formula.tracing import trace_formula
+from predictor.model import models
+from predictor.model.model_config import ModelConfig
+from predictor.model.request import Request
 from predictor.plan.space import space
-from predictor.tracing import trace_formula
-from predictor.workload import PINNED
+from predictor.workload.workload import PINNED
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 TARGET, RECORDS = PROFILES / "formulas", [PROFILES / "h100-80gb", PROFILES / "a100-80gb"]
@@ -41,7 +45,7 @@ PLANNED_ON = ("h100-80gb", "a100-80gb")
 REGIMES = (("many", "many", "whole"), ("1", "1", "whole"), ("1", "many", "whole"))
 
 
-def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
+def named_keys() -> list[tuple[ModelConfig, store.Key]]:
     """The models that are known by name."""
     return [
         (models.find(model), store.Key(
@@ -52,24 +56,26 @@ def named_keys() -> list[tuple[models.ModelConfig, store.Key]]:
     ]
 
 
-def planned_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
+def planned_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
     """Every setting that ``peakcast plan`` looks at, of one sample and of several."""
     for gpu, number, batch in product(PLANNED_ON, (2, 4, 8), (1, 2)):
         given = {"model": MODELS[0], "sequence_length": 1024, "gpu": gpu}
         for setting in space(given, gpus=number).settings:
             workload = setting.workload(batch, 1, 1024).fill(images_per_sample=1)
-            yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(gpu))
+            request = Request.of(workload)
+            yield request.config, formula_key(request)
 
 
-def record_keys() -> Iterator[tuple[models.ModelConfig, store.Key]]:
+def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
     """What the kept measurements are predicted with."""
     for case in files.read(RECORDS)[0]:
         workload = case.workload.fill(images_per_sample=1)
         with contextlib.suppress(InputError):  # measured, and not predicted yet
-            yield pipeline.formula_key(workload, pipeline.shape_of(workload), gpus.find(workload.gpu))
+            request = Request.of(workload)
+            yield request.config, formula_key(request)
 
 
-def build(name: str, config: models.ModelConfig, key: store.Key) -> None:
+def build(name: str, config: ModelConfig, key: store.Key) -> None:
     """Trace one."""
     store.save(trace_formula(config, key), TARGET / name)
 

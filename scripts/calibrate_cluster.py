@@ -18,9 +18,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from predictor import gpus
 from predictor.cli import main
-from predictor.errors import InputError
+from predictor.common import gpus
+from predictor.common.errors import InputError
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 

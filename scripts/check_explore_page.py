@@ -32,9 +32,9 @@ from pathlib import Path
 
 from check_report_page import WINDOWS, Browser
 
-from predictor import pipeline
+from predictor.answer.predict import predict
 from predictor.commands import options
-from predictor.files import write_whole
+from predictor.common.files import write_whole
 
 MOST_MS = 50
 READY = """new Promise(done => { const look = () => state.found ? done(true) : setTimeout(look, 5); look(); })"""
@@ -153,7 +153,7 @@ def predicted(command: str) -> dict:
     parser = argparse.ArgumentParser()
     options.add_workload(parser)
     workload = options.workload(parser.parse_args(shlex.split(command.removeprefix("peakcast predict "))))
-    return json.loads(json.dumps(pipeline.predict(workload).to_json()))
+    return json.loads(json.dumps(predict(workload).to_json()))
 
 
 def differences(seen: dict, expected: dict) -> list[str]:

@@ -19,12 +19,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from predictor import gpus, pipeline, survival, workspaces
 from predictor.allocator.allocator import CachingAllocator
-from predictor.events import MOMENTS, Moment
-from predictor.files import write_whole
-from predictor.run import Run
-from predictor.workload import Workload
+from predictor.common import gpus
+from predictor.common.files import write_whole
+from predictor.events import workspaces
+from predictor.events.events import MOMENTS, Moment
+from predictor.events.run import Run
+from predictor.jobs import dispatch, survival
+from predictor.workload.workload import Workload
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "gemma_report.md"
 GPU, TOKENS, VOCABULARY, FP32 = "rtx-3090", 4, 256_000, 4
@@ -117,7 +119,7 @@ def peaks(row: Row) -> tuple[int, int, int]:
                                    "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": ["lm_head"]},
                      optim="paged_adamw_32bit", gradient_checkpointing=True,
                      gradient_checkpointing_kwargs={"use_reentrant": True}, gpu=GPU, profile="none")
-    job = pipeline.prepare(asked)
+    job = dispatch.prepare(asked)
     run = job.run(asked.capacity, 0)
     paths = [run.events.names[number] for number in run.events.buffers.module[run.events.buffer].tolist()]
     forward, backward = (np.flatnonzero((run.events.step == STEP) & (run.events.moment == MOMENTS.index(moment)))

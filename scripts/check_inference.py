@@ -19,12 +19,13 @@ from pathlib import Path
 
 from check_recipes import bar, measure_missing
 
-from calibrate import warm
-from calibrate.measure import measure
+from calibrate.measure import warm
+from calibrate.measure.measure import measure
 from calibrate.regression import compact
-from predictor import pipeline, replies, survival
-from predictor.plain import to_plain
-from predictor.workload import Workload
+from predictor.answer import replies
+from predictor.common.plain import to_plain
+from predictor.jobs import dispatch, survival
+from predictor.workload.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "inference.json"
@@ -82,7 +83,7 @@ def write_table(rows: list[dict]) -> int:
 
     for row in bar(rows, "Predicting"):
         workload = Workload(**(SHARED | row["job"]))
-        job = pipeline.prepare(workload)
+        job = dispatch.prepare(workload)
         run = job.run(workload.capacity)
         played = survival.play(run, job.setup.allocator, total_bytes=workload.capacity)
         peaks = (run.peak, played.peak_allocated_bytes, played.peak_reserved_bytes)

@@ -26,12 +26,13 @@ from liger_operators import OPERATORS
 from rich.console import Console
 from rich.progress import track
 
-from predictor import gpus, workspaces
 from predictor.allocator.constants import MIN_BLOCK
-from predictor.cuda_paths import as_on_cuda
-from predictor.events import Moment
-from predictor.files import write_whole
-from predictor.trace import Tracer
+from predictor.common import gpus
+from predictor.common.files import write_whole
+from predictor.events import workspaces
+from predictor.events.events import Moment
+from predictor.trace.cuda_paths import as_on_cuda
+from predictor.trace.trace import Tracer
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "liger_h100.md"
 PLAIN = ("torch", "huggingface")

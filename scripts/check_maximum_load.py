@@ -22,10 +22,12 @@ from pathlib import Path
 from check_inference import name_of
 from check_recipes import measure_missing
 
-from calibrate import warm
-from calibrate.measure import measure
-from predictor import maximum_load, pipeline
-from predictor.workload import Workload
+from calibrate.measure import warm
+from calibrate.measure.measure import measure
+from predictor.answer import maximum_load
+from predictor.answer.predict import predict
+from predictor.jobs import dispatch
+from predictor.workload.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "maximum_load.json"
@@ -54,8 +56,8 @@ def main() -> int:
 def searches(job: dict) -> Iterator[dict]:
     """Each search of a job, and what became of the most and of one more."""
     asked = Workload(**(SHARED | job))
-    prediction = pipeline.predict(asked, maximum_load=True)
-    found, (share, _) = prediction.inference, pipeline.prepare(asked).margin.limits(asked.capacity)
+    prediction = predict(asked, maximum_load=True)
+    found, (share, _) = prediction.inference, dispatch.prepare(asked).margin.limits(asked.capacity)
     for what, most in (("prompt", found.longest_prompt_tokens), ("turns", found.most_turns),
                        ("at once", found.concurrent_sequences)):
         if most is None or any(what in line.lower() for line in found.search_limits):

@@ -26,16 +26,16 @@ from pathlib import Path
 
 from check_recipes import bar
 
-from calibrate import warm
-from calibrate.measure import measure
-from calibrate.record import MeasuredOn
-from predictor.pipeline import prepare
+from calibrate.measure import warm
+from calibrate.measure.measure import measure
+from calibrate.records.record import MeasuredOn
+from predictor.jobs.dispatch import prepare
 from predictor.plan import Plan, plan
 from predictor.plan.memory import Memory
 from predictor.plan.methods import Method
 from predictor.plan.plan import largest, workload_of
 from predictor.plan.space import KINDS
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 TARGET, TABLE = PROFILES / "checks" / "methods.jsonl", PROFILES / "methods.md"

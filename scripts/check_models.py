@@ -30,8 +30,9 @@ from check_recipes import HERE, TABLE, TARGET, bar, line_of, measure_missing
 from calibrate import child
 from calibrate.regression import files
 from calibrate.regression.compare import Comparison, compare
-from predictor import models, pipeline
-from predictor.workload import Workload
+from predictor.jobs import dispatch
+from predictor.model import models
+from predictor.workload.workload import Workload
 
 JOBS = HERE / "models.json"
 TARGET = TARGET.with_name("models.jsonl")
@@ -116,7 +117,7 @@ def row_of(name: str, document: dict) -> str:
         config.write_text(json.dumps(document))
         job = {"model": folder, "image_size": 512, "sequence_length": 512, "recipe": "full", "gpu": "h100-80gb"}
         seconds, resident = predicted(job)
-        facts = pipeline.prepare(Workload(**job)).formula.facts
+        facts = dispatch.prepare(Workload(**job)).formula.facts
     parameters = sum(tensor.numel for tensor in facts.parameters if not tensor.buffer)
     layers = document["text_config"]["num_hidden_layers"]
     return f"| {name} | {layers} | {parameters:,} | {seconds:.1f} | {resident / 1e9:.2f} |\n"

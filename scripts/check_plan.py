@@ -26,13 +26,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from calibrate.measure import measure
-from calibrate.record import MeasuredOn
-from predictor.pipeline import prepare
+from calibrate.measure.measure import measure
+from calibrate.records.record import MeasuredOn
+from predictor.jobs.dispatch import prepare
 from predictor.plan import plan
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, Configuration
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "plan.jsonl"
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 1024}

@@ -47,7 +47,7 @@ def main() -> int:
     document = {"measured_at": datetime.date.today().isoformat(), "command": "python scripts/check_readers.py",
                 "versions": {name: importlib.metadata.version(name) for name in
                              ("llamafactory", "ms-swift", "axolotl", "transformers", "torch")}, "formats": found}
-    from predictor.files import write_whole
+    from predictor.common.files import write_whole
 
     write_whole(path, (json.dumps(document, indent=1, default=str) + "\n").encode())
     for name, result in found.items():
@@ -92,7 +92,7 @@ def llamafactory() -> dict[str, Any]:
     import peft  # noqa: F401  before transformers.training_args
     from llamafactory.hparams import parser as hparams
 
-    from predictor.files import read_mapping
+    from predictor.common.files import read_mapping
     from predictor.readers import read
 
     values, _ = read(path=str(EXAMPLES / "llamafactory.yaml"))
@@ -159,7 +159,7 @@ def axolotl() -> dict[str, Any]:
     """utils/schemas, with the plugins for Liger's kernels and cut cross entropy."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
-    from predictor.files import read_mapping
+    from predictor.common.files import read_mapping
     from predictor.readers import read
 
     fields = dict(AxolotlInputConfig.model_fields)

@@ -28,7 +28,7 @@ from rich.progress import track
 
 from calibrate.regression import compact, files
 from calibrate.regression.compare import Comparison, compare
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "recipes.json"

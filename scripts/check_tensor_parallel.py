@@ -19,7 +19,7 @@ from pathlib import Path
 
 from check_recipes import bar, line_of, measure_missing
 
-from calibrate import warm
+from calibrate.measure import warm
 from calibrate.regression import files
 from calibrate.regression.compare import compare
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from calibrate.measure import measure
+from calibrate.measure.measure import measure
 from calibrate.regression import compact, files, report
 from calibrate.report import regression as text
 

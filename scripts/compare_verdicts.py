@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from calibrate.measure import measure
-from calibrate.record import MeasuredOn
+from calibrate.measure.measure import measure
+from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
-from predictor.calibrated import ASSUMED_RUNTIME_BYTES
-from predictor.pipeline import prepare
-from predictor.survival import PAGE_BYTES
-from predictor.workload import Workload
+from predictor.jobs.dispatch import prepare
+from predictor.jobs.survival import PAGE_BYTES
+from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.workload.workload import Workload
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "h100-80gb" / "verdicts.jsonl"
 FURTHER = (0, 1, 4, 16, 64, 256)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate import record
 from calibrate.probes.libraries import Libraries
 from calibrate.probes.operators import Answer, Operators, peak
+from calibrate.records import record
 from calibrate.regression import files
 from calibrate.regression.cases import COUNTERS
 from calibrate.regression.compare import Comparison, compare
-from predictor import pipeline
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.plain import from_plain
-from predictor.workload import Workload
+from predictor.answer.predict import predict
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.plain import from_plain
+from predictor.workload.workload import Workload
 
 SIDES = {"device": "a real GPU", "emulated": "an emulated GPU"}
 MIB = 1 << 20
@@ -153,7 +153,7 @@ def too_large(directory: Path) -> Iterator[str]:
     found = {side: record.read(path) for side in SIDES if (path := directory / f"{side}-too-large.json").is_file()}
     if found:
         workload = Workload.from_mapping(dict(next(iter(found.values())).workload)).replace(profile=None)
-        predicted = pipeline.predict(workload)
+        predicted = predict(workload)
         yield "## A job that does not fit\n"
         yield _header(f"{workload.model}, {workload.per_device_train_batch_size} x {workload.sequence_length}, one GPU",
                       "")

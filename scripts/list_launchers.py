@@ -32,7 +32,7 @@ def main() -> None:
     from deepspeed.launcher import runner
     from torch.distributed import launch
 
-    from predictor.files import write_whole
+    from predictor.common.files import write_whole
 
     accelerate = launch_command_parser()
     document = {

@@ -13,10 +13,11 @@ import json
 import sys
 from pathlib import Path
 
-from predictor import model_facts, models, parser
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.plain import to_plain
+from predictor.answer import model_facts
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.plain import to_plain
+from predictor.model import models, parser
 
 TARGET = Path(model_facts.__file__).parent / model_facts.TABLE
 

@@ -4,7 +4,7 @@
     pip install -e '.[trace]'
     python scripts/list_workspaces.py
 
-The text is that of the tables which predictions use: predictor/operators/ and predictor/workspaces.py.
+The text is that of the tables which predictions use: predictor/trace/operators/ and predictor/events/workspaces.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from predictor import operators, workspaces
-from predictor.files import write_whole
+from predictor.common.files import write_whole
+from predictor.events import workspaces
+from predictor.trace import operators
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "workspaces.md"
 HEAD = """# Workspaces
@@ -23,7 +24,7 @@ HEAD = """# Workspaces
 What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it,
 or of the library that is named.
 An operator that is not listed allocates its results and nothing else. Made by `scripts/list_workspaces.py` from
-the tables that predictions use, `predictor/operators/` and `predictor/workspaces.py`.
+the tables that predictions use, `predictor/trace/operators/` and `predictor/events/workspaces.py`.
 """
 
 

@@ -30,19 +30,20 @@ from pathlib import Path
 from compare_verdicts import sweep
 from device_page import write_page
 
-from calibrate import warm
 from calibrate.campaign import design, here, same
-from calibrate.campaign.one import Where
-from calibrate.measure import measure
+from calibrate.measure import warm
+from calibrate.measure.measure import measure
+from calibrate.measure.where import Where
 from calibrate.probes import libraries, operators
-from calibrate.record import MeasuredOn
+from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
-from predictor import cli, gpus, snapshot
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.plain import to_plain
+from predictor import cli, snapshot
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.plain import to_plain
 from predictor.snapshot.replay import replay
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 HERE = Path(__file__).resolve().parent
 JOBS = HERE / "device_jobs.json"

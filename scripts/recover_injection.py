@@ -31,20 +31,22 @@ from rich.table import Table
 
 from calibrate.attribution import Side, attribute, predicted, recorded
 from calibrate.campaign import design
-from calibrate.campaign.one import Where, row_of
+from calibrate.campaign.one import row_of
 from calibrate.campaign.rows import Row, opened
 from calibrate.campaign.run import Limits, run
 from calibrate.emulator import Injection
 from calibrate.fit import coverage, cross_validate, fit_profile
 from calibrate.fit.foresee import foresee, residuals, run_of
 from calibrate.fit.jobs import MeasuredJob, read
-from calibrate.measure import measure
-from calibrate.record import MeasuredOn
-from predictor import snapshot, timeline
-from predictor.events import FACTORS, Factor
-from predictor.files import write_whole
-from predictor.plain import to_plain
-from predictor.profile import Profile
+from calibrate.measure.measure import measure
+from calibrate.measure.where import Where
+from calibrate.records.record import MeasuredOn
+from predictor import snapshot
+from predictor.common.files import write_whole
+from predictor.common.plain import to_plain
+from predictor.events import timeline
+from predictor.events.events import FACTORS, Factor
+from predictor.profile.profile import Profile
 
 TARGET = Path(__file__).resolve().parents[1] / "profiles" / "checks" / "recovery.json"
 GPU = "h100-80gb"

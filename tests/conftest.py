@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from calibrate import warm
+from calibrate.measure import warm
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,10 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from predictor import gpus, pipeline, regimes, survival, timeline
 from predictor.allocator import AllocatorSettings
-from predictor.sizes import Shape
-from predictor.workload import Workload
+from predictor.answer.predict import predict
+from predictor.common import gpus
+from predictor.events import regimes, timeline
+from predictor.events.sizes import Shape
+from predictor.jobs import dispatch, survival, training_job
+from predictor.model.request import Request
+from predictor.workload.workload import Workload
 from tests.predictor.small import traced_at
 
 H100 = gpus.find("h100-80gb")
@@ -29,24 +33,24 @@ def frozen():
 
 @pytest.fixture(scope="module")
 def formula():
-    return pipeline.find_formula(JOB, SHAPE, H100)
+    return training_job.find_formula(Request.of(JOB, SHAPE).on(H100))
 
 
 def test_one_warm_prediction_engine_and_worst_rank_included(benchmark, formula):
-    assert benchmark(lambda: pipeline.prepare(JOB).run(None)).peak > 0  # shapes may change, the engine is kept
+    assert benchmark(lambda: dispatch.prepare(JOB).run(None)).peak > 0  # shapes may change, the engine is kept
 
 
 def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
     def forget() -> None:
-        pipeline.compose.cache_clear()
-        pipeline.engine_of.cache_clear()
+        training_job.compose.cache_clear()
+        training_job.engine_of.cache_clear()
 
-    run = benchmark.pedantic(lambda: pipeline.prepare(JOB).run(None), setup=forget, rounds=100, warmup_rounds=3)
+    run = benchmark.pedantic(lambda: dispatch.prepare(JOB).run(None), setup=forget, rounds=100, warmup_rounds=3)
     assert run.peak > 0
 
 
 def test_peaks_of_a_million_shapes(benchmark, formula):
-    events = pipeline.compose(formula, pipeline.setup_of(JOB, formula), 0)
+    events = training_job.compose(formula, training_job.setup_of(JOB, formula), 0)
     form = timeline.closed_form(events, at_least=regimes.lowest(("many", "many", "whole"), 576))
     rng = np.random.default_rng(0)
     batch, sequence = rng.integers(2, 64, 1_000_000), rng.integers(577, 8192, 1_000_000)
@@ -61,7 +65,7 @@ def test_the_command_with_a_shipped_formula(benchmark):
 
 
 def test_tracing_llava_7b(benchmark):
-    from predictor import models, parser
+    from predictor.model import models, parser
 
     model = parser.build(models.find("llava-1.5-7b"), attn_implementation="sdpa", recipe="finetune")
     model.gradient_checkpointing_enable()
@@ -71,7 +75,7 @@ def test_tracing_llava_7b(benchmark):
 
 def test_allocator_events(benchmark):
     """Every allocation and free of the job, one after the other, through the simulated caching allocator."""
-    run = pipeline.prepare(JOB).run(None)
+    run = dispatch.prepare(JOB).run(None)
 
     simulation = benchmark(survival.play, run, AllocatorSettings())
     assert simulation.allocator.peak_requested_bytes == run.peak
@@ -79,4 +83,4 @@ def test_allocator_events(benchmark):
 
 
 def test_a_whole_prediction_with_reserved_memory(benchmark):
-    assert benchmark(pipeline.predict, JOB).peak_reserved.bytes > 0
+    assert benchmark(predict, JOB).peak_reserved.bytes > 0

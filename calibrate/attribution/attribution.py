@@ -11,8 +11,8 @@ import numpy as np
 
 from calibrate.attribution import align, peak
 from calibrate.attribution.sides import Side
-from predictor.calls import largest_results, own_temporaries
-from predictor.events import MOMENTS, Factor, Moment
+from predictor.events.calls import largest_results, own_temporaries
+from predictor.events.events import MOMENTS, Factor, Moment
 
 
 class Outcome(str, Enum):
@@ -60,7 +60,8 @@ class Extra:
             smaller); False where only the device made it.
         output_bytes: what was predicted of the same buffer; where nothing was, of the call's nearest
             allocation before it, or behind it (usually the call's result); 0 if it made nothing else.
-        result_bytes: of the call's largest result as predicted (:class:`predictor.calls.Call`); 0 if nothing was.
+        result_bytes: of the call's largest result as predicted (:class:`predictor.events.calls.Call`); 0 if
+            nothing was.
         alive_at_peak: at the measured peak.
     """
 
@@ -214,6 +215,6 @@ def attribute(recorded: Side, predicted: Side) -> Attribution:
 
 
 def temporary(side: Side) -> np.ndarray:
-    """``bool[n]``: which allocations are temporaries of their call's own, as in :mod:`predictor.calls`."""
+    """``bool[n]``: which allocations are temporaries of their call's own, as in :mod:`predictor.events.calls`."""
     starts = np.flatnonzero(np.diff(align.runs(side), prepend=-1))
     return own_temporaries(side.factor, side.born, side.died, starts, len(side.change))

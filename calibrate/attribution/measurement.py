@@ -7,11 +7,13 @@ from pathlib import Path
 
 from calibrate.attribution.attribution import Attribution, attribute
 from calibrate.attribution.sides import Side, predicted, recorded
-from calibrate.record import Record
-from predictor import gpus, pipeline, snapshot
-from predictor.errors import InputError
-from predictor.suggest import named
-from predictor.workload import Workload
+from calibrate.records.record import Record
+from predictor import snapshot
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.suggest import named
+from predictor.jobs import dispatch
+from predictor.workload.workload import Workload
 
 
 def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attribution:
@@ -31,7 +33,7 @@ def attribute_record(record: Record, path: str | os.PathLike[str]) -> Attributio
         raise InputError(f"{named(file)}: its highest point is {history.peak_bytes:,} bytes and the record's "
                          f"{peak:,}: it is the history of another job")
     workload = workload_of(record, path)
-    return attribute(history, predicted(pipeline.prepare(workload).run(workload.capacity)))
+    return attribute(history, predicted(dispatch.prepare(workload).run(workload.capacity)))
 
 
 def read_history(file: str | os.PathLike[str]) -> Side:

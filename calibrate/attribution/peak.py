@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from calibrate.attribution.sides import Side
-from predictor.events import Factor, Moment
+from predictor.events.events import Factor, Moment
 
 NOBODY = -1
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.common.errors import InputError
+from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.snapshot.records import Action, Metadata, Snapshot, Trace
 
 if TYPE_CHECKING:
-    from predictor.run import Run
+    from predictor.events.run import Run
 
 UNKNOWN_FACTOR = -1
 MOMENT_NUMBERS = {moment.value: number for number, moment in enumerate(MOMENTS)}
@@ -27,12 +27,12 @@ class Side:
         bytes: ``int64[n]``, requested, never 0.
         operator: names, of ``n`` allocations.
         module: dotted paths.
-        factor: ``int8[n]``, index into :data:`predictor.events.FACTORS`; -1 where nobody knows.
+        factor: ``int8[n]``, index into :data:`predictor.events.events.FACTORS`; -1 where nobody knows.
         born: ``int64[n]``, the change that allocates it.
         died: ``int64[n]``, the change that frees it; the number of changes if none does.
         change: ``int64[m]``, the allocation that comes or goes.
         sign: ``int8[m]``, +1 or -1.
-        moment: ``int8[m]``, index into :data:`predictor.events.MOMENTS`.
+        moment: ``int8[m]``, index into :data:`predictor.events.events.MOMENTS`.
         step: ``int8[m]``, 0 for start-up.
         cut_off: whether the job ended before its time, out of memory.
     """

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
 """Configurations of full width with few layers: NAME-LANGUAGE-VISION.json, after LLaVA-1.5-7B and 13B and, "grouped",

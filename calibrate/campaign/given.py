@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from calibrate import record as records
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row
-from calibrate.record import Record
-from predictor.errors import InputError
-from predictor.suggest import named
-from predictor.workload import Workload
+from calibrate.records import record as records
+from calibrate.records.record import Record
+from predictor.common.errors import InputError
+from predictor.common.suggest import named
+from predictor.workload.workload import Workload
 
 GROUP = "given records"
 NOT_OF_THE_JOB = ("gpu", "capacity_bytes", "profile", "rank")

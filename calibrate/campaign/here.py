@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from calibrate import asked
-from calibrate.campaign.one import Where
-from calibrate.record import Device
-from predictor.plain import from_plain, to_plain
+from calibrate.measure.where import Where
+from calibrate.probes import asked
+from calibrate.records.record import Device
+from predictor.common.plain import from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Here:
 
 
 def look(where: Where) -> Here:
-    """Start a process that looks; InputError as :func:`calibrate.asked.ask`."""
+    """Start a process that looks; InputError as :func:`calibrate.probes.asked.ask`."""
     return from_plain(Here, asked.ask("calibrate.campaign.here", where, where.events), "the GPU here")
 
 
 def _found(events: str) -> dict[str, Any]:
-    from calibrate import device
+    from calibrate.job import device
 
     return to_plain(Here(device.describe(events), device.software()))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from calibrate.campaign import design
 from calibrate.campaign.design import ROLES, Job
-from predictor.errors import InputError
-from predictor.files import read_mapping
-from predictor.suggest import named, nearest, show
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggest import named, nearest, show
 
 KEYS = ("id", "role", "group", "workload")
 """Of a job; its ``id`` is not read, it follows from the workload."""

@@ -6,31 +6,20 @@ import gzip
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from calibrate.attribution import Attribution, attribute, predicted, recorded
 from calibrate.campaign import design
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import SKIPPED, Row, Unexplained, Workspace
-from calibrate.emulator import Injection
-from calibrate.measure import measure
-from calibrate.record import MeasuredOn, Record
-from predictor import pipeline, snapshot
-from predictor.errors import InputError
-from predictor.workload import Workload
-
-
-@dataclass(frozen=True)
-class Where:
-    """The device that a campaign measures; ``gpu`` as in a workload. What ``measure`` takes besides, and the directory
-    that keeps each job's memory history (None: none is kept)."""
-
-    gpu: str
-    device: MeasuredOn
-    events: str = "immediate"
-    inject: Injection | None = None
-    snapshots: str | None = None
+from calibrate.measure.measure import measure
+from calibrate.measure.where import Where
+from calibrate.records.record import Record
+from predictor import snapshot
+from predictor.common.errors import InputError
+from predictor.jobs import dispatch, training_job
+from predictor.workload.workload import Workload
 
 
 def row_of(job: Job, where: Where) -> Row:
@@ -75,9 +64,9 @@ def _keep(history: str, directory: Path, name: str) -> str:
     return kept.name
 
 
-def _prepared(workload: Workload) -> pipeline.Job | None:
+def _prepared(workload: Workload) -> training_job.Job | None:
     try:
-        return pipeline.prepare(workload)
+        return dispatch.prepare(workload)
     except InputError:  # an engine that is measured only; a mistake is found again by measuring
         return None
 

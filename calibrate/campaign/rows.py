@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.campaign import design
-from calibrate.record import SCHEMA_VERSION, Record
-from predictor.errors import InputError
-from predictor.files import opened as opened_file
-from predictor.plain import from_plain, to_plain
-from predictor.suggest import named, show, version_text
-from predictor.workload import Workload
+from calibrate.records.record import SCHEMA_VERSION, Record
+from predictor.common.errors import InputError
+from predictor.common.files import opened as opened_file
+from predictor.common.plain import from_plain, to_plain
+from predictor.common.suggest import named, show, version_text
+from predictor.workload.workload import Workload
 
 SKIPPED = "skipped: "
 """Begins ``Row.failed`` of a job that was not run because it would not fit."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from calibrate import child, warm
+from calibrate import child
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Store
-from calibrate.job import PR_SET_PDEATHSIG
-from predictor.errors import InputError
+from calibrate.job.job import PR_SET_PDEATHSIG
+from calibrate.measure import warm
+from predictor.common.errors import InputError
 
 RowOf = Callable[[Job], Row]
 FAILURES = 3

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from calibrate.campaign.here import Here
-from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row
-from calibrate.record import Device, MeasuredJob, MeasuredOn
-from predictor import gpus
-from predictor.errors import InputError
-from predictor.suggest import named, show
+from calibrate.measure.where import Where
+from calibrate.records.record import Device, MeasuredJob, MeasuredOn
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.suggest import named, show
 from predictor.version import VERSION
 
 DECIDE = ("torch", "cuda", "cudnn", "transformers", "deepspeed")

@@ -1,6 +1,6 @@
 """Interpreters that we start: they run a module of this very package, and take no file from the current directory.
 
-    subprocess.run(**child.python("calibrate.job"), stdout=output)
+    subprocess.run(**child.python("calibrate.job.job"), stdout=output)
 
 ``python -m`` and ``python -c`` look into the current directory before all others, so a ``numpy.py`` there would run
 unasked. Python 3.10 has no option against that which leaves the rest of the path as it is.

@@ -6,9 +6,9 @@ import argparse
 import os
 
 from predictor.commands import output
-from predictor.errors import InputError
-from predictor.suggest import named
-from predictor.workload import KEYS
+from predictor.common.errors import InputError
+from predictor.common.suggest import named
+from predictor.workload.workload import KEYS
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(path: str):
     """The record; a file of rows, which is none, is told by its name."""
-    from calibrate import record
+    from calibrate.records import record
 
     try:
         return record.read(path)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
-from predictor.errors import InputError
-from predictor.streams import say
-from predictor.suggest import show
+from predictor.common.errors import InputError
+from predictor.common.streams import say
+from predictor.common.suggest import show
 
 if TYPE_CHECKING:
     from calibrate.campaign.design import Job
-    from calibrate.campaign.one import Where
     from calibrate.campaign.rows import Row, Store
+    from calibrate.measure.where import Where
 
 EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     minutes = _number(arguments.time_limit, "--time-limit", 0.1)
     workers = _number(arguments.jobs, "--jobs", 1, whole=True)
     workers = workers or (1 if where.device.value == "device" else os.cpu_count() or 1)
-    from calibrate import alone
     from calibrate.campaign import design
+    from calibrate.job import alone
 
     degree = int(os.environ["WORLD_SIZE"]) if alone.launched() else None
     emulated = where.device.value == "emulated"
@@ -123,11 +123,11 @@ def _where(arguments: argparse.Namespace) -> Where:
         if getattr(arguments, name) is None:
             raise InputError(f"--{name} is not given: say "
                              + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
-    from calibrate.campaign.one import Where
     from calibrate.emulator import Injection
     from calibrate.emulator.job_environment import has_real_driver, launches
-    from calibrate.record import MeasuredOn
-    from predictor import gpus
+    from calibrate.measure.where import Where
+    from calibrate.records.record import MeasuredOn
+    from predictor.common import gpus
 
     launches(arguments.events)
     device = MeasuredOn(DEVICES[arguments.device])
@@ -208,7 +208,7 @@ def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: 
     from calibrate.campaign.launched import once_a_job
     from calibrate.fit import coverage, cross_validate, fit_profile
     from calibrate.report import calibrate as report
-    from predictor import profile as profiles
+    from predictor.profile import profile as profiles
 
     provenance = {"date": date.today().isoformat(), "command": " ".join(["peakcast", *sys.argv[1:]]),
                   "commit": _commit(), "measurements": os.path.basename(path)}

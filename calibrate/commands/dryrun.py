@@ -7,8 +7,8 @@ import signal
 import sys
 
 from predictor.commands import output
-from predictor.errors import InputError
-from predictor.values import Invalid, Size, Whole
+from predictor.common.errors import InputError
+from predictor.common.values import Invalid, Size, Whole
 
 EXAMPLES = """examples:
   peakcast dryrun -- python train.py --batch-size 8
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         "capacity_bytes": _value("--capacity-bytes", Size(), arguments.capacity_bytes),
         "optimizer_steps": _value("--optimizer-steps", Whole(1, 1 << 20), arguments.optimizer_steps),
     }
-    from calibrate.dryrun import dryrun
-    from predictor.plain import to_plain
+    from calibrate.dryrun.dryrun import dryrun
+    from predictor.common.plain import to_plain
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping
 
 from predictor.commands import options, output
-from predictor.errors import InputError
-from predictor.suggest import named, nearest, show
+from predictor.common.errors import InputError
+from predictor.common.suggest import named, nearest, show
+from predictor.model.request import Request
 
 EXAMPLES = """examples:
   peakcast learn llava-1.5-7b --engine ddp --data-parallel-size 8 --rank 0 \\
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     find_torch()  # what follows imports it
     source, plan = _script(arguments) if arguments.command is not None else _workload(arguments)
     from calibrate.learn import learn as learning
-    from predictor import learned
+    from predictor.formula import learned
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     made, checks = learning.learn(source, plan, _progress)
@@ -89,8 +90,8 @@ def _workload(arguments: argparse.Namespace):
     workload = _settled(arguments, given)
     from calibrate.learn.jobs import WorkloadSource
     from calibrate.learn.shapes import plan, values_around
-    from calibrate.record import MeasuredOn
-    from predictor import pipeline
+    from calibrate.records.record import MeasuredOn
+    from predictor.jobs import training_job
 
     device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
     source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
@@ -104,8 +105,9 @@ def _workload(arguments: argparse.Namespace):
         if min(sequences) <= room:
             raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
                              f"{room + 1}")
-        pipeline.check_room(workload.replace(images_per_sample=max(images), sequence_length=max(
-            *sequences, workload.sequence_length)), facts)
+        largest = workload.replace(images_per_sample=max(images), sequence_length=max(
+            *sequences, workload.sequence_length))
+        training_job.check_room(Request.of(largest), facts)
     return source, plan(batches, sequences, images, probe=not arguments.no_probe, longest=longest)
 
 
@@ -118,22 +120,22 @@ def _settled(arguments: argparse.Namespace, given: Mapping[str, tuple[int, ...]]
         if name not in said and sizes:
             setattr(arguments, name, str(max(sizes)))
     workload = options.workload(arguments)
-    from predictor import pipeline
-    from predictor.learned import is_named
+    from predictor.formula.learned import is_named
+    from predictor.jobs import dispatch
 
     if is_named(workload.model):
         raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
-    return pipeline.settled(workload)
+    return dispatch.resolve(workload).workload
 
 
 def _facts(workload, images: int):
     """Of the model: tokens that an image takes where a sample has so many, and positions that it knows."""
-    from predictor import models, parser
-    from predictor.code_models import MODEL_TYPE, CodeModel
-    from predictor.facts import ModelFacts
-    from predictor.inputs import Inputs
-    from predictor.model_facts import building
+    from predictor.answer.model_facts import building
+    from predictor.events.facts import ModelFacts
+    from predictor.model import models, parser
+    from predictor.model.code_models import MODEL_TYPE, CodeModel
+    from predictor.trace.inputs import Inputs
 
     config = models.find(workload.model)
     if isinstance(config, CodeModel):
@@ -153,9 +155,9 @@ def _script(arguments: argparse.Namespace):
     """The source and plan of a script."""
     from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource
     from calibrate.learn.shapes import plan, values_around
-    from predictor.pipeline import DEFAULT_GPU
-    from predictor.values import Invalid
-    from predictor.workload import KEYS
+    from predictor.common.gpus import DEFAULT as DEFAULT_GPU
+    from predictor.common.values import Invalid
+    from predictor.workload.workload import KEYS
 
     if not arguments.command:
         raise InputError("a command is missing after --: peakcast learn -o FILE -- python train.py --batch {batch}")

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from predictor.commands import options, output
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 EXAMPLES = """examples:
   peakcast measure llava-1.5-7b --per-device-train-batch-size 16 --sequence-length 1024 \\
@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.snapshot and arguments.snapshot == arguments.output:
         raise InputError("-o and --snapshot name the same file: name two")
     workload = options.workload(arguments)
-    from calibrate.measure import measure
-    from calibrate.record import MeasuredOn
+    from calibrate.measure.measure import measure
+    from calibrate.records.record import MeasuredOn
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)

@@ -7,9 +7,9 @@ import sys
 from functools import partial
 
 from predictor.commands import output
-from predictor.errors import InputError
-from predictor.streams import say
-from predictor.values import Invalid, Whole
+from predictor.common.errors import InputError
+from predictor.common.streams import say
+from predictor.common.values import Invalid, Whole
 
 CHOICES = ("none", "fast", "all")
 EXAMPLES = """examples:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         forms.check(arguments.output, arguments.force)
     limits = gates.read(arguments.gate) if arguments.gate is not None else []
     if arguments.profile not in (None, "none"):
-        from predictor import profile
+        from predictor.profile import profile
 
         profile.find(arguments.profile)  # a mistake is told before everything is skipped for it
     cases, skipped = files.read(arguments.records)
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         forms.write(arguments.output, made, results, **provenance)
 
     def document() -> dict:
-        from calibrate.report.regression.document import document
+        from calibrate.regression.document import document
 
         return document(made, results, **provenance)
 

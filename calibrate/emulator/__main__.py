@@ -7,9 +7,9 @@ import argparse
 import os
 import sys
 
-from predictor.errors import InputError
-from predictor.gpus import GPUS
-from predictor.streams import say
+from predictor.common.errors import InputError
+from predictor.common.gpus import GPUS
+from predictor.common.streams import say
 
 from .injection import Injection
 from .job_environment import environment

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate import child
-from predictor import kept
-from predictor.errors import InputError
+from predictor.common import kept
+from predictor.common.errors import InputError
 
 from . import symbols
 

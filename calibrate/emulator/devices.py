@@ -1,9 +1,9 @@
-"""What an emulated GPU answers beyond `predictor.gpus`: numbers of its architecture, and its product's name."""
+"""What an emulated GPU answers beyond `predictor.common.gpus`: numbers of its architecture, and its product's name."""
 
 from dataclasses import dataclass
 
-from predictor import gpus
-from predictor.errors import InputError
+from predictor.common import gpus
+from predictor.common.errors import InputError
 
 MIB = 2**20
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from predictor.errors import InputError
-from predictor.suggest import nearest, show
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
 
 from .devices import MIB
 

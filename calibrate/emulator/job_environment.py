@@ -5,7 +5,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 from .build import Build, ensure_built
 from .devices import EmulatedGpu, find_gpu

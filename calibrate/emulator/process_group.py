@@ -8,7 +8,7 @@ nothing, and the other ranks do not exist.
 
 import torch.distributed as dist
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 from .job_environment import is_emulated
 

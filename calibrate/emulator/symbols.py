@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 #: Libraries inside PyTorch that call CUDA ones.
 CALLERS = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.fit import regression
-from predictor.events import FACTORS, Factor
-from predictor.profile import Coefficient
+from predictor.events.events import FACTORS, Factor
+from predictor.profile.profile import Coefficient
 
 LOW, HIGH = 0.5, 2.0
 """Bounds of a coefficient."""

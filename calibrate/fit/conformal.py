@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.profile import Interval
+from predictor.profile.profile import Interval
 
 LEVEL = 0.9
 SLACK = 1e-9

@@ -10,14 +10,16 @@ from functools import lru_cache
 import numpy as np
 
 from calibrate.fit.jobs import MeasuredJob
-from predictor import calibrated, pipeline, survival, timeline
 from predictor.allocator import AllocatorSettings
-from predictor.calls import calls as operator_calls
-from predictor.events import FACTORS, MOMENTS, Moment
-from predictor.profile import Choice, OperatorWorkspace, Profile
-from predictor.profile_rules import COUNTERS
-from predictor.run import Run, evaluate
-from predictor.workload import Workload
+from predictor.events import timeline
+from predictor.events.calls import calls as operator_calls
+from predictor.events.events import FACTORS, MOMENTS, Moment
+from predictor.events.run import Run, evaluate
+from predictor.jobs import dispatch, survival, training_job
+from predictor.profile import calibrated
+from predictor.profile.profile import Choice, OperatorWorkspace, Profile
+from predictor.profile.profile_rules import COUNTERS
+from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Foreseen:
 
 
 @lru_cache(maxsize=512)
-def plain(workload: Workload) -> pipeline.Job:
-    """As :func:`predictor.pipeline.prepare`, without a profile."""
-    return pipeline.prepare(workload.replace(profile="none"))
+def plain(workload: Workload) -> training_job.Job:
+    """As :func:`predictor.jobs.dispatch.prepare`, without a profile."""
+    return dispatch.prepare(workload.replace(profile="none"))
 
 
 def run_of(workload: Workload, profile: Profile | None) -> Run:
@@ -56,7 +58,7 @@ def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: 
     if workspaces:
         formula = replace(formula, micro=calibrated.with_workspaces(formula.micro, workspaces, job.shape, job.gpu))
     setup = replace(job.setup, capacity_bytes=job.workload.capacity)
-    return evaluate(pipeline.compose(formula, setup, job.rank), job.rank, job.shape, job.gpu, scales)
+    return evaluate(training_job.compose(formula, setup, job.rank), job.rank, job.shape, job.gpu, scales)
 
 
 @lru_cache(maxsize=4096)
@@ -112,7 +114,7 @@ def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
 def calls(workload: Workload) -> Mapping[str, Counter]:
     """All calls that are predicted without a profile: operator -> bytes of the call's result -> how many.
 
-    Over all steps; calls and results as in :mod:`predictor.calls`.
+    Over all steps; calls and results as in :mod:`predictor.events.calls`.
     """
     run = run_of(workload, None)
     result: dict[str, Counter] = {}

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from calibrate.campaign.rows import Row, Workspace
-from calibrate.record import Record
-from predictor.events import Moment
-from predictor.workload import Workload
+from calibrate.records.record import Record
+from predictor.events.events import Moment
+from predictor.workload.workload import Workload
 
 FIT, HOLDOUT, VALIDATION = ROLES = ("fit", "holdout", "validation")
 WITH_OTHERS = ("launched", "nccl")

@@ -17,12 +17,12 @@ from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
 from calibrate.fit.workspaces import fit_workspaces
-from calibrate.record import Record
-from predictor.errors import InputError
-from predictor.events import FACTORS
-from predictor.kinds import KINDS, kinds
-from predictor.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
-from predictor.profile_rules import COUNTERS, QUANTITIES
+from calibrate.records.record import Record
+from predictor.common.errors import InputError
+from predictor.events.events import FACTORS
+from predictor.profile.kinds import KINDS, kinds
+from predictor.profile.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
+from predictor.profile.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION
 
 ROUNDS = 2
@@ -100,7 +100,7 @@ def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
 
 
 def _covered(measured: Sequence[MeasuredJob]) -> dict[str, tuple[str, ...]]:
-    of_each = [kinds(job.workload, plain(job.workload).formula) for job in measured]
+    of_each = [kinds(job.request, job.formula) for job in (plain(one.workload) for one in measured)]
     return {name: tuple(sorted({one[name] for one in of_each})) for name in KINDS}
 
 

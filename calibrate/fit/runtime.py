@@ -8,8 +8,8 @@ import numpy as np
 
 from calibrate.fit.jobs import MeasuredJob
 from calibrate.fit.regression import TO_DEVIATION
-from predictor.calibrated import ASSUMED_RUNTIME_BYTES
-from predictor.profile import Runtime
+from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.profile import Runtime
 
 NOTHING_BYTES = 16 << 20
 """Less than this is no CUDA context: the device does not show what the runtime takes."""

@@ -13,7 +13,7 @@ from calibrate.fit.conformal import LEVEL, crossed
 from calibrate.fit.foresee import foresee, residuals
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.profile import fit_events
-from predictor.profile import Profile
+from predictor.profile.profile import Profile
 
 JUDGED = ("requested", "allocated", "reserved")
 SAME = 1e-4

@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrate.campaign.rows import Workspace
 from calibrate.fit import regression
-from predictor.profile import OperatorWorkspace
+from predictor.profile.profile import OperatorWorkspace
 
 LEAST_BYTES = 512
 """The allocator's smallest step (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less does not show."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.learn.recorded import Recorded
 from calibrate.learn.shapes import told
-from predictor.events import Kind
+from predictor.events.events import Kind
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a recorded buffer is for: the one place with the rules, tried in order, the first that holds decides.
 
 A recording tells of a buffer when it came and went, the operator and module that asked for it, the lines of Python
-above, and (``calibrate.notes``) whether it is a parameter or was some parameter's gradient.
+above, and (``calibrate.job.notes``) whether it is a parameter or was some parameter's gradient.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from predictor.events import MOMENTS, Factor, Moment
+from predictor.events.events import MOMENTS, Factor, Moment
 
 NEVER = (1 << 7, Moment.OPTIMIZER_STEP)
 """When what lives on dies."""

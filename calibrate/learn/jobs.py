@@ -13,20 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from calibrate import predicted
-from calibrate.dryrun import dryrun
+from calibrate.dryrun.dryrun import dryrun
 from calibrate.learn import recorded as records
 from calibrate.learn.recorded import STEPS, Recorded
 from calibrate.learn.shapes import told
-from calibrate.measure import default_device, measure
-from calibrate.record import MeasuredOn
-from predictor import gpus, kept, snapshot
-from predictor.errors import InputError
-from predictor.pipeline import DEFAULT_GPU, settled
-from predictor.sizes import Shape
-from predictor.suggest import show
+from calibrate.measure import predicted
+from calibrate.measure.measure import default_device, measure
+from calibrate.records.record import MeasuredOn
+from predictor import snapshot
+from predictor.common import gpus, kept
+from predictor.common.errors import InputError
+from predictor.common.gpus import DEFAULT as DEFAULT_GPU
+from predictor.common.suggest import show
+from predictor.events.sizes import Shape
+from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
-from predictor.workload import PINNED, Workload
+from predictor.workload.workload import PINNED, Workload
 
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 PLACEHOLDERS = {"batch": "{batch}", "sequence": "{sequence}", "images": "{images}"}
@@ -69,7 +71,7 @@ class WorkloadSource:
         device = device or default_device()
         if len(workload.image_sizes) > 1:
             raise InputError(f"image_size {workload.image_size}: a formula is learned of one size: give one")
-        whole = settled(workload)
+        whole = resolve(workload).workload
         workload = workload.replace(images_per_sample=whole.images_per_sample, profile=None,
                                     gradient_checkpointing=whole.gradient_checkpointing)
         if device is MeasuredOn.EMULATED:

@@ -16,14 +16,15 @@ from calibrate.learn.align import Group, groups
 from calibrate.learn.jobs import Shelf, Source, versions
 from calibrate.learn.recorded import Recorded
 from calibrate.learn.shapes import Plan
-from predictor import gpus, survival
 from predictor.allocator import AllocatorSettings
-from predictor.events import Buffers, EventList
-from predictor.facts import ModelFacts, Parameter
-from predictor.learned import MODEL_TYPE, Learned, LearnedList
-from predictor.pipeline import DEFAULT_GPU
-from predictor.run import evaluate
-from predictor.sizes import Shape
+from predictor.common import gpus
+from predictor.common.gpus import DEFAULT as DEFAULT_GPU
+from predictor.events.events import Buffers, EventList
+from predictor.events.facts import ModelFacts, Parameter
+from predictor.events.run import evaluate
+from predictor.events.sizes import Shape
+from predictor.formula.learned import MODEL_TYPE, Learned, LearnedList
+from predictor.jobs import survival
 from predictor.version import VERSION
 
 Progress = Callable[[Sequence[Shape]], Iterable[Shape]]

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.job.notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE
 from calibrate.learn.factors import NEVER, Life, factor_of
-from calibrate.notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE
-from predictor.arrays import load as arrays_of
-from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS, Factor, Kind, Moment
-from predictor.files import write_whole
-from predictor.sizes import Shape
+from predictor.common.arrays import load as arrays_of
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.events.events import FACTORS, MOMENTS, Factor, Kind, Moment
+from predictor.events.sizes import Shape
 from predictor.snapshot.records import Action, Snapshot, Trace
 
 STEPS = 3
@@ -34,7 +34,7 @@ class Recorded:
     """One job.
 
     Attributes:
-        kind, buffer, moment, step: of the events, as :class:`predictor.events.EventList` has them.
+        kind, buffer, moment, step: of the events, as :class:`predictor.events.events.EventList` has them.
         size, stream, factor: of the buffers; bytes, the stream's number, index into FACTORS.
         module, operator: names, of the buffers.
         peaks: measured ``requested_bytes``, ``allocated_bytes``, ``reserved_bytes``.
@@ -97,7 +97,7 @@ def load(path: str | os.PathLike[str]) -> Recorded | None:
 
 
 def recorded(snapshot: Snapshot, shape: Shape, peaks: dict[str, int], about: dict[str, Any], told: str) -> Recorded:
-    """The events of a memory history that ``calibrate.history`` wrote.
+    """The events of a memory history that ``calibrate.job.history`` wrote.
 
     Args:
         told: what the job is called in messages.

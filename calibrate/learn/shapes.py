@@ -1,8 +1,8 @@
 """Which shapes a job is recorded at: enough to tell every monomial apart, and more to check what was found.
 
-As the tracer does (``predictor.tracing``, ``predictor.regimes``) batches and images of one are learned apart from
-more of them, and a sequence that is no multiple of 8 is among the checks. Unlike a trace a recording has CUDA's own
-sizes, with their thresholds: the shapes lie around the ones that are of interest.
+As the tracer does (``predictor.formula.tracing``, ``predictor.events.regimes``) batches and images of one are learned
+apart from more of them, and a sequence that is no multiple of 8 is among the checks. Unlike a trace a recording has
+CUDA's own sizes, with their thresholds: the shapes lie around the ones that are of interest.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predictor.errors import InputError
-from predictor.sizes import Shape
+from predictor.common.errors import InputError
+from predictor.events.sizes import Shape
 
 MOST_VALUES = 12
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.fit import NotOneRegime, solver
-from predictor.learned_terms import Interpolated, Rounded
-from predictor.sizes import CONSTANT, ONE, Monomial, Shape, SizeTable, Term
+from predictor.events.sizes import CONSTANT, ONE, Monomial, Shape, SizeTable, Term
+from predictor.formula.fit import NotOneRegime, solver
+from predictor.formula.learned_terms import Interpolated, Rounded
 
 LADDER: tuple[tuple[tuple[int, int, int], ...], ...] = (
     (CONSTANT,),

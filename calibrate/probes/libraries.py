@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from calibrate import asked, device
-from calibrate.campaign.one import Where
-from calibrate.record import Device
-from predictor.plain import from_plain, to_plain
+from calibrate.job import device
+from calibrate.measure.where import Where
+from calibrate.probes import asked
+from calibrate.records.record import Device
+from predictor.common.plain import from_plain, to_plain
 
 AGAIN = "all of it again"
 
@@ -58,7 +59,7 @@ class Libraries:
 
 
 def measure(where: Where) -> Libraries:
-    """Ask a fresh process; InputError as :func:`calibrate.asked.ask`."""
+    """Ask a fresh process; InputError as :func:`calibrate.probes.asked.ask`."""
     return from_plain(Libraries, asked.ask("calibrate.probes.libraries", where, where.events), "the libraries")
 
 

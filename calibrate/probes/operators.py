@@ -12,12 +12,13 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from calibrate import asked, device
-from calibrate.campaign.one import Where
-from calibrate.record import Device
-from predictor import gpus
-from predictor.gpus import Gpu
-from predictor.plain import from_plain, to_plain
+from calibrate.job import device
+from calibrate.measure.where import Where
+from calibrate.probes import asked
+from calibrate.records.record import Device
+from predictor.common import gpus
+from predictor.common.gpus import Gpu
+from predictor.common.plain import from_plain, to_plain
 
 BACKENDS = ("cudnn", "flash", "efficient")
 
@@ -151,7 +152,7 @@ def grid() -> Iterator[Call]:
 
 
 def measure(where: Where) -> Operators:
-    """Ask a fresh process; InputError as :func:`calibrate.asked.ask`."""
+    """Ask a fresh process; InputError as :func:`calibrate.probes.asked.ask`."""
     return from_plain(Operators, asked.ask("calibrate.probes.operators", where, where.gpu, where.events),
                       "the operators")
 
@@ -204,9 +205,9 @@ def recorded(call: Call) -> tuple[int, ...]:
 
 def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
     """Under the tracer, at that GPU's sizes."""
-    from predictor.cuda_paths import as_on_cuda
-    from predictor.events import Moment
-    from predictor.trace import Tracer
+    from predictor.events.events import Moment
+    from predictor.trace.cuda_paths import as_on_cuda
+    from predictor.trace.trace import Tracer
 
     run = call.make("meta")
     tracer = Tracer(lambda: ("", False))
@@ -220,7 +221,7 @@ def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
 
 def in_order(recording: Any, gpu: Gpu) -> tuple[int, ...]:
     """A recording's bytes in order on that GPU, below 0 for what is freed."""
-    from predictor.workspaces import FUNCTIONS
+    from predictor.events.workspaces import FUNCTIONS
 
     sizes = [buffer.size if isinstance(buffer.size, int) else int(FUNCTIONS[buffer.size[0]](gpu, *buffer.size[1]))
              for buffer in recording.buffers]

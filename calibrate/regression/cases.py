@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.campaign.rows import Unexplained
-from predictor import gpus
-from predictor.errors import InputError
-from predictor.values import Table
-from predictor.workload import KEYS, PINNED, Workload
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.values import Table
+from predictor.workload.workload import KEYS, PINNED, Workload
 
 COUNTERS = ("requested", "allocated", "reserved", "device")
 """Peaks, in this order everywhere: ``requested_bytes.all.peak``, ``max_memory_allocated``, ``max_memory_reserved`` and

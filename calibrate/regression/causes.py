@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from calibrate.regression.cases import Case, Cause
 from calibrate.regression.compare import Comparison, compare
 from calibrate.regression.histories import attribution
-from predictor.errors import InputError
-from predictor.values import thaw
-from predictor.workload import KEYS
+from predictor.common.errors import InputError
+from predictor.common.values import thaw
+from predictor.workload.workload import KEYS
 
 FAR = 0.02
 """Errors beyond this are explained, however many there are."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.suggest import show, version_text
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.common.suggest import show, version_text
+from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
 """Configurations under names of their own. ``grouped``: a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside.

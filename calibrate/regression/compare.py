@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.regression.cases import COUNTERS, Case
-from predictor import calibrated, pipeline, survival
-from predictor.answer import answer
-from predictor.prediction import Bound, Prediction
-from predictor.run import Run
-from predictor.survival import Outcome, Reserved
+from predictor.answer.answer import answer
+from predictor.answer.prediction import Bound, Prediction
+from predictor.events.run import Run
+from predictor.jobs import dispatch, survival, training_job
+from predictor.jobs.survival import Outcome, Reserved
+from predictor.profile import calibrated
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Comparison:
         peaks: one :class:`Peak` for each of ``cases.COUNTERS``, in that order: ``requested``, ``allocated``,
             ``reserved``, ``device``.
         moment, step, module, operator: of the predicted requested peak. ``case.moment`` is the measured one.
-        factors: predicted bytes by factor (``predictor.events.Factor``) at the allocated peak. They add up to
+        factors: predicted bytes by factor (``predictor.events.events.Factor``) at the allocated peak. They add up to
             ``peaks["allocated"].predicted_bytes``; a factor without bytes is left out.
         modules: the same bytes by modality module, then factor.
         capacity_bytes: what the job could have, runtime included; None where unknown.
@@ -113,7 +114,7 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
     Raises:
         InputError: the job cannot be predicted: an engine, a model or a setting that the predictor does not know.
     """
-    job = pipeline.prepare(case.workload.replace(profile=profile))
+    job = dispatch.prepare(case.workload.replace(profile=profile))
     run, ends = _played(job, case)
     reserved = [end.peak_reserved_bytes for end in ends]
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
@@ -132,8 +133,8 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
         profile=job.profile and job.profile.name)
 
 
-def _verdict(job: pipeline.Job, run: Run, reserved_bytes: int) -> str | None:
-    """As :meth:`predictor.pipeline.Job.judge`, without its simulations where they would only repeat.
+def _verdict(job: training_job.Job, run: Run, reserved_bytes: int) -> str | None:
+    """As :meth:`predictor.jobs.pipeline.Job.judge`, without its simulations where they would only repeat.
 
     A run that holds at most so many bytes is the same run wherever it can have them: what was granted still is.
     """
@@ -145,7 +146,7 @@ def _verdict(job: pipeline.Job, run: Run, reserved_bytes: int) -> str | None:
     return job.judge().verdict
 
 
-def _played(job: pipeline.Job, case: Case) -> tuple[Run, list[survival.Simulation]]:
+def _played(job: training_job.Job, case: Case) -> tuple[Run, list[survival.Simulation]]:
     """The run at the case's capacity with no limit, first with events completing as they did, then otherwise."""
     capacity = case.workload.capacity
     run = job.run(capacity)
@@ -160,12 +161,12 @@ def _ranks(case: Case) -> int:
     return case.workload.data_parallel_size if case.communicates else 1
 
 
-def _runtime(job: pipeline.Job, case: Case) -> int:
+def _runtime(job: training_job.Job, case: Case) -> int:
     """The upper end of what is not PyTorch's allocator's."""
     return calibrated.margin(job.profile, _ranks(case)).runtime_high
 
 
-def _device(said: Prediction, job: pipeline.Job, case: Case) -> Bound | None:
+def _device(said: Prediction, job: training_job.Job, case: Case) -> Bound | None:
     """As predicted, for the communicators that were there."""
     if said.peak_device is None:
         return None

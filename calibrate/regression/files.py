@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from calibrate.regression import forms
 from calibrate.regression import paths as places
 from calibrate.regression.cases import Case, Skipped
-from predictor.errors import InputError
-from predictor.files import opened
-from predictor.suggest import named, show
+from predictor.common.errors import InputError
+from predictor.common.files import opened
+from predictor.common.suggest import named, show
 
 LARGEST_LINE_BYTES = 16 << 20
 """No more of a document is held in memory."""

@@ -8,15 +8,15 @@ from typing import Any
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row
 from calibrate.fit.jobs import WITH_OTHERS
-from calibrate.record import SCHEMA_VERSION, MeasuredOn, Record
+from calibrate.records.record import SCHEMA_VERSION, MeasuredOn, Record
 from calibrate.regression import compact
 from calibrate.regression.cases import COUNTERS, Case, Cause
-from predictor import gpus
-from predictor.errors import InputError
-from predictor.events import Moment
-from predictor.plain import from_plain
-from predictor.suggest import show, version_text
-from predictor.workload import Workload
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.plain import from_plain
+from predictor.common.suggest import show, version_text
+from predictor.events.events import Moment
+from predictor.workload.workload import Workload
 
 OVERALL = COUNTERS[:3]
 CALIBRATION = "a profile, not a measurement: give it as --profile"

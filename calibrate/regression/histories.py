@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate.regression.cases import Case
 from calibrate.regression.compare import Comparison
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 if TYPE_CHECKING:
     from calibrate.attribution import Attribution
@@ -44,8 +44,8 @@ def attribution(case: Case) -> Attribution | None:
     """
     if case.snapshot is None or case.line:
         return None
-    from calibrate import record
     from calibrate.attribution.measurement import attribute_record
+    from calibrate.records import record
 
     return attribute_record(record.read(case.file), case.file)
 

@@ -15,8 +15,8 @@ from calibrate.regression.causes import Explained
 from calibrate.regression.compare import Comparison, compare
 from calibrate.regression.histories import History
 from calibrate.regression.statistics import Group
-from predictor.errors import InputError
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +64,7 @@ class Report:
         """A row for each case with the columns of ``cases.csv`` (needs pandas)."""
         import pandas
 
-        from calibrate.report.regression.files import COLUMNS, rows
+        from calibrate.regression.columns import COLUMNS, rows
 
         return pandas.DataFrame(rows(self), columns=COLUMNS)
 

@@ -11,7 +11,7 @@ them: github.com/Stone-ResearchLife/xMem, ``data_processing`` and ``summarize_da
   over failures) / n, where a job that was rightly said not to fit saves the whole GPU.
 
 What is ours: nothing runs a second time. A run that is limited to at least the reserved bytes that it peaked at is the
-same run again (``predictor.survival.minimum_capacity``), so the second run survives if the estimate leaves PyTorch
+same run again (``predictor.jobs.survival.minimum_capacity``), so the second run survives if the estimate leaves PyTorch
 what was measured as reserved. With less it may survive too, by giving back what it caches; that counts as a failure
 here. MCP is of jobs that ran to their end, each credited against the capacity that it had, which is less than the GPU's
 where a limit was set. A job that died saves what was never its: it counts in PEF alone, as does one that had more than

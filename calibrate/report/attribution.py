@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.attribution import AtPeak, Attribution, Outcome
 from calibrate.attribution.peak import Why
-from calibrate.record import Record, to_plain
+from calibrate.records.record import Record, to_plain
 from calibrate.report.measurement import difference, title
-from predictor.events import MOMENTS, Factor
-from predictor.report.table import table, wrapped
+from predictor.events.events import MOMENTS, Factor
+from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:

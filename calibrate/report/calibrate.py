@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.campaign.design import ROLES, Job, seconds
 from calibrate.campaign.rows import Row
-from predictor.plain import to_plain
-from predictor.printable import printable
-from predictor.profile import Profile
+from predictor.common.plain import to_plain
+from predictor.common.printable import printable
+from predictor.common.streams import say
+from predictor.profile.profile import Profile
+from predictor.report.layout import table, wrapped
 from predictor.report.profile import intervals
 from predictor.report.profile import report as report_profile
-from predictor.report.table import table, wrapped
-from predictor.streams import say
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from calibrate.dryrun import DryRun, Where
+from calibrate.dryrun.dryrun import DryRun, Where
 from calibrate.report.measurement import COUNTERS
-from predictor.report.table import table, wrapped
+from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calibrate.learn.learn import Check
-from predictor.learned import Learned
+from predictor.formula.learned import Learned
 from predictor.report import table as tables
 from predictor.report.units import size_text
 

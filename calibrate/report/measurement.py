@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calibrate.peaks import MomentPeaks
-from calibrate.record import MeasuredOn, Record
+from calibrate.records.moment_peaks import MomentPeaks
+from calibrate.records.record import MeasuredOn, Record
 from predictor.report import verdict
-from predictor.report.table import table, wrapped
+from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:

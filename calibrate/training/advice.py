@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from predictor import pipeline
-from predictor.errors import InputError
+from predictor.answer.predict import predict
+from predictor.common.errors import InputError
 from predictor.report.units import size_text
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 NOTHING = "nothing that was tried is enough; fewer tokens, a higher ZeRO stage, offload, or a larger GPU may be"
 
@@ -22,7 +22,7 @@ def what_fits(workload: Workload) -> list[str]:
     for ways in _kinds(workload):
         for words, changes in ways:
             try:
-                prediction = pipeline.predict(workload.replace(**changes))
+                prediction = predict(workload.replace(**changes))
             except InputError:
                 continue
             if prediction.verdict == "fits":

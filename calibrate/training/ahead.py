@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate import child
-from calibrate.record import Predicted
-from predictor.errors import InputError
-from predictor.plain import from_plain, to_plain
-from predictor.suggest import show
-from predictor.workload import Workload
+from calibrate.records.record import Predicted
+from predictor.common.errors import InputError
+from predictor.common.plain import from_plain, to_plain
+from predictor.common.suggest import show
+from predictor.workload.workload import Workload
 
 LIMIT_SECONDS = 600
 ANSWER = "PEAKCAST "
@@ -93,15 +93,15 @@ def answer(question: Question) -> Answer:
     """
     import io
 
-    from calibrate import predicted
+    from calibrate.measure import predicted
     from calibrate.training import advice
-    from predictor import pipeline
+    from predictor.answer.predict import predict
     from predictor.commands.output import WIDTH, console
     from predictor.report import table, verdict
 
     own = Workload.from_mapping(dict(question.workload))
     asked = own.replace(rank="worst") if question.worst else own
-    prediction = pipeline.predict(asked)
+    prediction = predict(asked)
     stream = io.StringIO()
     table.report(console(stream, WIDTH), prediction)
     line = f"{verdict.verdict(prediction)} {verdict.peak_text(prediction.peak)} ({verdict.title(prediction)})"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.record import shape_text
-from predictor.errors import InputError
+from calibrate.records.record import shape_text
+from predictor.common.errors import InputError
 
 MEDIA = ("pixel_values", "input_features")
 GIVE = "give a Workload"

@@ -15,7 +15,7 @@ from calibrate.training import loop_keys, reading
 from calibrate.training.batch_keys import first_batch
 from calibrate.training.said import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 class PeakcastCallback(TrainerCallback):
@@ -36,7 +36,7 @@ class PeakcastCallback(TrainerCallback):
         tell: gets each line.
 
     Attributes (read-only): ``prediction`` (:class:`calibrate.training.ahead.Answer`) and ``record``
-    (:class:`calibrate.record.Record`), None until there is one.
+    (:class:`calibrate.records.record.Record`), None until there is one.
 
     Raises:
         InputError: ``show`` is none of these.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predictor.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
 from predictor.report.units import size_text
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)

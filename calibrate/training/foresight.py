@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calibrate.record import Peak, Predicted
+from calibrate.records.record import Peak, Predicted
 from calibrate.training import ahead
 from calibrate.training.batch_keys import Extent, extent
 from calibrate.training.reading import Reading
 from calibrate.training.said import Said
-from predictor.errors import InputError
-from predictor.events import Moment
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.events.events import Moment
+from predictor.workload.workload import Workload
 
 SHOWN = ("line", "full", "nothing")
 MOST_ASKED = 3

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.files import write_whole
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
 
 RECORDS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of ``torch._C`` through which everybody begins and ends a history (torch 2.11)."""

@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from calibrate.measure import ALLOCATOR_VARIABLES
-from predictor import deepspeed_config, gpus
-from predictor.engine.optimizer import OPTIMIZERS
-from predictor.errors import InputError
+from calibrate.measure.measure import ALLOCATOR_VARIABLES
+from predictor.common import gpus
+from predictor.common.errors import InputError
 from predictor.readers import trainer
 from predictor.readers.training_arguments import NOT_PREDICTED
 from predictor.readers.whose import OF_TRL, TRL
+from predictor.workload import deepspeed_config
+from predictor.workload.optimizers import OPTIMIZERS
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 SAID_ELSEWHERE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",

@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from predictor import lora, models, parser
-from predictor.errors import InputError
-from predictor.facts import modality
-from predictor.files import write_whole
-from predictor.workload import DTYPES
+from predictor.common.dtypes import SHORT_NAMES
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.events.facts import modality
+from predictor.model import lora, models, parser
 
 SAID_ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
 """Keys of a configuration that are not kept: other keys of a workload say them, or nothing needs them."""
@@ -226,9 +226,9 @@ def _dtype(base: Any) -> str:
             dtype = str(parameter.dtype).removeprefix("torch.")
             sizes[dtype] = sizes.get(dtype, 0) + getattr(parameter, "ds_numel", parameter.numel())
     most = max(sizes, key=sizes.get)
-    if most not in DTYPES:
+    if most not in SHORT_NAMES:
         raise InputError(f"the model's weights are {most}: bf16, fp16 and fp32 are predicted")
-    return DTYPES[most]
+    return SHORT_NAMES[most]
 
 
 def _attention(config: Any) -> str:

@@ -1,7 +1,7 @@
 """Which moment runs, and the largest counters so far, without a reset of PyTorch's.
 
 PyTorch's peak counters belong to the user: nothing here resets them, and what the user, DeepSpeed or the Trainer
-resets is kept before (:class:`calibrate.peaks.Counters`). So a moment is known by what it adds: it has a row if it
+resets is kept before (:class:`calibrate.job.peaks.Counters`). So a moment is known by what it adds: it has a row if it
 raised a counter above all before it, and that counter's value is its own largest; the others in the row are the
 largest so far.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from calibrate import backwards
-from calibrate.peaks import COUNTERS, Counters, MomentPeaks
-from predictor.events import Moment
+from calibrate.job import backwards
+from calibrate.job.peaks import COUNTERS, Counters
+from calibrate.records.moment_peaks import MomentPeaks
+from predictor.events.events import Moment
 
 
 class RunningPeaks:
@@ -41,7 +42,7 @@ class RunningPeaks:
 
     @property
     def top(self) -> dict[str, int]:
-        """The largest values so far, by the names of :data:`calibrate.peaks.COUNTERS`."""
+        """The largest values so far, by the names of :data:`calibrate.job.peaks.COUNTERS`."""
         return dict(self._top)
 
     def rows(self) -> tuple[MomentPeaks, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from calibrate.training import loop_keys, reading
 from calibrate.training.said import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 ASSUMED = {"gradient_accumulation_steps": 1, "max_grad_norm": 0.0, "use_liger_kernel": False}
 """What a plain loop does not show before its first step, and what is taken where the user does not say."""

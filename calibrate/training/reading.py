@@ -9,9 +9,9 @@ from typing import Any
 
 from calibrate.training import loop_keys, model_keys
 from calibrate.training.batch_keys import Extent, batch_keys
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 from predictor.readers.deepspeed import uncast
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)

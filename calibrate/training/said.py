@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from predictor.streams import say
+from predictor.common.streams import say
 
 
 def on_stderr(line: str) -> None:

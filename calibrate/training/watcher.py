@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from calibrate.inside import SETTING
-from calibrate.peaks import Counters
-from calibrate.record import InTraining, OutOfMemory, Record
+from calibrate.dryrun.inside import SETTING
+from calibrate.job.peaks import Counters
+from calibrate.records.record import InTraining, OutOfMemory, Record
 from calibrate.training import ahead, loop_keys, model_keys, written
 from calibrate.training.batch_keys import named
 from calibrate.training.danger import Seen, advice, danger
@@ -21,10 +21,10 @@ from calibrate.training.history import History
 from calibrate.training.moments import Boundaries, RunningPeaks, zero_optimizer
 from calibrate.training.reading import Reading
 from calibrate.training.said import Said
-from predictor.errors import InputError
-from predictor.events import Moment
+from predictor.common.errors import InputError
+from predictor.common.suggest import named as named_path
+from predictor.events.events import Moment
 from predictor.report.units import size_text
-from predictor.suggest import named as named_path
 
 STEPS = 3
 

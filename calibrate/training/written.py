@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from calibrate import alone, device
+from calibrate.dryrun.inside import SETTING
 from calibrate.emulator import event_completion, is_emulated
-from calibrate.inside import SETTING
-from calibrate.peaks import MomentPeaks
-from calibrate.record import (
+from calibrate.job import alone, device
+from calibrate.records.moment_peaks import MomentPeaks
+from calibrate.records.record import (
     SCHEMA_VERSION,
     InTraining,
     MeasuredJob,
@@ -25,11 +25,11 @@ from calibrate.record import (
     Record,
 )
 from calibrate.training import loop_keys
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.suggest import named
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.suggest import named
 from predictor.version import VERSION
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 class Clock:

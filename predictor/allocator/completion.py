@@ -6,7 +6,7 @@ between the first and the last.
 
 from __future__ import annotations
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 #: Number of launches that stand for: only a synchronisation completes an event.
 NEVER = -1

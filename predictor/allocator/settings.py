@@ -18,8 +18,8 @@ from predictor.allocator.constants import (
     UNLIMITED,
     UNLIMITED_TOTAL,
 )
-from predictor.errors import InputError
-from predictor.suggest import nearest, show
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
 
 _NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
 

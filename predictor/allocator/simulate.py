@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from predictor.allocator.allocator import CachingAllocator
 from predictor.allocator.out_of_memory import OutOfMemory
-from predictor.events import Kind
+from predictor.events.events import Kind
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
     """Run events through an allocator until they end or one runs out of memory.
 
     Args:
-        kinds: of the events, as :class:`predictor.events.Kind` says.
+        kinds: of the events, as :class:`predictor.events.events.Kind` says.
         buffers: the buffer that each event concerns.
         sizes: bytes of every buffer; one of none is not allocated, as in PyTorch.
         streams: the stream of every buffer.

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from predictor.commands import options, output
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 EXAMPLES = """examples:
   peakcast explain llava-1.5-7b --sequence-length 1024 --per-device-train-batch-size 16 \\
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.picture and not arguments.picture.endswith(".svg"):
         raise InputError("--picture writes SVG: name a file that ends in .svg")
     workload = options.workload(arguments)
-    from predictor.pipeline import predict
+    from predictor.answer.predict import predict
 
     prediction = predict(workload, timeline=True, samples=options.samples(arguments), progress=output.progress)
     if arguments.picture:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from predictor.commands import options, output
-from predictor.errors import InputError
-from predictor.values import thaw
-from predictor.workload import KEYS, Workload
+from predictor.common.errors import InputError
+from predictor.common.values import thaw
+from predictor.workload.workload import KEYS, Workload
 
 EXAMPLES = """examples:
   peakcast explore llava-1.5-7b -o page.html

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import options, output
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 EXAMPLES = """examples:
   peakcast models
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         _listed(arguments)
         return 0
     workload = options.workload(arguments)
-    from predictor import model_page
+    from predictor.answer import model_page
 
     page = model_page.page(workload, step=not arguments.no_step, progress=output.progress)
 
@@ -64,8 +64,8 @@ def _listed(arguments: argparse.Namespace) -> None:
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: the list of models takes no options of a workload: name "
                          "a MODEL, or leave it out")
-    from predictor import model_facts
-    from predictor.plain import to_plain
+    from predictor.answer import model_facts
+    from predictor.common.plain import to_plain
 
     known = model_facts.listed()
 

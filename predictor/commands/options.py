@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predictor import models
-from predictor.errors import InputError
-from predictor.files import read_mapping
-from predictor.suggest import named
-from predictor.values import Flag, Invalid, Later, Table
-from predictor.workload import KEYS, Workload, check_names
-from predictor.workload_rules import HOW_CHECKPOINTED
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggest import named
+from predictor.common.values import Flag, Invalid, Later, Table
+from predictor.model import models
+from predictor.workload.workload import KEYS, Workload, check_names
+from predictor.workload.workload_rules import HOW_CHECKPOINTED
 
 if TYPE_CHECKING:
-    from predictor.prediction import Prediction
-    from predictor.samples import Samples
-    from predictor.source import Source
+    from predictor.answer.prediction import Prediction
+    from predictor.workload.samples import Samples
+    from predictor.workload.source import Source
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
@@ -151,7 +151,7 @@ def given(arguments: argparse.Namespace) -> Given:
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
-        from predictor import learned
+        from predictor.formula import learned
 
         values = learned.fill(values)
 
@@ -207,7 +207,7 @@ def samples(arguments: argparse.Namespace) -> Samples | None:
     """The samples of the file that was named."""
     if arguments.samples is None:
         return None
-    from predictor.samples import read
+    from predictor.workload.samples import read
 
     return read(arguments.samples)
 

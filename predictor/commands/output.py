@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.printable import printable
-from predictor.suggest import named
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.printable import printable
+from predictor.common.suggest import named
 
 WIDTH = 100  # columns of a report that does not go to a terminal
 

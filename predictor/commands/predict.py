@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.check_path(path, arguments.force)
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
-    from predictor.pipeline import predict  # numpy takes a while; a mistake should be told at once
+    from predictor.answer.predict import predict
 
     prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load,

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
-from predictor.errors import InputError
-from predictor.suggest import named, show
-from predictor.values import Invalid, Size
+from predictor.common.errors import InputError
+from predictor.common.suggest import named, show
+from predictor.common.values import Invalid, Size
 
 if TYPE_CHECKING:
     from predictor.snapshot.records import Snapshot

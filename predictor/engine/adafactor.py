@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from predictor import workspaces
-from predictor.events import Factor
-from predictor.facts import Parameter
-from predictor.gpus import Gpu
+from predictor.common.gpus import Gpu
+from predictor.events import workspaces
+from predictor.events.events import Factor
+from predictor.events.facts import Parameter
 
 if TYPE_CHECKING:
     from predictor.engine.compose import Tape

@@ -13,8 +13,8 @@ from itertools import accumulate, chain
 import numpy as np
 
 from predictor.engine.setup import STEPS
-from predictor.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
-from predictor.formula import MicroStep
+from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
+from predictor.events.micro_step import MicroStep
 
 MAIN_STREAM = 0
 _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.setup import Setup
 from predictor.engine.shared import AlikeRanks, to_device
-from predictor.errors import InputError
-from predictor.events import Buffers, Factor, Moment
-from predictor.facts import Parameter
-from predictor.formula import MicroStep
+from predictor.events.events import Buffers, Factor, Moment
+from predictor.events.facts import Parameter
+from predictor.events.micro_step import MicroStep
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB

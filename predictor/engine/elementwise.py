@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from predictor.common.gpus import Gpu
 from predictor.engine.foreach import by_dtype
-from predictor.events import Factor
-from predictor.facts import Parameter
-from predictor.gpus import Gpu
+from predictor.events.events import Factor
+from predictor.events.facts import Parameter
 
 if TYPE_CHECKING:
     from predictor.engine.compose import Tape

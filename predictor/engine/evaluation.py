@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.common.gpus import Gpu
 from predictor.engine.setup import STEPS
-from predictor.events import FACTORS, Buffers, EventList, Factor
-from predictor.formula import MicroStep
-from predictor.gpus import Gpu
-from predictor.sizes import Shape
+from predictor.events.events import FACTORS, Buffers, EventList, Factor
+from predictor.events.micro_step import MicroStep
+from predictor.events.sizes import Shape
 
 
 def with_evaluation(events: EventList, micro: MicroStep, shape: Shape, gpu: Gpu) -> EventList:

@@ -2,7 +2,7 @@
 
 PyTorch 2.11, torch/distributed/fsdp/_fully_shard (``fully_shard``). ``fully_shard`` brings each unit to the device and
 shards it before the next one. Parts are padded to the first rank's, which so holds the most. The step that it is
-composed with must have been traced as wrapped (``predictor.wrapped``).
+composed with must have been traced as wrapped (``predictor.trace.wrapped``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from predictor import fsdp
+from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.compose import Tape, Vocabulary
 from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
-from predictor.errors import InputError
-from predictor.events import EventList, Factor, Moment
-from predictor.facts import Parameter
-from predictor.formula import Mark, MicroStep
+from predictor.events.events import EventList, Factor, Moment
+from predictor.events.facts import Parameter
+from predictor.events.micro_step import Mark, MicroStep
+from predictor.workload import fsdp_keys
 
 ITEMSIZES = {"bf16": BF16, "fp32": FP32, None: None}
 
@@ -76,7 +76,7 @@ class Fsdp2:
         for module, tensors in sorted(self.owned.items()):
             shards = [self.shards[index] for index in tensors if index in self.shards]
             if shards:
-                reshards = fsdp.reshards(self.keys, "" if module == ROOT else shards[0].tensor.module)
+                reshards = fsdp_keys.reshards(self.keys, "" if module == ROOT else shards[0].tensor.module)
                 units.append(Unit(module, shards, reshards))
         return Units(tape, units, self.setup.data_parallel_size,
                      None if self.reduce == self.param else self.reduce, self.setup.gpu)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from predictor.gpus import Gpu
+from predictor.common.gpus import Gpu
 
 INT64 = 8
 TILE_BYTES = 2048

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
+from predictor.common.gpus import Gpu
 from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.setup import BF16
-from predictor.events import Factor
-from predictor.facts import Parameter
-from predictor.gpus import Gpu
+from predictor.events.events import Factor
+from predictor.events.facts import Parameter
 
 COPY_IN_STREAM, REDUCE_SCATTER_STREAM = 1, 2
 ROOT = 0

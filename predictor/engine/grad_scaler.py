@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, FP64
-from predictor.events import Factor, Kind
+from predictor.events.events import Factor, Kind
 
 
 class GradScaler:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from predictor.engine import optimizer
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, Setup
-from predictor.events import FACTORS, Factor
+from predictor.events.events import FACTORS, Factor
 
 STATES = FACTORS.index(Factor.OPTIMIZER_STATES)
 GIB = 1 << 30

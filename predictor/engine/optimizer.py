@@ -1,26 +1,17 @@
-"""The optimizers: to add one, write how it allocates and its line in :data:`OPTIMIZERS`.
-
-A line is all that there is to an optimizer: its name is one of Hugging Face's (transformers 5.17,
-training_args.py, ``OptimizerNames``; what each builds: trainer_optimizer.py), a measured job builds the class that
-the line names, and the prediction plays the line's update.
-"""
+"""How each class of optimizer allocates: to add one, write its file and its line in :data:`UPDATES`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from predictor.common.gpus import Gpu
 from predictor.engine.adafactor import Adafactor
 from predictor.engine.blockwise import Blockwise
 from predictor.engine.elementwise import Adagrad, AdamW, RMSprop, Sgd
-from predictor.errors import InputError
-from predictor.facts import Parameter
-from predictor.gpus import Gpu
-from predictor.suggest import nearest, show
-from predictor.values import Flag, Invalid, Number
+from predictor.events.facts import Parameter
+from predictor.workload.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from predictor.engine.compose import Tape
@@ -36,118 +27,28 @@ class Update(Protocol):
         """``step()`` over one group: states in the first (``tape.first_step_only``), temporaries in each."""
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """One line of the table.
-
-    Attributes:
-        implementation: the class that a measured job builds, by its path.
-        update: makes the :class:`Update` from ``optim_args`` and the GPU.
-        arguments: of the class, besides learning rate and weight decay.
-        reads: the ``optim_args`` that Hugging Face hands on, and their kinds.
-        refused_by: names of engines that cannot have it, or only not with weights of a dtype (``torch bf16``) -> why.
-        not_modelled: what a prediction says that it leaves out.
-    """
-
-    implementation: str
-    update: Callable[[Mapping[str, Any], Gpu], Update]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    reads: Mapping[str, Any] = field(default_factory=dict)
-    refused_by: Mapping[str, str] = field(default_factory=dict)
-    not_modelled: tuple[str, ...] = ()
-
-    def load(self) -> type:
-        """The class.
-
-        Raises:
-            InputError: its package is not installed.
-        """
-        module, _, name = self.implementation.rpartition(".")
-        try:
-            return getattr(import_module(module), name)
-        except ImportError as error:
-            raise InputError(f"{self.implementation} cannot be imported ({error}): "
-                             f"pip install {module.partition('.')[0]}") from None
+def _adamw(arguments: Mapping[str, Any], gpu: Gpu, *, fused: bool = False, foreach: bool = True) -> Update:
+    return AdamW(arguments, gpu, kind="fused" if fused else "foreach" if foreach else "loop")
 
 
-PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's allocator, which the driver moves to "
-         "the host when the GPU is full")
+def _blockwise(states: int) -> Callable[..., Update]:
+    def made(arguments: Mapping[str, Any], gpu: Gpu, *, optim_bits: int, is_paged: bool = False) -> Update:
+        return Blockwise(arguments, gpu, states=states, bits=optim_bits, paged=is_paged)
+
+    return made
 
 
-_NO_DTENSOR = {"fsdp2": "it stops at FSDP2's sharded parameters (DTensor): use an AdamW of PyTorch, sgd, rmsprop or "
-               "adagrad"}
+def _adafactor(arguments: Mapping[str, Any], gpu: Gpu, **_without_effect: bool) -> Update:
+    return Adafactor(arguments, gpu)
 
 
-def _blockwise(kind: str, states: int, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
-    """An optimizer of bitsandbytes."""
-    update = partial(Blockwise, states=states, bits=arguments["optim_bits"], paged=arguments.get("is_paged", False))
-    return Optimizer(f"bitsandbytes.optim.{kind}", update, arguments, refused_by={**(refused_by or {}), **_NO_DTENSOR},
-                     not_modelled=(PAGED,) if arguments.get("is_paged") else ())
-
-
-_SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
-_RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
-_NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
-                         "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, "
-                         "or DeepSpeed, whose master weights are fp32")
-_ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
-              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
-
-OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw_torch": Optimizer("torch.optim.AdamW", partial(AdamW, kind="foreach")),
-    "adamw_torch_fused": Optimizer("torch.optim.AdamW", partial(AdamW, kind="fused"), {"fused": True}),
-    "adamw_torch_forloop": Optimizer("torch.optim.AdamW", partial(AdamW, kind="loop"), {"foreach": False}),
-    "sgd": Optimizer("torch.optim.SGD", Sgd, {}, _SGD),
-    "rmsprop": Optimizer("torch.optim.RMSprop", RMSprop, {}, _RMSPROP),
-    "adagrad": Optimizer("torch.optim.Adagrad", Adagrad, {}, {"lr_decay": Number(), "eps": Number()},
-                         {"deepspeed": _ONE_GROUP}),
-    "adafactor": Optimizer("transformers.optimization.Adafactor", Adafactor,
-                           {"scale_parameter": False, "relative_step": False}, refused_by=_NO_DTENSOR),
-    "adamw_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
-    "adamw_bnb_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=False),
-    "paged_adamw_32bit": _blockwise("AdamW", 2, optim_bits=32, is_paged=True),
-    "paged_adamw_8bit": _blockwise("AdamW", 2, optim_bits=8, is_paged=True),
-    "lion_32bit": _blockwise("Lion", 1, optim_bits=32, is_paged=False),
-    "lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=False),
-    "paged_lion_32bit": _blockwise("Lion", 1, optim_bits=32, is_paged=True),
-    "paged_lion_8bit": _blockwise("Lion", 1, optim_bits=8, is_paged=True),
-    "rmsprop_bnb": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
-    "rmsprop_bnb_8bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=8),
-    "rmsprop_bnb_32bit": _blockwise("RMSprop", 1, _NO_BF16, optim_bits=32),
+UPDATES: Mapping[str, Callable[..., Update]] = {
+    "torch.optim.AdamW": _adamw, "torch.optim.SGD": Sgd, "torch.optim.RMSprop": RMSprop,
+    "torch.optim.Adagrad": Adagrad, "transformers.optimization.Adafactor": _adafactor,
+    "bitsandbytes.optim.AdamW": _blockwise(states=2), "bitsandbytes.optim.Lion": _blockwise(states=1),
+    "bitsandbytes.optim.RMSprop": _blockwise(states=1),
 }
-"""``optim`` -> what it is."""
-LOOP = "adamw_torch_forloop"
-"""What Hugging Face's AdamW becomes over DTensors and plain tensors (trainer_optimizer.py, ``_get_adamw_torch``)."""
-
-LATER = dict.fromkeys(
-    ("adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
-     "paged_ademamix_8bit", "adamw_anyprecision", "adamw_apex_fused", "adamw_hf", "adamw_torch_xla",
-     "adamw_torch_npu_fused", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise",
-     "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
-     "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
-     "stable_adamw"), "use adamw_torch_fused, or one of bitsandbytes or of PyTorch")
-"""Further names of Hugging Face's, and what to do instead."""
-
-
-def read(optim: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``optim_args`` with their values read.
-
-    Raises:
-        Invalid: one that this optimizer does not read, or that makes no sense.
-    """
-    entry, values = OPTIMIZERS[optim], {}
-    for name, value in arguments.items():
-        if name not in entry.reads:
-            known = f"it reads {', '.join(entry.reads)}" if entry.reads else "it reads none"
-            raise Invalid(f"has {show(name)}, which optim {optim} does not read{nearest(name, entry.reads)}: {known}")
-        kind = entry.reads[name]
-        try:
-            values[name] = kind.from_text(value) if isinstance(value, str) else kind.check(value)
-        except Invalid as error:
-            raise Invalid(f"{name} {error}") from None
-    if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
-        raise Invalid("nesterov needs a momentum above 0 and no dampening")
-    return values
+"""Class -> what makes its :class:`Update` from ``optim_args``, the GPU, and the arguments of the optimizer's line."""
 
 
 @dataclass
@@ -160,7 +61,8 @@ class Steps:
     @staticmethod
     def of(optim: str, arguments: Mapping[str, Any], weight_decay: float, gpu: Gpu) -> Steps:
         """As a workload says."""
-        return Steps(OPTIMIZERS[optim].update(arguments, gpu), weight_decay)
+        line = OPTIMIZERS[optim]
+        return Steps(UPDATES[line.implementation](arguments, gpu, **line.arguments), weight_decay)
 
     def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
         """Build it over all groups' tensors."""

@@ -9,12 +9,12 @@ and ``quantize_blockwise``; nn/modules.py, ``Int8Params._quantize``; backends/cu
 
 from __future__ import annotations
 
-from predictor import workspaces
 from predictor.engine.compose import Tape
 from predictor.engine.setup import BF16, FP32, Setup
-from predictor.events import Factor, Kind
-from predictor.lora import ADAPTERS, COPIED, UNTRAINED
-from predictor.quantization import (
+from predictor.events import workspaces
+from predictor.events.events import Factor, Kind
+from predictor.model.lora import ADAPTERS, COPIED, UNTRAINED
+from predictor.model.quantization import (
     BLOCK_ELEMENTS,
     CODE_ELEMENTS,
     ITEMSIZES,

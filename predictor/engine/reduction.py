@@ -13,8 +13,8 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.partition import Group
+from predictor.workload.deepspeed_config import ZeroConfig
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

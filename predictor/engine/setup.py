@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from predictor import gpus
 from predictor.allocator import AllocatorSettings
-from predictor.deepspeed_config import ZeroConfig
+from predictor.common import gpus
+from predictor.common.gpus import Gpu
+from predictor.common.values import FrozenMap
 from predictor.engine import optimizer
-from predictor.facts import ModelFacts
-from predictor.gpus import Gpu
-from predictor.values import FrozenMap
+from predictor.events.facts import ModelFacts
+from predictor.workload.deepspeed_config import ZeroConfig
+from predictor.workload.optimizers import LOOP
 
 FP64, FP32, BF16 = 8, 4, 2
 """Bytes of an element."""
@@ -52,7 +53,7 @@ class Setup:
 
     def optimizer(self) -> optimizer.Steps:
         """A new one, for one run."""
-        optim = optimizer.LOOP if self.mixed else self.optim
+        optim = LOOP if self.mixed else self.optim
         return optimizer.Steps.of(optim, self.optim_args, self.weight_decay, self.gpu)
 
     @property

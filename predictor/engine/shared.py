@@ -9,7 +9,7 @@ import numpy as np
 from predictor.engine import quantized
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP64, Setup
-from predictor.events import EventList, Factor
+from predictor.events.events import EventList, Factor
 
 
 class AlikeRanks:

@@ -10,16 +10,16 @@ from typing import Protocol
 
 import numpy as np
 
+from predictor.common.gpus import Gpu
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import AlikeRanks, to_device
-from predictor.events import FACTORS, Factor, Moment
-from predictor.facts import Parameter
-from predictor.formula import MicroStep
-from predictor.gpus import Gpu
-from predictor.workspaces import reduction_buffer, reduction_semaphores
+from predictor.events.events import FACTORS, Factor, Moment
+from predictor.events.facts import Parameter
+from predictor.events.micro_step import MicroStep
+from predictor.events.workspaces import reduction_buffer, reduction_semaphores
 
 
 class TorchLoop(AlikeRanks):

@@ -12,14 +12,14 @@ from functools import partial
 
 import numpy as np
 
+from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.shared import AlikeRanks, to_device
 from predictor.engine.zero2_backward import backward_end
-from predictor.errors import InputError
-from predictor.events import EventList, Factor, Kind, Moment
-from predictor.formula import MicroStep
+from predictor.events.events import EventList, Factor, Kind, Moment
+from predictor.events.micro_step import MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
 BUCKET_ELEMENTS = 500_000_000

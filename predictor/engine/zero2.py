@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from predictor.common.errors import InputError
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.host import Host
@@ -17,9 +18,8 @@ from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import grad_norm
 from predictor.engine.zero2_backward import Part
-from predictor.errors import InputError
-from predictor.events import Buffers, EventList, Factor, Kind, Moment
-from predictor.formula import MicroStep
+from predictor.events.events import Buffers, EventList, Factor, Kind, Moment
+from predictor.events.micro_step import MicroStep
 
 SWITCHES = {
     "buckets_at_first_hook": (0, 18, 3),

@@ -21,8 +21,8 @@ from predictor.engine.compose import MAIN_STREAM, Rise, Tape, Vocabulary, weave
 from predictor.engine.partition import Group
 from predictor.engine.setup import Setup
 from predictor.engine.zero2_offload import ToHost
-from predictor.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
-from predictor.formula import MicroStep
+from predictor.events.events import MOMENTS, Buffers, Factor, Kind, Moment, sign
+from predictor.events.micro_step import MicroStep
 
 REDUCTION_STREAM = 1
 DECIDING = ("aten::all", "aten::_is_all_true")

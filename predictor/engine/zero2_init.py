@@ -14,7 +14,7 @@ from predictor.engine.compose import Tape
 from predictor.engine.partition import Group
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import to_device
-from predictor.events import Factor, Kind
+from predictor.events.events import Factor, Kind
 
 PLACEHOLDER_BYTES = 4
 """``torch.empty(1)`` that stands for a parameter which went to the CPU."""

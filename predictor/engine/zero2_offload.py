@@ -16,7 +16,7 @@ import numpy as np
 from predictor.engine.compose import Tape
 from predictor.engine.partition import Group, Slice
 from predictor.engine.setup import FP32, FP64
-from predictor.events import Factor, Kind, Moment
+from predictor.events.events import Factor, Kind, Moment
 
 FIRST_RELEASE = (0, 19, 8)
 

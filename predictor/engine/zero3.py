@@ -2,7 +2,8 @@
 
 DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The model lies on the device whole
 and is then partitioned (no ``zero.Init``). Every rank holds the same number of bytes: each parameter is padded to a
-multiple of the degree. The step that it is composed with must have been traced as sharded (``predictor.sharded``).
+multiple of the degree. The step that it is composed with must have been traced as sharded
+(``predictor.trace.sharded``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
+from predictor.common.errors import InputError
 from predictor.engine import optimizer
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
 from predictor.engine.host import Host
@@ -19,9 +21,8 @@ from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
-from predictor.errors import InputError
-from predictor.events import EventList, Factor, Kind, Moment
-from predictor.formula import Mark, MicroStep
+from predictor.events.events import EventList, Factor, Kind, Moment
+from predictor.events.micro_step import Mark, MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
 GATHER_STREAM, REDUCTION_STREAM = 1, 2

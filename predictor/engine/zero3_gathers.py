@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.zero3_waits import Waits
-from predictor.events import Factor
-from predictor.facts import Parameter
+from predictor.events.events import Factor
+from predictor.events.facts import Parameter
+from predictor.workload.deepspeed_config import ZeroConfig
 
 LONG_AGO = -10**10
 

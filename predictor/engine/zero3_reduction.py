@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.deepspeed_config import ZeroConfig
 from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.setup import BF16, FP32, FP64
 from predictor.engine.zero3_gathers import partition_numel
 from predictor.engine.zero3_waits import Waits
-from predictor.events import Factor
-from predictor.facts import Parameter
+from predictor.events.events import Factor
+from predictor.events.facts import Parameter
+from predictor.workload.deepspeed_config import ZeroConfig
 
 
 class Reduction:

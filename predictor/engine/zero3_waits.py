@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from predictor.engine.compose import Tape
-from predictor.events import Kind
+from predictor.events.events import Kind
 
 MOST_IN_FLIGHT = 2
 """``__max_ongoing_fetch_events`` (partitioned_param_coordinator.py) and ``max_param_reduce_events`` (stage3.py),

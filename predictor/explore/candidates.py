@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from predictor import timeline
-from predictor.events import EventList
-from predictor.sizes import Monomial, Shape, SizeTable
+from predictor.events import timeline
+from predictor.events.events import EventList
+from predictor.events.sizes import Monomial, Shape, SizeTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,23 +7,25 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from predictor import calibrated, pipeline
-from predictor.answer import LOOP, not_modelled
-from predictor.calibrated import ASSUMED_RUNTIME_BYTES, Margin
-from predictor.engine.engines import ENGINES
-from predictor.errors import InputError
-from predictor.events import FACTORS, MOMENTS
+from predictor.answer.answer import LOOP, not_modelled
+from predictor.common.errors import InputError
+from predictor.events.events import FACTORS, MOMENTS
+from predictor.events.run import LARGEST_BUFFER_BYTES
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
 from predictor.explore.settings import LABELS, Settings, several_images
-from predictor.kinds import kinds
-from predictor.pipeline import Job
-from predictor.profile import EXTRAPOLATION, FAR, choose
+from predictor.jobs import training_job
+from predictor.jobs.training_job import Job
+from predictor.model.request import Request
+from predictor.profile import calibrated
+from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES, Margin
+from predictor.profile.kinds import kinds
+from predictor.profile.profile import EXTRAPOLATION, FAR, choose
 from predictor.report.curve import STACK
 from predictor.report.svg import COLOURS
-from predictor.run import LARGEST_BUFFER_BYTES
 from predictor.version import VERSION
+from predictor.workload.engines import ENGINES, name_of
 
 Progress = Callable[[Sequence], Iterable]
 EXTRAPOLATED = "…"
@@ -62,7 +64,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
         "stack": [FACTORS.index(factor) for factor in STACK],
         "first": {"batch": base.per_device_train_batch_size, "sequence": base.sequence_length or 0,
                   "images": base.images_per_sample or 0, "checkpointing": base.gradient_checkpointing,
-                  "engine": pipeline.name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
+                  "engine": name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
         "left_out": settings.left_out, "far": FAR, "extrapolation": EXTRAPOLATION,
@@ -88,7 +90,7 @@ def _run_name(job: Job) -> str:
 
 def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict[str, Any]:
     """The runs of an engine that can matter: of ranks that are simulated at every shape, or can request the most."""
-    engine = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
+    engine = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
     degree = job.setup.data_parallel_size
     runs = {rank: engine.rank(rank) for rank in range(degree)}
     found = candidates(runs, job.lowest())
@@ -117,7 +119,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int |
 
     def at(limit: int | None) -> tuple[tuple[int, ...], int]:
         if limit not in known:
-            run = pipeline.engine_of(job.formula, replace(job.setup, capacity_bytes=limit)).rank(0)
+            run = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=limit)).rank(0)
             known[limit] = packing.pack_run(run, job.formula.micro, tables), int(start_up(run).max())
         packed, highest = known[limit]
         if packed.steps != known[None][0].steps:
@@ -209,7 +211,8 @@ def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str
     for (engine, _, checkpointing, backend, _), job in settings.jobs.items():
         if backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
-            all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(workload, job.formula))
+            request = Request.of(workload)
+            all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(request, job.formula))
             other[f"{engine} {'on' if checkpointing else 'off'}"] = all_of_them.extrapolates[len(chosen.extrapolates):]
             limited |= all_of_them.limited
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from predictor.errors import InputError
-from predictor.events import EventList, Kind
+from predictor.common.errors import InputError
+from predictor.events.events import EventList, Kind
+from predictor.events.micro_step import MicroStep
 from predictor.explore.columns import Store
-from predictor.formula import MicroStep
 
 
 class Names:
@@ -162,7 +162,7 @@ def attributes(tables: Tables) -> Sequence[Sequence[int]]:
 
 def sizes(micro: MicroStep) -> Mapping[str, object]:
     """The traced list's size table as JSON data: terms, and of each row the coefficients that are not 0."""
-    from predictor.formula import term_to_json
+    from predictor.formula.formula import term_to_json
 
     table = micro.events.sizes
     return {"terms": [term_to_json(term) for term in table.terms],

@@ -8,8 +8,8 @@ import json
 import struct
 from pathlib import Path
 
+from predictor.common.printable import markup
 from predictor.explore.content import Content
-from predictor.printable import markup
 from predictor.report.look import look
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

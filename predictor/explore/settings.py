@@ -6,19 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from predictor import calibrated, code_models, gpus, learned, models, pipeline, regimes
 from predictor.allocator import AllocatorSettings
-from predictor.engine.engines import ENGINES, name_of
-from predictor.errors import InputError
-from predictor.formula import Formula
-from predictor.formula_key import regimes_at
-from predictor.gpus import Gpu
-from predictor.pipeline import Job, Progress
-from predictor.regimes import Regime
-from predictor.sizes import Shape
-from predictor.source import OVERRIDDEN
-from predictor.workload import Workload
-from predictor.workload_rules import HOW_CHECKPOINTED
+from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.common.gpus import Gpu
+from predictor.common.progress import Progress
+from predictor.events import regimes
+from predictor.events.regimes import Regime
+from predictor.events.sizes import Shape
+from predictor.formula import learned
+from predictor.formula.formula import Formula
+from predictor.formula.formula_key import regimes_at
+from predictor.jobs import dispatch, training_job
+from predictor.jobs.training_job import Job
+from predictor.model import models
+from predictor.model.model_config import Kind
+from predictor.profile import calibrated
+from predictor.workload import code_names
+from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.source import OVERRIDDEN
+from predictor.workload.workload import Workload
+from predictor.workload.workload_rules import HOW_CHECKPOINTED
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
@@ -68,12 +76,12 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     """
     check(workload)
     degrees = sorted({*degrees, workload.data_parallel_size})
-    tokens = TOKENS if models.find(workload.model).kind is not models.Kind.IMAGE else None
+    tokens = TOKENS if models.find(workload.model).kind is not Kind.IMAGE else None
     workload = workload.replace(sequence_length=workload.sequence_length or tokens,
-                                gpu=workload.gpu or pipeline.DEFAULT_GPU)
-    first = pipeline.prepare(workload, progress)  # whose mistakes are the user's
+                                gpu=workload.gpu or gpus.DEFAULT)
+    first = dispatch.prepare(workload, progress)  # whose mistakes are the user's
     _check_regime(first)
-    pipeline.engine_of(first.formula, first.setup)
+    training_job.engine_of(first.formula, first.setup)
     found = Settings(first.workload)
     found.left_out |= {"ZeRO-3": SHARDED, "FSDP2": SHARDED}
     for gpu in _gpus(found.base):
@@ -89,7 +97,7 @@ def _check_regime(job: Job) -> None:
 
 def check(workload: Workload) -> None:
     """Refuses what no page has."""
-    if learned.is_named(workload.model) or code_models.is_named(workload.model):
+    if learned.is_named(workload.model) or code_names.is_named(workload.model):
         raise InputError(f"explore: {workload.model}: a page is made of models by name or configuration")
     if name_of(workload.engine, workload.zero_stage) not in LABELS:
         what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
@@ -121,7 +129,7 @@ def _gpus(base: Workload) -> list[Gpu]:
 
 def _add_gpu(found: Settings, gpu: Gpu, degrees: Sequence[int], progress: Progress | None) -> None:
     try:
-        first = pipeline.prepare(found.base.replace(**_shape(found.base), gpu=gpu.name), progress)
+        first = dispatch.prepare(found.base.replace(**_shape(found.base), gpu=gpu.name), progress)
         _check_profile(first)
     except InputError as error:
         if gpu.name == found.base.gpu:
@@ -150,11 +158,11 @@ def _check_profile(job: Job) -> None:
 
 def _rows(job: Job) -> list[tuple[int, str, str]]:
     """From which sequence length on rows are of which regime; a language model's windows change it."""
-    starts = [0, *sorted(models.find(job.workload.model).windows)]
+    starts = [0, *sorted(job.request.config.windows)]
     if not job.workload.sequence_length:
         return [(start, "none", "none") for start in starts]
     ends = [length for start in starts for length in (-(-start // 8) * 8 or 8, start // 8 * 8 + 9)]
-    found = regimes_at(job.workload, [Shape(1, sequence, job.shape.images) for sequence in ends])
+    found = regimes_at(job.request, [Shape(1, sequence, job.shape.images) for sequence in ends])
     return [(start, even[2], odd[2]) for start, even, odd in zip(starts, found[::2], found[1::2])]
 
 
@@ -175,9 +183,9 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
                 continue
             try:
                 for degree in degrees if entry.several else (1,):
-                    job = pipeline.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
+                    job = dispatch.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
                     _check_regime(job)
-                    pipeline.engine_of(job.formula, job.setup)  # refuses what it does not model
+                    training_job.engine_of(job.formula, job.setup)  # refuses what it does not model
                     regime = tuple(job.formula.provenance["key"]["regime"])
                     found.jobs[engine, degree, checkpointing, backend, regime] = job
             except InputError as error:
@@ -192,7 +200,7 @@ def several_images(base: Workload) -> bool:
 
 def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
     """One in each regime."""
-    several, room = several_images(found.base), pipeline.prepare(found.base).formula.facts.room
+    several, room = several_images(found.base), dispatch.prepare(found.base).formula.facts.room
     shapes: list[dict[str, int | None]] = []
     for start, whole, ragged in found.rows[backend]:
         for rows, batch, images in product(dict.fromkeys((whole, ragged)), (2, 1), (1, 2)):

@@ -1,4 +1,4 @@
-// Sizes at a shape (predictor/sizes.py), and which formula answers for one (predictor/regimes.py).
+// Sizes at a shape (predictor/events/sizes.py), and which formula answers for one (predictor/events/regimes.py).
 
 /** Bytes of each term at [batch, sequence, images] on a GPU. */
 function termValues(terms, shape, gpu) {
@@ -40,7 +40,7 @@ function formulaKey(data, setting, gpu) {
     countName(setting.batch * setting.images), setting.sequence % 8 ? rows[2] : rows[1]].join(" ");
 }
 
-/** Why a shape is not predicted; empty if it is (predictor/pipeline.py, check_room). */
+/** Why a shape is not predicted; empty if it is (predictor/jobs/pipeline.py, check_room). */
 function refusal(data, setting) {
   const {room, apart, positions, tokens} = data.limits;
   if (!tokens) return "";

@@ -1,4 +1,4 @@
-// Bytes that only CUDA allocates, by kernel: predictor/workspaces.py, function by function, in the same order.
+// Bytes that only CUDA allocates, by kernel: predictor/events/workspaces.py, function by function, in the same order.
 // Sources are named there. Every number stays below 2^53, where a double is exact; no bit operations, which have 32.
 
 const KIB = 1024, MIB = 1024 * KIB, FP32 = 4, INT64 = 8;
@@ -90,7 +90,7 @@ function radixSort(gpu, items, passes) {
 
 const many = (tokens, bytes) => (tokens > FEW_INDICES ? bytes() : 0);
 
-// Whether bitsandbytes' own kernel multiplies by weights of 4 bits (predictor/gemm_4bit.py).
+// Whether bitsandbytes' own kernel multiplies by weights of 4 bits (predictor/events/gemm_4bit.py).
 function isFused(gpu, rows, outputs, inputs, itemsize) {
   if (inputs % 64) return false;
   if (itemsize === FP32) return rows <= 7;

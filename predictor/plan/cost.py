@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from predictor.engine.engines import name_of
-from predictor.facts import TOWERS, ModelFacts, Parameter, modality
-from predictor.gpus import Gpu
+from predictor.common.gpus import Gpu
+from predictor.events.facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.plan.reductions import Reductions
-from predictor.workload import Workload
+from predictor.workload.engines import name_of
+from predictor.workload.workload import Workload
 
 Numbers = np.ndarray | float
 

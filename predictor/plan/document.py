@@ -9,16 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predictor import learned, pipeline
-from predictor.errors import InputError
-from predictor.files import write_whole
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.suggest import named
+from predictor.formula import learned
+from predictor.jobs import dispatch
 from predictor.plan import launch
 from predictor.plan.methods import Method
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
-from predictor.suggest import named
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def files(plan: Plan) -> dict[str, Any]:
     workload = launched(plan)
     if workload is None:
         return {}
-    config = launch.deepspeed(workload, pipeline.prepare(workload).formula.facts.hidden_size)
+    config = launch.deepspeed(workload, dispatch.prepare(workload).formula.facts.hidden_size)
     keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
     arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
     return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}
@@ -92,14 +93,14 @@ def launched(plan: Plan) -> Workload | None:
 def frozen(plan: Plan) -> tuple[str, ...]:
     """What the script has to freeze itself: arguments of the Trainer cannot say that."""
     workload = launched(plan)
-    return launch.frozen(pipeline.prepare(workload).formula.facts) if workload else ()
+    return launch.frozen(dispatch.prepare(workload).formula.facts) if workload else ()
 
 
 def unfrozen(plan: Plan) -> tuple[str, ...]:
     """What the script has to let train after peft has frozen it."""
     workload = launched(plan)
     adapters = workload.lora if workload else None
-    return launch.unfrozen(pipeline.prepare(workload).formula.facts, adapters["bias"]) if adapters else ()
+    return launch.unfrozen(dispatch.prepare(workload).formula.facts, adapters["bias"]) if adapters else ()
 
 
 def _no_arguments(plan: Plan) -> str | None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from predictor import learned, pipeline, survival
-from predictor.errors import InputError
-from predictor.pipeline import Job
+from predictor.common.errors import InputError
+from predictor.formula import learned
+from predictor.jobs import dispatch, survival, training_job
+from predictor.jobs.training_job import Job
 from predictor.plan import launch
 from predictor.plan.space import BATCH, STEPS
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 SMALL_BUCKET = 50_000_000
 """Elements: what large buckets are made."""
@@ -99,7 +100,7 @@ def _engine(w: Workload) -> Changes:
 def _deepspeed(w: Workload) -> Changes:
     if w.zero_stage == 0:
         return
-    job = pipeline.prepare(w)
+    job = dispatch.prepare(w)
     settings, document = job.setup.zero, launch.deepspeed(w, job.formula.facts.hidden_size)
 
     def with_zero(**changes: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
     Raises:
         InputError: the workload itself cannot be predicted.
     """
-    before = _peaks(pipeline.prepare(workload))
+    before = _peaks(dispatch.prepare(workload))
     if learned.is_named(workload.model):
         return before, ()
     found = [_turned(workload, before, *change) for knob in KNOBS for change in knob(workload)]
@@ -148,9 +149,9 @@ def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
 def _turned(workload: Workload, before: Peaks, change: str, keys: Mapping[str, Any], costs: str) -> Knob:
     try:
         other = workload.replace(**keys)
-        if pipeline.needs_trace(pipeline.settled(other)):
+        if training_job.needs_trace(dispatch.resolve(other)):
             return Knob(change, keys, costs, why_not="no formula yet: peakcast predict with it traces one")
-        after = _peaks(pipeline.prepare(other))
+        after = _peaks(dispatch.prepare(other))
     except InputError as error:
         return Knob(change, keys, costs, why_not=str(error))
     return Knob(change, keys, costs, before.allocated_bytes - after.allocated_bytes,

@@ -6,12 +6,12 @@ import fnmatch
 import re
 from typing import Any
 
-from predictor import deepspeed_config
-from predictor.deepspeed_config import ZeroConfig
-from predictor.facts import ModelFacts
-from predictor.lora import ADAPTERS, COPIED
-from predictor.values import thaw
-from predictor.workload import Workload
+from predictor.common.values import thaw
+from predictor.events.facts import ModelFacts
+from predictor.model.lora import ADAPTERS, COPIED
+from predictor.workload import deepspeed_config
+from predictor.workload.deepspeed_config import ZeroConfig
+from predictor.workload.workload import Workload
 
 CONFIG, ARGUMENTS, WORKLOAD = "ds_config.json", "training_arguments.json", "workload.json"
 FILES = {CONFIG, ARGUMENTS, WORKLOAD}

@@ -12,14 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from predictor import calibrated, learned, models, pipeline, regimes, survival, timeline
-from predictor.errors import InputError
-from predictor.formula_key import regimes_at
-from predictor.models import Kind
-from predictor.pipeline import Job, Progress
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.events import regimes, timeline
+from predictor.events.sizes import Shape
+from predictor.formula import learned
+from predictor.formula.formula_key import regimes_at
+from predictor.jobs import dispatch, survival, training_job
+from predictor.jobs.training_job import Job
+from predictor.model import models
+from predictor.model.model_config import Kind
+from predictor.model.request import Request
 from predictor.plan.space import BATCH, LENGTH, Setting
-from predictor.sizes import Shape
-from predictor.workload import Workload
+from predictor.profile import calibrated
+from predictor.workload.workload import Workload
 
 SOME = 8_192
 """Tokens of an example."""
@@ -68,19 +74,19 @@ class Memory:
         """Raises:
             InputError: it cannot be predicted; :class:`NotTraced` where only a trace is missing.
         """
-        return self._prepared(setting.workload(point[0], accumulation, point[1]), pipeline.prepare, self.trace)
+        return self._prepared(setting.workload(point[0], accumulation, point[1]), dispatch.prepare, self.trace)
 
     def example(self, setting: Setting, *, trace: bool) -> Job:
         """A job of the setting, of any shape."""
         if learned.is_named(setting.keys["model"]):
             base = learned.load(setting.keys["model"]).base
-            return pipeline.prepare(setting.workload(base.batch, 1, base.sequence or None))
+            return dispatch.prepare(setting.workload(base.batch, 1, base.sequence or None))
         length = setting.keys.get(LENGTH) or (None if models.find(setting.keys["model"]).kind is Kind.IMAGE else SOME)
-        workload = pipeline.settled(setting.workload(setting.keys.get(BATCH) or 2, 1, length))
+        workload = dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 2, 1, length)).workload
         return self._prepared(workload, _unchecked, trace and self.trace)
 
     def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:
-        traces = not learned.is_named(workload.model) and pipeline.needs_trace(pipeline.settled(workload))
+        traces = not learned.is_named(workload.model) and training_job.needs_trace(dispatch.resolve(workload))
         if traces and not trace:
             raise NotTraced("there is no formula yet, and tracing was switched off")
         job = prepare(workload, self.progress)
@@ -121,10 +127,10 @@ class Memory:
         have formulas of their own."""
         if learned.is_named(setting.keys["model"]):
             return None
-        workload = pipeline.settled(setting.workload(points[0][0], accumulation, points[0][1]))
-        shapes = [Shape(batch, sequence or 0, batch * workload.images_per_sample) for batch, sequence in points]
+        request = dispatch.resolve(setting.workload(points[0][0], accumulation, points[0][1]))
+        shapes = [Shape(batch, sequence or 0, batch * request.workload.images_per_sample) for batch, sequence in points]
         groups: dict[regimes.Regime, list[Shape]] = {}
-        for shape, regime in zip(shapes, regimes_at(workload, shapes)):
+        for shape, regime in zip(shapes, regimes_at(request, shapes)):
             groups.setdefault(regime, []).append(shape)
         beyond: list[np.ndarray] = []
         for shapes in groups.values():
@@ -149,7 +155,7 @@ class Memory:
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:
-    return pipeline.at(workload, pipeline.shape_of(workload), progress)
+    return training_job.at(Request.of(workload), progress)
 
 
 def last(tried: Callable[[int], int | None], count: int, *, near_the_end: bool) -> int:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from predictor import learned
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
-from predictor.errors import InputError
-from predictor.pipeline import Job, Progress
+from predictor.formula import learned
+from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.plan.states import least_bytes
-from predictor.source import Source
-from predictor.workload import Workload
-from predictor.workload_rules import MOST_TOKENS
+from predictor.workload.source import Source
+from predictor.workload.workload import Workload
+from predictor.workload.workload_rules import MOST_TOKENS
 
 MOST_BATCH = 4_096
 LONGEST, LENGTH_STEP = 131_072, 64

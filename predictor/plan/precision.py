@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from predictor.errors import InputError
-from predictor.facts import ModelFacts
-from predictor.lora import ADAPTERS
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.events.facts import ModelFacts
+from predictor.model.lora import ADAPTERS
+from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:
     from predictor.plan.space import Setting

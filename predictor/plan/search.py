@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from predictor.answer import answer
+from predictor.answer.answer import answer
+from predictor.answer.prediction import Prediction
+from predictor.common.errors import InputError
 from predictor.engine.setup import MICRO_STEPS
-from predictor.errors import InputError
 from predictor.plan.cost import Estimate
 from predictor.plan.memory import Memory, Point
 from predictor.plan.space import ALONE, Setting
-from predictor.prediction import Prediction
 
 GOALS = ("cost", "batch", "sequence")
 """What comes first: a cheap step, many samples in a micro batch, or long ones."""

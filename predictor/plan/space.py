@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.learned import is_named
+from predictor.common.errors import InputError
+from predictor.common.values import Invalid
+from predictor.formula.learned import is_named
 from predictor.plan.cost import NODE
 from predictor.plan.precision import TRIED, Precision, own, tried
-from predictor.values import Invalid
-from predictor.workload import KEYS, Workload
+from predictor.workload.workload import KEYS, Workload
 
 BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
 DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"

@@ -5,9 +5,9 @@ It needs no formula, so settings that it rules out are neither traced nor compos
 
 from __future__ import annotations
 
-from predictor.engine.engines import name_of
-from predictor.facts import ModelFacts
-from predictor.workload import Workload
+from predictor.events.facts import ModelFacts
+from predictor.workload.engines import name_of
+from predictor.workload.workload import Workload
 
 
 def least_bytes(workload: Workload, facts: ModelFacts) -> int:

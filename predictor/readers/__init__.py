@@ -7,13 +7,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.files import parse_json, parse_yaml, read_text
+from predictor.common.errors import InputError
+from predictor.common.files import parse_json, parse_yaml, read_text
+from predictor.common.suggest import named, nearest, show
 from predictor.readers import accelerate, command, whose
 from predictor.readers.fields import Format, Given
 from predictor.readers.reading import read as read_fields
-from predictor.source import Source
-from predictor.suggest import named, nearest, show
+from predictor.workload.source import Source
 
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.files import read_mapping
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggest import nearest, show
 from predictor.readers import launchers
 from predictor.readers.fields import OFF, beside
-from predictor.suggest import nearest, show
 
 SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from predictor import hub
+from predictor.common.suggest import show
+from predictor.model import hub
 from predictor.readers import trainer, weights
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
 from predictor.readers.fields import Format
 from predictor.readers.loading import on_one_gpu
 from predictor.readers.reading import Reading
-from predictor.suggest import show
 
 WIDE = (None, "sdpa", "eager")
 """Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
 from predictor.readers import accelerate, expansion, hosts, launchers, shell
 from predictor.readers.fields import Given
-from predictor.suggest import show
 
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
                      "deepspeed.launcher.runner": "deepspeed", "accelerate.commands.launch": "accelerate"}

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from predictor import deepspeed_config, hub
-from predictor.deepspeed_keys import READ as KNOWN
-from predictor.deepspeed_keys import SECTIONS, WITHOUT_EFFECT
-from predictor.errors import InputError
-from predictor.files import read_mapping
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggest import show
+from predictor.common.values import thaw
+from predictor.model import hub
 from predictor.readers.fields import Format, Given
 from predictor.readers.reading import Reading
-from predictor.source import DEFAULT, READ, Source, value
-from predictor.suggest import show
-from predictor.values import thaw
-from predictor.workload import PINNED
+from predictor.workload import deepspeed_config
+from predictor.workload.deepspeed_keys import READ as KNOWN
+from predictor.workload.deepspeed_keys import SECTIONS, WITHOUT_EFFECT
+from predictor.workload.source import DEFAULT, READ, Source, value
+from predictor.workload.workload import PINNED
 
 FILLED = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
 from predictor.readers import arithmetic
 from predictor.readers.words import Lexer, Part, Word, too_long
-from predictor.suggest import show
 
 PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
 SUBSTRING = re.compile(r"(\w+):(\s*(?:\d|[1-9]\d{1,8})|\s+-[1-9]\d{0,8})(?::(\d|[1-9]\d{1,8}))?")

@@ -94,7 +94,7 @@ class Format:
 
 @lru_cache(maxsize=1)
 def _names() -> Mapping[str, frozenset[str]]:
-    text = (resources.files("predictor.readers") / "names.json").read_text()
+    text = (resources.files(__package__) / "names.json").read_text()
     return {name: frozenset(" ".join(lines).split()) for name, lines in json.loads(text).items()}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from predictor.files import read_mapping
+from predictor.common.files import read_mapping
+from predictor.common.suggest import nearest, show
 from predictor.readers import weights
 from predictor.readers.reading import Reading
-from predictor.suggest import nearest, show
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 WRAPS = "TRANSFORMER_BASED_WRAP"
 WORDS = {"true": True, "yes": True, "1": True, "on": True, "y": True, "t": True} | dict.fromkeys(

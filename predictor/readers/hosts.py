@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from predictor.errors import InputError
-from predictor.files import read_text
+from predictor.common.errors import InputError
+from predictor.common.files import read_text
+from predictor.common.suggest import named, show
 from predictor.readers.fields import beside
-from predictor.suggest import named, show
 
 CHOOSING = ("include", "exclude")
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
 from predictor.readers import expansion, hosts
-from predictor.suggest import nearest, show
 
 PACKAGES = {"torchrun": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate"}
 """Launcher -> the package that it comes with."""
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, Any]:
     """What the launchers know, by ``scripts/list_launchers.py``."""
-    return json.loads((resources.files("predictor.readers") / "launchers.json").read_text())
+    return json.loads((resources.files(__package__) / "launchers.json").read_text())
 
 
 def release(launcher: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from predictor import hub
+from predictor.common.values import Choice, Number, Whole
+from predictor.model import hub
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, Words
-from predictor.values import Choice, Number, Whole
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _LOSS = "its own loss over all logits is not predicted: leave it out"

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from predictor import hub
+from predictor.common.suggest import show
+from predictor.common.values import Choice, Number, Whole
+from predictor.model import hub
 from predictor.readers import trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT
-from predictor.suggest import show
-from predictor.values import Choice, Number, Whole
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000

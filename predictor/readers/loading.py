@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 from predictor.readers.reading import Reading
 
 RESUMED = "adapters go on from a checkpoint, with the rank and the layers of its adapter_config.json: give those"

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
+from predictor.common.values import Flag, Invalid
 from predictor.readers import expansion
 from predictor.readers.fields import Field, Format, Given, beside, part
 from predictor.readers.values import TEXT
-from predictor.source import DEFAULT, READ, Note, Source, Value, value
-from predictor.suggest import nearest, show
-from predictor.values import Flag, Invalid
+from predictor.workload.source import DEFAULT, READ, Note, Source, Value, value
 
 if TYPE_CHECKING:
-    from predictor.workload import Workload
+    from predictor.workload.workload import Workload
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MOST_KEYS = 1_000

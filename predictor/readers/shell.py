@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from predictor.errors import InputError
-from predictor.files import read_bytes
+from predictor.common.errors import InputError
+from predictor.common.files import read_bytes
+from predictor.common.suggest import show
 from predictor.readers.expansion import LEFT, Variables
 from predictor.readers.words import DEEPEST, LOOPS, Lexer, Statement, Word, assigned_within, set_otherwise, too_deep
-from predictor.suggest import show
 
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")

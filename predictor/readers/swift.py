@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from predictor import hub
-from predictor.files import read_mapping
+from predictor.common.files import read_mapping
+from predictor.common.suggest import show
+from predictor.common.values import Choice, Number, Whole
+from predictor.model import hub
 from predictor.readers import fsdp, trainer, weights
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
-from predictor.suggest import show
-from predictor.values import Choice, Number, Whole
 
 _LATER = "it is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from predictor import compared, hub, models
-from predictor.engine.engines import ENGINES, name_of
-from predictor.errors import InputError
-from predictor.files import read_mapping
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggest import nearest, show
+from predictor.common.values import freeze
+from predictor.model import hub
+from predictor.model.model_config import Kind
 from predictor.readers import deepspeed, fsdp
 from predictor.readers.reading import Reading
-from predictor.suggest import nearest, show
-from predictor.values import freeze
-from predictor.workload import Workload
+from predictor.workload import compared
+from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.workload import Workload
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
@@ -254,7 +256,7 @@ def pictures(reading: Reading, name: str, pixels: int | None, *names: str) -> No
     """The largest picture that the framework lets through, where the model takes any size; ``pixels`` may be the
     ``image_size`` of an option, which settles it."""
     config = hub.config(name)
-    if config is None or not isinstance(pixels, int) or config.kind is not models.Kind.IMAGE_TEXT or config.image_size:
+    if config is None or not isinstance(pixels, int) or config.kind is not Kind.IMAGE_TEXT or config.image_size:
         return
     side = math.isqrt(pixels)
     if not 1 <= side <= 16_384:

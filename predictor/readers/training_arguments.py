@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from predictor import hub
+from predictor.common.suggest import show
+from predictor.common.values import Number, Whole
+from predictor.model import hub
 from predictor.readers import trainer, weights
 from predictor.readers.fields import OFF, Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
-from predictor.suggest import show
-from predictor.values import Number, Whole
-from predictor.workload import PINNED
-from predictor.workload_rules import MOST_SAMPLES, MOST_STEPS
+from predictor.workload.workload import PINNED
+from predictor.workload.workload_rules import MOST_SAMPLES, MOST_STEPS
 
 RELEASE = PINNED["transformers"]
 BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 << 22)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.suggest import show
-from predictor.values import Flag, Invalid, Text, freeze
+from predictor.common.suggest import show
+from predictor.common.values import Flag, Invalid, Text, freeze
 
 FLAG, TEXT = Flag(), Text()
 

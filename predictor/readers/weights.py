@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from predictor import hub
+from predictor.common.values import Choice
+from predictor.model import hub
 from predictor.readers.deepspeed import uncast
 from predictor.readers.reading import Reading
-from predictor.source import READ, value
-from predictor.values import Choice
+from predictor.workload.source import READ, value
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
           "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}

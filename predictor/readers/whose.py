@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
 from predictor.readers.fields import Given
-from predictor.suggest import show
 
 
 def _names(text: str) -> frozenset[str]:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 CONTINUED = re.compile(r"\\\n")
 """A line that goes on."""

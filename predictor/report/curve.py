@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from predictor.events import Factor, Moment
-from predictor.prediction import Timeline
+from predictor.answer.prediction import Timeline
+from predictor.events.events import Factor, Moment
 
 # From the bottom of the stack: what stays for the whole step first.
 STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.KV_CACHE, Factor.INPUTS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from predictor.prediction import Prediction
-from predictor.printable import printable
+from predictor.answer.prediction import Prediction
+from predictor.common.printable import printable
 from predictor.report import table as tables
 from predictor.report.formula import formula_text
 from predictor.report.layers import collapse

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.prediction import Candidate
+from predictor.answer.prediction import Candidate
 from predictor.report.units import size_text
 
 

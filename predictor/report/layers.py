@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from predictor.events import Factor
+from predictor.events.events import Factor
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from predictor.model_facts import STATED, Known
-from predictor.model_page import Page
-from predictor.plain import to_plain
+from predictor.answer.model_facts import STATED, Known
+from predictor.answer.model_page import Page
+from predictor.common.plain import to_plain
+from predictor.common.values import thaw
 from predictor.report import table as predicted
 from predictor.report.layers import put_together
-from predictor.report.table import table, wrapped
+from predictor.report.layout import table, wrapped
 from predictor.report.units import share, size_text
-from predictor.values import thaw
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from predictor.events import Factor, Moment
-from predictor.prediction import Prediction
+from predictor.answer.prediction import Prediction
+from predictor.events.events import Factor, Moment
 from predictor.report.curve import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text
 

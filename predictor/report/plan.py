@@ -9,7 +9,7 @@ from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
 from predictor.report import source
-from predictor.report.table import table, wrapped
+from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
-from predictor.profile import Profile
-from predictor.report.table import table, wrapped
+from predictor.profile.profile import Profile
+from predictor.report.layout import table, wrapped
 from predictor.report.units import size_text
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from predictor.report.table import table, wrapped
+from predictor.report.layout import table, wrapped
 from predictor.report.units import size_text
 from predictor.snapshot.replay import Replay, Totals
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from predictor.prediction import Inference, Prediction
+from predictor.answer.prediction import Inference, Prediction
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _turns(held: Inference) -> str:
 
 def turn_table(held: Inference) -> Table:
     """A row a call of ``generate``."""
-    from predictor.report.table import table
+    from predictor.report.layout import table
 
     rows = table("turn", "role", "tokens", "images", "new", "in cache", "cache (GiB)", "prefill", "decode",
                  numbers=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.prediction import Chances, Prediction
+from predictor.answer.prediction import Chances, Prediction
 from predictor.report.units import size_text
 
 LEAST = 1e-12

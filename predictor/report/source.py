@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from predictor.source import DEFAULT, OVERRIDDEN, Source, Value
+from predictor.workload.source import DEFAULT, OVERRIDDEN, Source, Value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ def report(console: Console, source: Source | None) -> None:
     """What was read, as a table; then what the framework fills in, and what has no effect; nothing without a source."""
     if source is None:
         return
-    from predictor.report.table import table, wrapped
+    from predictor.report.layout import table, wrapped
 
     for line in wrapped(console, f"Read from {source.file}, as {source.framework}:", indent=0):
         console.print(line)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from predictor.events import Factor, Moment
-from predictor.prediction import Prediction
-from predictor.printable import markup
+from predictor.answer.prediction import Prediction
+from predictor.common.printable import markup
+from predictor.events.events import Factor, Moment
 from predictor.report import verdict
 from predictor.report.curve import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text

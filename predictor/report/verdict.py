@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.events import Moment
-from predictor.prediction import Bound, Peak, Prediction
+from predictor.answer.prediction import Bound, Peak, Prediction
+from predictor.events.events import Moment
 from predictor.report.units import size_text
 
 COLOURS = {"fits": "bold green", "uncertain": "bold yellow", "does_not_fit": "bold red", None: "bold"}
@@ -138,6 +138,6 @@ def _at_most(reserved: Bound | None) -> str:
 
 
 def _measured(gpu: str) -> bool:
-    from predictor import gpus
+    from predictor.common import gpus
 
     return gpu not in gpus.GPUS or gpus.GPUS[gpu].measured

@@ -6,7 +6,7 @@ key may be a tuple. The opcodes are those of CPython's ``pickletools``; of each 
 
 from __future__ import annotations
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
 
 _PUSHES = {"N": 1, "\x88": 1, "\x89": 1, "]": 1, "}": 1, "K": 2, "M": 3, "J": 5, "G": 9}
 """What pushes an object that is no tuple -> bytes of the opcode and its argument."""

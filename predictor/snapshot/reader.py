@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import named, show
 from predictor.snapshot import unpickle
 from predictor.snapshot.records import Action, Block, Segment, Snapshot, State, Trace
-from predictor.suggest import named, show
 
 ACTIONS = {action.name.lower(): action for action in Action}
 STATES = {state.value: state for state in State} | {"active_awaiting_free": State.PENDING}
@@ -25,7 +25,7 @@ TOTAL_BYTES = "device_total_memory"
 """A key of peakcast's own: for each device its memory in bytes, None if unknown. PyTorch's readers pass it over."""
 
 BESIDE = "peakcast"
-"""Another: what ``peakcast measure`` noted beside the history (``calibrate.notes``)."""
+"""Another: what ``peakcast measure`` noted beside the history (``calibrate.job.notes``)."""
 
 LARGEST_TOTAL_BYTES = 1 << 50
 

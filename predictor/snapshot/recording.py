@@ -14,7 +14,7 @@ from typing import Any
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, Driver, OutOfMemory
 from predictor.allocator.blocks import PENDING
 from predictor.allocator.sizes import round_to_division
-from predictor.events import Tag
+from predictor.events.events import Tag
 from predictor.snapshot.records import Action
 from predictor.snapshot.writer import Entry, allocator_settings, snapshot_of
 

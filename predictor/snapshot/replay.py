@@ -18,11 +18,11 @@ import numpy as np
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import MIB, UNLIMITED
 from predictor.allocator.sizes import round_to_division
-from predictor.errors import InputError
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
 from predictor.snapshot.records import Action, Segment, Snapshot, State, Trace
 from predictor.snapshot.run import GIVEN_BACK, NEW, Contradiction, Divergence, Run
 from predictor.snapshot.start import Inconsistent, start_of
-from predictor.suggest import show
 
 KEY = re.compile("[0-9]{1,9}")
 """Of ``roundup_power2_divisions``: a power of 2, in MiB."""

@@ -19,10 +19,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import InputError
-from predictor.files import NotAFile, opened
+from predictor.common.errors import InputError
+from predictor.common.files import NotAFile, opened
+from predictor.common.suggest import named, show
 from predictor.snapshot import opcodes
-from predictor.suggest import named, show
 
 LARGEST_PICKLE_BYTES = 4 << 30
 """Of the uncompressed file. A recorded entry takes some 100 bytes, with long stacks some thousand."""

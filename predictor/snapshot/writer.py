@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import UNLIMITED
-from predictor.events import Tag
-from predictor.files import write_whole
+from predictor.common.files import write_whole
+from predictor.events.events import Tag
 from predictor.snapshot.reader import TOTAL_BYTES
 from predictor.snapshot.records import Action, State
 

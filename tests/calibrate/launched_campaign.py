@@ -10,12 +10,12 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 
-from calibrate.alone import LAUNCHED
 from calibrate.campaign import launched, one
 from calibrate.campaign.design import Job
-from calibrate.campaign.one import Where
 from calibrate.campaign.rows import Row, opened
-from calibrate.record import MeasuredOn
+from calibrate.job.alone import LAUNCHED
+from calibrate.measure.where import Where
+from calibrate.records.record import MeasuredOn
 
 WHERE = Where("h100-80gb", MeasuredOn.EMULATED)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from calibrate.learn.recorded import Recorded
-from predictor.events import FACTORS, Factor
-from predictor.sizes import Shape
+from predictor.events.events import FACTORS, Factor
+from predictor.events.sizes import Shape
 
 ABOUT = {"measured_on": "emulated", "gpu": "h100-80gb", "capacity_bytes": 80 << 30, "allocator_conf": None,
          "software": {"torch": "2.11.0+cu130", "transformers": None, "deepspeed": None}}

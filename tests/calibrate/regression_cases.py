@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calibrate.regression.cases import COUNTERS, Case
 from calibrate.regression.compare import Comparison, Peak
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 GIB = 1 << 30
 

@@ -11,8 +11,8 @@ import tempfile
 
 import torch
 
-from calibrate import engines, reference_loop
-from predictor.workload import Workload
+from calibrate.job import engines, reference_loop
+from predictor.workload.workload import Workload
 
 
 def main() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from calibrate.emulator import build
-from calibrate.measure import measure
-from calibrate.peaks import MomentPeaks
-from calibrate.record import Device, MeasuredJob, MeasuredOn, RankChoice, Record
-from predictor import pipeline, survival
+from calibrate.measure.measure import measure
+from calibrate.records.moment_peaks import MomentPeaks
+from calibrate.records.record import Device, MeasuredJob, MeasuredOn, RankChoice, Record
 from predictor.allocator.simulate import Simulation
-from predictor.errors import InputError
-from predictor.events import Moment
-from predictor.run import Run
+from predictor.common.errors import InputError
+from predictor.events.events import Moment
+from predictor.events.run import Run
+from predictor.jobs import dispatch, survival
 from predictor.version import VERSION
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 from tests.predictor.small import small_config
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def workload(directory: Path, **changes) -> Workload:
 
 def measured_and_predicted(asked: Workload) -> tuple[Record, Run, Simulation]:
     """A job on the emulated GPU, its predicted run as the same rank, and that through the simulated allocator."""
-    record, job = measure(asked), pipeline.prepare(asked)
+    record, job = measure(asked), dispatch.prepare(asked)
     run = job.run(asked.capacity, record.rank)
     return record, run, survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
 
@@ -71,7 +71,7 @@ SCALARS_BYTES = 64
 
 def check_predicted(asked: Workload, events: str, *, reserved_off_bytes: int = 0) -> None:
     """A job on the emulated GPU, whose events complete as said, needs what is predicted of it."""
-    job = pipeline.prepare(asked)
+    job = dispatch.prepare(asked)
     run = job.run(asked.capacity)
     simulation = survival.play(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
     record = measure(asked, events=events)

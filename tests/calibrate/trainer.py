@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from calibrate.dryrun import DryRun, dryrun
+from calibrate.dryrun.dryrun import DryRun, dryrun
 from tests.calibrate.small_jobs import BATCH, SEQUENCE
 from tests.predictor.small import small_config
 

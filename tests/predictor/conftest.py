@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from predictor import readers, store
+from predictor import readers
+from predictor.formula import store
 from tests.predictor.generating import MODELS
 
 
@@ -24,7 +25,7 @@ def model(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture
 def seen(monkeypatch) -> list[store.Key]:
     """Keys that are traced."""
-    from predictor import tracing
+    from predictor.formula import tracing
 
     found, trace = [], tracing.trace_formula
     monkeypatch.setattr(tracing, "trace_formula", lambda config, key, **rest: found.append(key) or trace(

@@ -74,11 +74,11 @@ def run(case: Case) -> dict:
     """Live bytes at each mark of three steps, true and predicted."""
     import torch
 
-    from predictor.fit import fit
-    from predictor.places import Places
-    from predictor.recorder import Recorder
-    from predictor.sizes import Shape
-    from predictor.trace import record_micro_step
+    from predictor.events.sizes import Shape
+    from predictor.formula.fit import fit
+    from predictor.trace.places import Places
+    from predictor.trace.recorder import Recorder
+    from predictor.trace.trace import record_micro_step
     from tests.predictor.small import facts_of, small_llava
 
     torch.manual_seed(0)
@@ -97,12 +97,13 @@ def run(case: Case) -> dict:
 
 
 def _predicted(case: Case, micro, facts) -> list[dict]:
-    from predictor import deepspeed_config, gpus
+    from predictor.common import gpus
     from predictor.engine.setup import Setup
     from predictor.engine.zero2 import Zero2
-    from predictor.run import evaluate
-    from predictor.sizes import Shape
-    from predictor.workload import Workload
+    from predictor.events.run import evaluate
+    from predictor.events.sizes import Shape
+    from predictor.workload import deepspeed_config
+    from predictor.workload.workload import Workload
 
     workload = Workload(model="small", sequence_length=16, per_device_train_batch_size=2, deepspeed=_config(case),
                         data_parallel_size=case.world)
@@ -141,9 +142,9 @@ def _deepspeed(case: Case, model, batch) -> list[dict]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from predictor.events import MOMENTS, Moment
-    from predictor.parser import decayed
-    from predictor.recorder import Recorder
+    from predictor.events.events import MOMENTS, Moment
+    from predictor.model.parser import decayed
+    from predictor.trace.recorder import Recorder
 
     os.environ |= {"RANK": str(case.rank), "WORLD_SIZE": str(case.world)}
     dist.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=case.world)

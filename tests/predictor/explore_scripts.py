@@ -10,7 +10,7 @@ from py_mini_racer import MiniRacer
 
 from predictor.explore import content, page, settings
 from predictor.explore.content import Content
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 MODEL = "llava-1.5-7b"
 

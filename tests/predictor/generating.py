@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 from tests.predictor.small import small_config
 from tests.predictor.small_models import LLAMA, TEXT
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from predictor.events import Factor, Moment
-from predictor.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
-from predictor.workload import Workload
+from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
+from predictor.events.events import Factor, Moment
+from predictor.workload.workload import Workload
 
 GIB = 1 << 30
 LAST_LAYER = "language_model.layers.31.mlp.down_proj"

@@ -21,7 +21,7 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
     import torch
     from transformers import AutoConfig, LlavaForConditionalGeneration
 
-    from predictor.parser import select
+    from predictor.model.parser import select
 
     document = small_config(**text)
     config = AutoConfig.for_model(document.pop("model_type"), **document)
@@ -35,22 +35,22 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
 
 def inputs_of(model):
     """What feeds a model."""
-    from predictor.inputs import Inputs
-    from predictor.models import ModelConfig
+    from predictor.model.model_config import ModelConfig
+    from predictor.trace.inputs import Inputs
 
     return Inputs(ModelConfig("model", model.config.to_dict()), model)
 
 
 def facts_of(model):
     """The facts of a model."""
-    from predictor.parser import describe
+    from predictor.model.parser import describe
 
     return describe(model, inputs_of(model).tokens_per_image)
 
 
 def traced_at(model, shape, *, padding: str = "none", sdpa_backend: str = "cudnn", **settings):
     """One micro-step of a model."""
-    from predictor.trace import trace
+    from predictor.trace.trace import trace
 
     inputs = inputs_of(model)
     return trace(model, inputs.batch(shape, padding), inputs.options, sdpa_backend=sdpa_backend, **settings)

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from predictor import cli, tracing
+from predictor import cli
+from predictor.formula import tracing
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -10,8 +10,8 @@ from calibrate.regression.baselines import (
     states_only,
 )
 from calibrate.regression.baselines.baseline import Baseline, Estimate
-from predictor.errors import InputError
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.workload.workload import Workload
 
 __all__ = ["BASELINES", "Baseline", "Estimate", "estimates"]
 

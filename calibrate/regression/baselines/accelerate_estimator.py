@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.subject import configuration
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """``dtype`` of a workload -> accelerate's name."""

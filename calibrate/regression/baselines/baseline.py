@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import sys
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.subject import subject
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 
 def estimate(workload: Workload) -> Estimate:

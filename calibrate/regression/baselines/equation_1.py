@@ -27,11 +27,11 @@ import numpy as np
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate
 from calibrate.regression.baselines.subject import Subject, partitions, subject
-from predictor import timeline
-from predictor.events import FACTORS, MOMENTS, Factor, Moment
-from predictor.facts import modality
-from predictor.run import sizes_at
-from predictor.workload import Workload
+from predictor.events import timeline
+from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.events.facts import modality
+from predictor.events.run import sizes_at
+from predictor.workload.workload import Workload
 
 ZERO_OPTIMIZER_BYTES = 4 + 4 + 4
 """Per element that trains: master weight and AdamW's two moments, fp32."""

@@ -11,7 +11,7 @@ from calibrate.regression.baselines.baseline import Estimate
 from calibrate.regression.cases import Case
 from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Errors
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 OURS = "peakcast"
 """Key of the prediction among methods."""

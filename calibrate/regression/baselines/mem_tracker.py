@@ -19,10 +19,10 @@ from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.subject import shape_of, single
-from predictor import models
-from predictor.engine.optimizer import OPTIMIZERS
-from predictor.errors import InputError
-from predictor.workload import Workload
+from predictor.common.errors import InputError
+from predictor.model import models
+from predictor.workload.optimizers import OPTIMIZERS
+from predictor.workload.workload import Workload
 
 LONGEST_REASON = 160
 """Characters of an error that are kept."""
@@ -49,8 +49,8 @@ def tracked(workload: Workload) -> Estimate:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from calibrate.reference_loop import build_model
-    from predictor.inputs import Inputs
+    from calibrate.job.reference_loop import build_model
+    from predictor.trace.inputs import Inputs
 
     model = build_model(workload)
     inputs = Inputs(models.find(workload.model), model, workload.image_sizes)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate
 from calibrate.regression.baselines.subject import partitions, subject
-from predictor.workload import Workload
+from predictor.workload.workload import Workload
 
 HALF_BYTES = 2
 FP32_BYTES = 4 + 4 + 4

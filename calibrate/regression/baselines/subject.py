@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predictor import gpus, models, pipeline
-from predictor.facts import ModelFacts
-from predictor.formula import Formula
-from predictor.gpus import Gpu
-from predictor.sizes import Shape
-from predictor.workload import KEYS, Workload
+from predictor.common.gpus import Gpu
+from predictor.events.facts import ModelFacts
+from predictor.events.sizes import Shape
+from predictor.formula.formula import Formula
+from predictor.jobs import dispatch, training_job
+from predictor.model import models
+from predictor.model.request import Request, gpu_of
+from predictor.workload.workload import KEYS, Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +42,13 @@ def subject(workload: Workload) -> Subject:
     """The workload's model.
 
     Raises:
-        InputError: as :func:`predictor.pipeline.predict`, except that every engine will do.
+        InputError: as :func:`predictor.answer.predict.predict`, except that every engine will do.
     """
     alone = single(workload)
-    gpu = gpus.find(workload.gpu or pipeline.DEFAULT_GPU)
-    shape = shape_of(alone)
-    formula = pipeline.find_formula(alone, shape, gpu)
-    pipeline.check_shape(alone, formula)
-    return Subject(formula, shape, gpu)
+    request = Request.of(alone).on(gpu_of(workload))
+    formula = training_job.find_formula(request)
+    training_job.check_shape(request, formula)
+    return Subject(formula, request.shape, request.gpu)
 
 
 def single(workload: Workload) -> Workload:
@@ -57,7 +58,7 @@ def single(workload: Workload) -> Workload:
     Raises:
         InputError: the model's configuration cannot be found.
     """
-    images = pipeline.settled(workload).images_per_sample
+    images = dispatch.resolve(workload).workload.images_per_sample
     of_engines = [name for name, entry in KEYS.items() if entry.metadata["group"] in ("engine", "gpu")]
     return workload.replace(**dict.fromkeys([*of_engines, "max_grad_norm", "gradient_accumulation_steps"]) | {
         "per_device_train_batch_size": workload.per_device_train_batch_size, "images_per_sample": images,

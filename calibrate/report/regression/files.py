@@ -10,27 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.regression.baselines import BASELINES
-from calibrate.regression.cases import COUNTERS
+from calibrate.regression.columns import COLUMNS, rows
+from calibrate.regression.document import document
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
-from calibrate.report.regression.document import case, document
 from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
-from predictor.errors import InputError
-from predictor.files import write_whole
-from predictor.printable import printable
-from predictor.suggest import named
+from predictor.common.errors import InputError
+from predictor.common.files import write_whole
+from predictor.common.printable import printable
+from predictor.common.suggest import named
 
 NAMES = ("report.html", "report.json", "report.md", "cases.csv")
-COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "data_parallel_size", "rank", "gpu",
-           "measured_on", "date", "completion", "survived", "measured_moment", "predicted_moment", "capacity_bytes",
-           "verdict", *(column.format(counter) for counter in COUNTERS for column in (
-               "measured_{}_bytes", "predicted_{}_bytes", "{}_error")),
-           *(f"{key}_bytes" for key in BASELINES))
-"""Of ``cases.csv``: keys of a case in ``report.json``."""
-
-
 def check(directory: str, force: bool) -> None:
     """Refuses, before anything is computed, a directory that the report cannot be written to; makes it if needed.
 
@@ -57,12 +48,6 @@ def write(directory: str, made: Report, gates: Sequence[Result] = (), **provenan
              "report.md": markdown(made, gates), "cases.csv": table(made)}
     for name in NAMES:
         write_whole(str(Path(directory) / name), forms[name].encode())
-
-
-def rows(made: Report) -> list[dict[str, Any]]:
-    """The lines of ``cases.csv``, by column."""
-    found = [case(one, made.estimates.get(one.case.id, {})) for one in made.comparisons]
-    return [{column: one[column] for column in COLUMNS} for one in found]
 
 
 def table(made: Report) -> str:

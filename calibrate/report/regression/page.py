@@ -13,8 +13,8 @@ from calibrate.report.regression.chart import WIDTH
 from calibrate.report.regression.figures import Figure
 from calibrate.report.regression.paper import paper
 from calibrate.report.regression.tables import Table
-from predictor.events import Factor
-from predictor.printable import markup
+from predictor.common.printable import markup
+from predictor.events.events import Factor
 from predictor.report.look import look
 from predictor.report.svg import COLOURS
 from predictor.version import VERSION

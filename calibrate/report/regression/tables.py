@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calibrate.regression.baselines.grid import Grid
-from calibrate.regression.cases import COUNTERS, Case
+from calibrate.regression.cases import COUNTERS
 from calibrate.regression.compare import Comparison
+from calibrate.regression.document import buckets
 from calibrate.regression.report import Report
 from calibrate.regression.statistics import VERDICTS, Errors, Group
 from calibrate.report.regression.words import method_name, percent
@@ -91,13 +92,6 @@ def paper(grid: Grid) -> Table:
     mape = [percent(errors.mape) if errors else "" for errors in grid.errors.values()]
     return Table("Allocated peaks of the paper's jobs, GiB", heads, (*rows, ("MAPE, %", "", "", "", "", *mape)),
                  texts=3, last=True)
-
-
-def buckets(case: Case) -> str:
-    """ZeRO's communication buckets: ``hidden²`` (Hugging Face's "auto"), or their elements and whether they overlap."""
-    zero = (case.workload.deepspeed or {}).get("zero_optimization", {})
-    size = zero.get("reduce_bucket_size")
-    return f"{size:.0e}".replace("e+0", "e") + " overlap" * bool(zero.get("overlap_comm")) if size else "hidden²"
 
 
 def methods(grid: Grid) -> Table:

@@ -12,7 +12,7 @@ from calibrate.regression.causes import FAR, Explained, told
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
 from calibrate.regression.statistics import VERDICTS, Errors, Group
-from predictor.events import Factor
+from predictor.events.events import Factor
 from predictor.report.units import factor_text, gib, size_text
 
 MOST_CAUSES = 4

@@ -1,0 +1,1 @@
+"""Runs the user's own script on an emulated GPU."""

@@ -1,0 +1,99 @@
+"""The CUDA device of this process: what it is, and how much of it is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+from calibrate.emulator import injection, is_emulated
+from calibrate.records.record import Device, MeasuredOn
+from predictor.common.errors import InputError
+
+PACKAGES = ("transformers", "deepspeed")
+SETTINGS = (
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "TORCH_CUDNN_SDPA_AVOID_RECOMPILE",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED")
+"""Environment variables that change what a job allocates (torch 2.11)."""
+
+
+def require() -> None:
+    """Stop with one line if PyTorch finds no device here.
+
+    Raises:
+        InputError: a build of PyTorch without CUDA, or no device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise InputError("PyTorch is not installed here: pip install torch (a CUDA build)") from None
+    if torch.version.cuda is None:
+        raise InputError(f"PyTorch {torch.__version__} is a CPU-only build: install a CUDA build")
+    if not torch.cuda.is_available():
+        raise InputError("PyTorch finds no CUDA device here: check the driver, or add --device emulated")
+
+
+def describe(event_completion: str | None) -> Device:
+    """The current device."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Device(
+        name=properties.name, capacity_bytes=properties.total_memory,
+        compute_capability=(properties.major, properties.minor), multiprocessors=properties.multi_processor_count,
+        driver=_nvml(lambda nvml, _: nvml.nvmlSystemGetDriverVersion()),
+        event_completion=event_completion if is_emulated() else None, injected=injection.injected_here())
+
+
+def measured_on() -> MeasuredOn:
+    """Asked of the process itself, so that an emulated measurement can never pass for a real one."""
+    return MeasuredOn.EMULATED if is_emulated() else MeasuredOn.DEVICE
+
+
+def software() -> dict[str, str | None]:
+    """Versions of what decides a measurement; None for what is not installed."""
+    import torch
+
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def settings() -> dict[str, str]:
+    """Those of :data:`SETTINGS` that are set in this process, without what an injection set."""
+    return injection.own_settings(SETTINGS)
+
+
+def used_bytes() -> int:
+    """Used memory of the device, whoever uses it (``cudaMemGetInfo``)."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def nvml_used_bytes(index: int | None = None) -> int | None:
+    """Used memory of the device as NVML reports it; None where NVML does not answer.
+
+    Args:
+        index: of the device among those that are visible; None for the current one, which makes a CUDA context.
+    """
+    return _nvml(lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used, index)
+
+
+def _nvml(question, index: int | None = None):
+    try:
+        import pynvml
+        import torch
+
+        handle = torch.cuda._get_pynvml_handler(torch.cuda.current_device() if index is None else index)
+        answer = question(pynvml, handle)
+        return answer.decode() if isinstance(answer, bytes) else answer
+    except Exception:  # no package, no library, no permission: the record says None
+        return None

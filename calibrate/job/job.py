@@ -1,0 +1,156 @@
+"""What runs inside the process of a measured job: ``python -m calibrate.job.job``, started by
+``calibrate.measure.measure``, or forked from a process that has the imports behind it (``calibrate.measure.warm``).
+
+Takes its :class:`Order` as JSON on stdin and leaves its answer, whole or not at all, in a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, NoReturn
+
+from calibrate.records.record import MeasuredJob, OutOfMemory
+from predictor.common.errors import InputError
+from predictor.common.plain import to_plain
+from predictor.workload.workload import Workload
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to measure.
+
+    Attributes:
+        answer: path of the file to write: ``{"job": …}``, ``{"input_error": …}``, or ``{"error": …}`` for another
+            exception.
+        snapshot: path for the memory history, or None.
+        limit_bytes: what PyTorch may take of a real GPU, or None for all of it.
+        event_completion: how the emulated GPU completes events; None on a real one.
+        parent: the process that waits for the answer.
+    """
+
+    workload: dict[str, Any]
+    rank: int
+    answer: str
+    snapshot: str | None
+    limit_bytes: int | None
+    event_completion: str | None
+    parent: int
+
+
+def main() -> None:
+    """Measure what stdin orders."""
+    perform(Order(**json.load(sys.stdin)))
+
+
+def perform(order: Order) -> NoReturn:
+    """Measure and leave the answer. Ends without the interpreter's last rites: libraries hang in theirs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answer
+    if os.getppid() != order.parent:  # killed before the line above
+        os._exit(1)
+    try:
+        answer = {"job": to_plain(run(order))}
+    except InputError as error:
+        answer = {"input_error": str(error)}
+    except Exception as error:  # said here: what libraries print while they go is not why
+        traceback.print_exc()
+        answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+    part = order.answer + ".part"
+    with open(part, "w", encoding="utf-8") as stream:
+        json.dump(answer, stream)
+    os.replace(part, order.answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if "error" in answer else 0)
+
+
+def run(order: Order) -> MeasuredJob:
+    """Train three steps on this process's device and record what its allocator counted."""
+    from calibrate.job import alone, device
+
+    started, clock = _now(), time.monotonic()
+    device.require()
+    import torch
+
+    from calibrate.job import reference_generation, reference_loop
+    from calibrate.job.peaks import Counters, MomentLog
+
+    workload = Workload.from_mapping(order.workload)
+    torch.cuda.set_device(alone.local_device())
+    _limit(torch, order.limit_bytes)
+    counters = Counters(torch.cuda.current_device())
+    log, refusals = MomentLog(counters), []
+    torch._C._cuda_attach_out_of_memory_observer(lambda _device, tried, _total, _free: refusals.append(tried))
+    used: list[int] = []
+
+    def enter(moment, step) -> None:
+        used.append(device.used_bytes())
+        log.enter(moment, step)
+        if history:
+            history.enter(moment, step)
+
+    failure = None
+    with _history(order.snapshot) as history:
+        try:
+            built = history.follow if history else None
+            if workload.mode == "inference":
+                reference_generation.run(workload, enter, built)
+            else:
+                reference_loop.run(workload, order.rank, enter, built)
+        except RuntimeError as error:  # OutOfMemoryError is one; so is what libraries raise
+            if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
+                raise
+            step, moment = log.at
+            failure = OutOfMemory(" ".join(str(error).split()), moment, step, refusals[-1] if refusals else None)
+        moments = log.close()
+        used.append(device.used_bytes())
+        if history:
+            history.save()
+    return MeasuredJob(
+        measured_on=device.measured_on(), device=device.describe(order.event_completion), software=device.software(),
+        settings=device.settings(), process_group=alone.joined(), moments=moments, out_of_memory=failure,
+        memory_stats=counters.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
+        started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
+
+
+def _limit(torch, limit_bytes: int | None) -> None:
+    if limit_bytes is None:
+        return
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    if limit_bytes > total:
+        raise InputError(f"capacity_bytes {limit_bytes} is more than this GPU has ({total}): leave it out")
+    torch.cuda.set_per_process_memory_fraction(fraction(limit_bytes, total))
+
+
+def fraction(limit_bytes: int, total_bytes: int) -> float:
+    """What PyTorch multiplies a device's bytes by and rounds down (CUDACachingAllocator.cpp, setMemoryFraction, 2.11)
+    to get to no less than the limit."""
+    share = limit_bytes / total_bytes
+    return share if int(share * total_bytes) >= limit_bytes else math.nextafter(share, 1.0)
+
+
+def _history(path: str | None):
+    if path is None:
+        return nullcontext()
+    from calibrate.job.history import History
+
+    return History(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    main()

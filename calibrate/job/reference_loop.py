@@ -1,0 +1,207 @@
+"""The reference loop: real model, real engine, three steps, on whatever CUDA device the process has.
+
+The trace follows the same loop. The batch is made once and lives on the device from the first
+forward on; the output object dies before backward; gradients are set to None after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrate.job import alone, quantized
+from calibrate.job.engines import ENGINES, Job
+from predictor.events.events import Moment
+from predictor.jobs import training_job
+from predictor.model import code_models, lora, parser, quantization, tensor_parallel
+from predictor.model.request import Request, shape_of
+from predictor.trace import autocast, liger, trace
+from predictor.trace.inputs import inputs_of
+from predictor.workload.workload import Workload
+
+STEPS = 3
+WEIGHT_SCALE = 0.02
+"""Standard deviation of the weights: any finite values do, as only sizes are measured."""
+
+
+def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
+        built: Callable[[Any], None] | None = None) -> None:
+    """Train three steps; ``enter(moment, step)`` is called at each boundary (start-up is step 0).
+
+    Args:
+        workload: its ``rank`` is not looked at.
+        rank: which of ``world_size`` ranks this process is.
+        enter: told of each boundary.
+        built: told of the model before anything is on the device.
+
+    Raises:
+        InputError: the sequence has no room for its images.
+        torch.OutOfMemoryError: as PyTorch raises it.
+    """
+    model = build_model(workload)
+    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not workload.autotp else None
+    if mesh:
+        tensor_parallel.shard(model, mesh["tp"])
+    request = Request.of(workload)
+    shape = request.shape
+    config = code_models.at(request.config, shape)
+    inputs = inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
+    facts = parser.describe(model, inputs.tokens_among(1), inputs.image_tokens(shape))
+    training_job.check_room(request, facts)
+    batch = host_batch(inputs, workload)
+    choose_attention(workload.sdpa_backend)
+    if built:
+        built(model)
+    enter(Moment.INIT, 0)
+    if workload.quantization:
+        model = checkpointed(quantized.load_to_train(workload), workload)
+        if built:
+            built(model)
+    elif workload.autotp:  # which brings each part there from the host
+        to_device(model, device="cpu")
+    elif workload.engine != "fsdp2":  # which brings each unit there and shards it
+        to_device(model)
+    forward, backward, step = ENGINES[workload.engine](
+        Job(workload, rank, model, facts, partial(to_device, model), mesh))
+    for number in range(1, STEPS + 1):
+        for micro_step in range(workload.gradient_accumulation_steps):
+            alone.settle()
+            enter(Moment.FORWARD, number)
+            if number == 1 and micro_step == 0:
+                batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+            loss = code_models.loss_of(forward(**batch, **inputs.options))
+            enter(Moment.BACKWARD, number)
+            backward(loss)
+            del loss
+            enter(Moment.OPTIMIZER_STEP, number)
+            step()
+    if workload.per_device_eval_batch_size:
+        enter(Moment.EVALUATION, STEPS)
+        other = workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size)
+        evaluated = host_batch(inputs, other)  # the training batch stays on the device
+        evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated)
+    torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def evaluate(model, forward: Callable[..., Any], batch: dict[str, torch.Tensor]) -> None:
+    """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
+    trace.prepare_evaluation(model)
+    batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    loss = code_models.loss_of(forward(**batch))
+    del loss
+
+
+def build_model(workload: Workload):
+    """The workload's model on the meta device, ready to train."""
+    request = Request.of(workload)
+    config = code_models.at(request.config, request.shape)
+    model = parser.build(config, attn_implementation=workload.attn_implementation,
+                         recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+                         lora=lora.adapters(workload), dtype=workload.dtype,
+                         quantization=quantization.quantized(workload))
+    if workload.use_liger_kernel:
+        liger.apply(model)
+    if workload.mixed_precision != "none":
+        autocast.prepare(model, workload.mixed_precision, "cuda")
+    return checkpointed(model, workload)
+
+
+def checkpointed(model, workload: Workload):
+    """The same model; its layers are recomputed in backward, and modules run without gradients, if the
+    workload says so."""
+    if workload.gradient_checkpointing:
+        parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
+                          modules=workload.gradient_checkpointing_modules)
+    parser.without_grad(model, workload.no_grad)
+    return model
+
+
+def choose_attention(backend: str) -> None:
+    """Leave PyTorch only one fused kernel, as ``sdpa_backend`` says; flash cannot take a mask, efficient can."""
+    if backend == "auto":
+        return
+    kernels = torch.backends.cuda
+    for name, enable in (("cudnn", kernels.enable_cudnn_sdp), ("flash", kernels.enable_flash_sdp),
+                         ("efficient", kernels.enable_mem_efficient_sdp)):
+        enable(name == backend or (backend == "flash" and name == "efficient"))
+
+
+@torch.no_grad()
+def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda") -> None:
+    """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``,
+    or only what some of its modules have themselves.
+
+    Weights become small random numbers, written in place; on the CPU zeros, which take room only when they are written.
+    Buffers get their true values: they index tables (position ids) and would send a real kernel out of bounds.
+    """
+    if not hasattr(model, "_init_weights"):
+        code_to_device(model)
+        return
+    chosen = list(model.modules() if modules is None else modules)
+    for module in chosen:
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
+        if buffers:
+            model._init_weights(module)
+    owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
+             if parameter is not None]
+    made: dict[int, torch.Tensor] = {}  # tied weights are one tensor
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _made(tensor, device) if tensor.is_meta else tensor.to(device)
+        return made[id(tensor)]
+
+    if modules is None:
+        model._apply(move)
+    else:
+        for module in chosen:
+            module._apply(move, recurse=False)
+    tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # and one parameter, as those that come from the CPU remain
+    for module, name, before in owned:
+        module._parameters[name] = tied.setdefault(before, module._parameters[name])
+    if device == "cpu":
+        return
+    for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
+        tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+
+
+def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """What a tensor on meta is to be there."""
+    if device == "cpu":  # by calloc: torch.zeros writes
+        return torch.from_numpy(np.zeros(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
+    return tensor_parallel.like(tensor, device)
+
+
+@torch.no_grad()
+def code_to_device(model) -> None:
+    """As :func:`to_device` for a model outside transformers: what has values keeps them (``code_models.build``), other
+    parameters become small random numbers, other buffers, and tensors that a module has besides, ones."""
+    on_meta = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
+    code_models.move(model, lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta
+                     else tensor.to("cuda"))
+    for name, parameter in model.named_parameters():
+        if name in on_meta:
+            parameter.normal_(std=WEIGHT_SCALE)
+    for name, buffer in model.named_buffers():
+        if name in on_meta:
+            buffer.fill_(1)
+    for module in model.modules():
+        besides = {name: held for name, held in vars(module).items() if isinstance(held, torch.Tensor) and held.is_meta}
+        vars(module).update({name: torch.ones_like(held, device="cuda") for name, held in besides.items()})
+
+
+def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:
+    """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
+    return on_host(inputs.batch(shape_of(workload), workload.padding))
+
+
+def on_host(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Ones in place of what is on meta."""
+    return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+            for name, tensor in batch.items()}

@@ -1,0 +1,1 @@
+"""Measures a workload in a process of its own."""

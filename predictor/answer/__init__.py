@@ -1,0 +1,1 @@
+"""The prediction and everything that it returns."""

@@ -1,0 +1,217 @@
+"""From a composed run to the prediction: the peak, what is alive there, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
+from predictor.events import timeline
+from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.events.run import Run
+from predictor.jobs import survival
+from predictor.jobs.survival import Outcome
+from predictor.profile.profile import Choice
+from predictor.profile.profile_rules import COUNTERS
+from predictor.workload.engines import ENGINES
+
+if TYPE_CHECKING:
+    from predictor.jobs.training_job import Job
+
+RUNTIME = "CUDA context, NCCL and library memory outside PyTorch's allocator"
+WORKSPACES = "private workspaces of cuDNN engines"
+LOOP = "data loaders, {}, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
+
+
+def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
+           minimum_capacity_bytes: int | None) -> Prediction:
+    """The prediction that a run and its simulation amount to."""
+    workload, described, margin = job.workload, job.described(), job.margin
+    run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
+    of_blocks, blocks = outcome.allocated or (run, simulation)
+    peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
+    modules, layers = _split(of_blocks, blocks.peak_at, peak_allocated, job)
+    tag = run.events[int(np.argmax(run.live))].tag
+    return Prediction(
+        workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
+        peak_requested=_bound(run.peak, margin.of("requested")),
+        peak_allocated=_bound(peak_allocated, margin.of("allocated")),
+        peak_reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
+        peak_device=_device(reserved.bytes, job),
+        fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
+        capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
+        verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
+        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, of_blocks.rank),
+        factors=_sum(modules), modules=modules, layers=layers,
+        moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
+        not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
+            "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
+            workload.source.left_out(workload) if workload.source else ()),
+        source=workload.source,
+        provenance=_provenance(job),
+        candidates=_candidates(run, job) if with_timeline else (),
+        curve=_curve(run) if with_timeline else None,
+        frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
+        history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
+
+
+def _frozen(job: Job) -> int | None:
+    engine = ENGINES.get(job.setup.engine)
+    if engine is None or not engine.whole:
+        return None
+    return sum(tensor.bytes for tensor in job.formula.facts.parameters if not tensor.trainable)
+
+
+def _passed(run: Run, job: Job) -> dict[str, int]:
+    """Modality modules of which nothing trains, that backward computes in all the same, and what activations they keep
+    for it at the end of the last forward."""
+    parameters = [tensor for tensor in job.formula.facts.parameters if not tensor.buffer]
+    frozen = {job.module_of(tensor.module) for tensor in parameters} - {
+        job.module_of(tensor.module) for tensor in parameters if tensor.trainable}
+    events, buffers = run.events, run.events.buffers
+    module = np.array([job.module_of(name) for name in events.names])[buffers.module]
+    computed = np.isin(buffers.factor, [FACTORS.index(factor) for factor in (Factor.ACTIVATIONS, Factor.TEMPORARIES)])
+    reached = events.buffer[(events.sign > 0) & (events.moment == MOMENTS.index(Moment.BACKWARD))]
+    passed = frozen & set(module[reached[computed[reached]]].tolist())
+    forward = np.flatnonzero(events.moment == MOMENTS.index(Moment.FORWARD))
+    if not passed or not len(forward):
+        return {}
+    kept = [row for row in timeline.alive(events, forward[-1]) if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
+    return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
+            for name in sorted(passed)}
+
+
+def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:
+    """A size with its interval: from the profile, and from what is not known beforehand; None where neither says."""
+    if relative is None:
+        return Bound(size, low, high)
+    below, above = relative
+    return Bound(size, math.floor((size if low is None else low) * (1 + below)),
+                 math.ceil((size if high is None else high) * (1 + above)))
+
+
+def _device(reserved: int, job: Job) -> Bound | None:
+    """What ``nvidia-smi`` shows, where a profile knows the runtime."""
+    if job.profile is None:
+        return None
+    margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
+    inside = _bound(reserved, margin.of("reserved"))
+    if inside.low is None:
+        return Bound(reserved + expected)
+    return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
+
+
+def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
+    """What a profile measured on a real GPU covers is left out."""
+    if profile is None:
+        return (RUNTIME, WORKSPACES, loop)
+    found = profile.profile
+    notes = [] if found.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
+    if found.measured_on != "device":
+        notes.append(WORKSPACES)
+    notes.append(loop)
+    if profile.extrapolates:
+        notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
+    unknown = [counter for counter in COUNTERS[:3] if counter not in found.residuals]
+    if unknown:
+        notes.append(f"how far measured peaks are from predicted ones: the profile {profile.name} has no intervals for "
+                     f"{', '.join(unknown)} (no held-out job was measured)")
+    return tuple(notes)
+
+
+def _failure(outcome: Outcome) -> OutOfMemory | None:
+    """Where the job runs out of memory; if that is uncertain, where it would with the least room."""
+    if outcome.failure is None:
+        return None
+    run, simulation = outcome.failure.run, outcome.failure.simulation
+    tag, error = run.events[simulation.failed_at].tag, simulation.out_of_memory
+    return OutOfMemory(tag.moment, tag.module, tag.operator, tag.step, run.rank, error.requested_bytes,
+                       error.allocated_bytes, error.reserved_bytes)
+
+
+def _point(run: Run, index: int) -> dict:
+    tag = run.events[index].tag
+    return {"requested_bytes": int(run.live[index]), "module": tag.module, "operator": tag.operator, "step": tag.step}
+
+
+def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
+    """Requested bytes alive at an event by modality and by layer, then factor; what blocks hold more as ``allocator``.
+
+    An engine's flat buffers hold every modality that trains: they are split by trainable parameters.
+    """
+    buffers, names = run.events.buffers, run.events.names
+    modules: dict[str, Counter] = {}
+    layers: dict[str, Counter] = {}
+    requested = 0
+    for buffer in timeline.alive(run.events, index):
+        size = int(run.row_bytes[buffers.size[buffer]])
+        factor, layer = FACTORS[buffers.factor[buffer]], names[buffers.module[buffer]]
+        shares = _shares(job, size) if not layer and factor in FLAT else {job.module_of(layer): size}
+        for module, share in shares.items():
+            modules.setdefault(module, Counter())[factor] += share
+        layers.setdefault(layer, Counter())[factor] += size
+        requested += size
+    modules.setdefault("model", Counter())[Factor.ALLOCATOR] = total - requested
+    return ({name: dict(split) for name, split in modules.items()},
+            {name: dict(split) for name, split in layers.items()})
+
+
+FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
+"""What ZeRO keeps in flat buffers."""
+
+
+def _shares(job: Job, size: int) -> dict[str, int]:
+    """A flat buffer's bytes by modality, whole bytes; the largest takes what rounding leaves."""
+    trainable = Counter()
+    for parameter in job.formula.facts.parameters:
+        if parameter.trainable:
+            trainable[job.module_of(parameter.module)] += parameter.numel
+    if not trainable:  # a learned job whose model was never seen
+        return {job.module_of(""): size}
+    total = sum(trainable.values())
+    shares = {name: size * numel // total for name, numel in trainable.items()}
+    largest = max(trainable, key=trainable.__getitem__)
+    shares[largest] += size - sum(shares.values())
+    return {name: share for name, share in shares.items() if share}
+
+
+def _sum(modules: dict) -> dict[Factor, int]:
+    return {factor: sum(split.get(factor, 0) for split in modules.values()) for factor in Factor}
+
+
+def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
+    shape, gpu = job.shape, job.gpu
+    form = timeline.closed_form(run.events, at_least=job.lowest())
+    totals = form.sizes.at(shape, gpu)
+    result = []
+    for row in np.argsort(-totals, kind="stable"):
+        tag = run.events[int(form.index[row])].tag
+        terms = {str(term): int(c) for term, c in zip(form.sizes.terms, form.sizes.coefficients[row]) if c}
+        if tag.moment is Moment.EVALUATION:  # its sizes are of its own batch (engine/evaluation.py)
+            terms = {"an evaluation of this shape()": 1}
+        result.append(Candidate(tag.moment, tag.module, tag.operator, tag.step, int(totals[row]), terms))
+    return tuple(result)
+
+
+def _curve(run: Run, points: int = 600) -> Timeline:
+    stretch = np.linspace(0, len(run.live), min(points, len(run.live)) + 1).astype(int)
+    index = [int(a + np.argmax(run.live[a:b])) for a, b in zip(stretch, stretch[1:])]
+    split = timeline.by_factor(run.events, run.row_bytes)
+    return Timeline(
+        index=index, moment=[MOMENTS[run.events.moment[i]] for i in index],
+        step=[int(run.events.step[i]) for i in index],
+        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
+
+
+def _provenance(job: Job) -> dict:
+    profile = job.profile and {
+        "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
+        "level": {counter: None if job.profile.times(counter) else interval.level
+                  for counter, interval in job.profile.profile.residuals.items() if job.margin.of(counter)},
+        "extrapolates": list(job.profile.extrapolates)}
+    return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
+            "runtime_bytes": job.margin.runtime_high, "formula": job.formula.provenance,
+            "measured_on": profile["measured_on"] if profile else "assumed"}

@@ -1,0 +1,1 @@
+"""What every step uses: errors, files, safe text, value types and GPUs."""

@@ -1,0 +1,107 @@
+"""GPUs by name: what the driver offers of each one's memory, and the numbers that kernels ask for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU model.
+
+    Attributes:
+        name: the name that a workload gives.
+        capacity_bytes: total of ``cudaMemGetInfo``: the label less what driver and ECC keep. It moves
+            by some tens of MiB with the driver.
+        memory_label: what is printed on the box.
+        compute_capability: major and minor.
+        multiprocessors: streaming multiprocessors.
+        shared_memory_bytes: of one multiprocessor.
+        shared_memory_block_bytes: the most that one block can opt in to.
+        measured: whether ``capacity_bytes`` was read on a device; otherwise it is assumed.
+        source: where it was read.
+    """
+
+    name: str
+    capacity_bytes: int
+    memory_label: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    shared_memory_bytes: int
+    shared_memory_block_bytes: int
+    measured: bool
+    source: str
+
+
+DEFAULT = "h100-80gb"
+"""Kernels and workspaces are Hopper's when no GPU is named."""
+MIB, GIB = 1 << 20, 1 << 30
+# KiB of shared memory, of a multiprocessor and of a block, by compute capability (CUDA programming guide).
+SHARED_KIB = {(7, 0): (96, 96), (8, 0): (164, 163), (8, 6): (100, 99), (8, 9): (100, 99), (9, 0): (228, 227),
+              (10, 0): (228, 227), (12, 0): (100, 99)}
+ASSUMED = "assumed: no figure read on a device was found"
+GITHUB = "https://github.com/"
+
+
+def _gpu(name: str, capacity: float, label: str, capability: tuple[int, int], multiprocessors: int,
+         source: str = "") -> Gpu:
+    per_multiprocessor, per_block = (kib << 10 for kib in SHARED_KIB[capability])
+    return Gpu(name, int(capacity), label, capability, multiprocessors, per_multiprocessor, per_block,
+               bool(source), GITHUB + source if source else ASSUMED)
+
+
+# Capacities with two decimals of GiB are from an out-of-memory message of PyTorch, those in MiB from
+# torch.cuda.get_device_properties, those in bytes from deviceQuery.
+TABLE = (
+    _gpu("h100-80gb", 79.11 * GIB, "80 GB", (9, 0), 132, "vllm-project/vllm/issues/27508"),
+    _gpu("h100-pcie-80gb", 81_008 * MIB, "80 GB", (9, 0), 114),
+    _gpu("h200", 143_156 * MIB, "141 GB", (9, 0), 132,
+         "ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py"),
+    _gpu("b200", 182_642 * MIB, "180 GB", (10, 0), 148,
+         "ai-bot-pro/achatbot/blob/main/deploy/modal/src/llm/vllm/vlm/skywork_r1v.py"),
+    _gpu("a100-40gb", 42_298_834_944, "40 GB", (8, 0), 108, "bottlerocket-os/bottlerocket/pull/3873"),
+    _gpu("a100-80gb", 79.25 * GIB, "80 GB", (8, 0), 108, "levihsu/OOTDiffusion/issues/235"),
+    _gpu("a800-80gb", 79.33 * GIB, "80 GB", (8, 0), 108, "hahnyuan/PB-LLM/issues/3"),
+    _gpu("l40s", 44.40 * GIB, "48 GB", (8, 9), 142, "vllm-project/vllm/issues/23230"),
+    _gpu("l20", 44.53 * GIB, "48 GB", (8, 9), 92, "Tencent-Hunyuan/HunyuanCustom/issues/36"),
+    _gpu("l4", 23_583_784_960, "24 GB", (8, 9), 58, "bottlerocket-os/bottlerocket-kernel-kit/pull/139"),
+    _gpu("a10", 21.99 * GIB, "24 GB", (8, 6), 72, "zai-org/CogVLM/issues/236"),
+    _gpu("a10g", 22_723 * MIB, "24 GB", (8, 6), 80),
+    _gpu("a40", 44.35 * GIB, "48 GB", (8, 6), 84),
+    _gpu("rtx-a6000", 48_676 * MIB, "48 GB", (8, 6), 84),
+    _gpu("rtx-6000-ada", 48_622 * MIB, "48 GB", (8, 9), 142),
+    _gpu("rtx-5090", 33_677_180_928, "32 GB", (12, 0), 170, "aikitoria/open-gpu-kernel-modules/issues/1"),
+    _gpu("rtx-4090", 23.64 * GIB, "24 GB", (8, 9), 128, "ali-vilab/VGen/issues/104"),
+    _gpu("rtx-3090", 23.69 * GIB, "24 GB", (8, 6), 82, "vllm-project/vllm/issues/2140"),
+    _gpu("v100-32gb", 31.74 * GIB, "32 GB", (7, 0), 80, "haotian-liu/LLaVA/issues/812"),
+)
+GPUS = {gpu.name: gpu for gpu in TABLE}
+
+# Names without a size mean the size that training clusters have most of.
+ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "h100-80gb", "h800": "h100-80gb",
+               "h100-pcie": "h100-pcie-80gb", "h200-141gb": "h200", "b200-180gb": "b200", "a100": "a100-80gb",
+               "a100-sxm4-40gb": "a100-40gb", "a100-sxm4-80gb": "a100-80gb", "a100-sxm": "a100-80gb",
+               "a100-80gb-pcie": "a100-80gb", "a100-pcie-40gb": "a100-40gb", "a800": "a800-80gb", "v100": "v100-32gb",
+               "v100-sxm2-32gb": "v100-32gb", "a6000": "rtx-a6000", "rtx-6000-ada-generation": "rtx-6000-ada",
+               "5090": "rtx-5090", "4090": "rtx-4090", "3090": "rtx-3090"}
+
+
+def find(name: str) -> Gpu:
+    """The GPU of that name; case, spaces, underscores and the maker's name do not matter.
+
+    Raises:
+        InputError: no such GPU is known.
+    """
+    bare = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    bare = re.sub(r"^(nvidia-|tesla-|geforce-)+", "", bare)
+    for spelling in (bare, bare.replace("-gb", "gb"), re.sub(r"^rtx(?=\d)", "rtx-", bare),
+                     re.sub(r"(?<=[a-z]\d{3})(?=\d\dgb)", "-", bare)):
+        spelling = ALSO_CALLED.get(spelling, spelling)
+        if spelling in GPUS:
+            return GPUS[spelling]
+    raise InputError(f"unknown GPU {show(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; "
+                     "or give capacity_bytes")

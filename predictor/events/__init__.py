@@ -1,0 +1,1 @@
+"""The words that all steps share: events, sizes as formulas, workspaces, timelines and regimes."""

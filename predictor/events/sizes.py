@@ -1,0 +1,138 @@
+"""Sizes of buffers as functions of the shape, a few hundred rows for a whole training step.
+
+A row is an integer combination of terms. A term is a monomial of batch, sequence and images, or a
+workspace: a small function (``predictor.events.workspaces``) of dimensions that are themselves polynomials
+of the shape. Evaluation is exact in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from predictor.events import workspaces
+
+if TYPE_CHECKING:
+    from predictor.common.gpus import Gpu
+
+SYMBOLS = ("batch", "sequence", "images")
+CONSTANT = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One point: micro-batch samples, tokens that the language model sees, images in the micro-batch."""
+
+    batch: int
+    sequence: int
+    images: int
+
+    def __iter__(self):
+        return iter((self.batch, self.sequence, self.images))
+
+
+@dataclass(frozen=True)
+class Monomial:
+    """``batch**i * sequence**j * images**k``."""
+
+    exponents: tuple[int, int, int]
+
+    def __call__(self, shape, gpu=None) -> np.ndarray | int:
+        batch, sequence, images = shape
+        i, j, k = self.exponents
+        return batch**i * sequence**j * images**k
+
+    def __str__(self) -> str:
+        powers = [f"{name}^{power}" if power > 1 else name
+                  for name, power in zip(SYMBOLS, self.exponents) if power]
+        return "·".join(powers) or "1"
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Integer combination of monomials: pairs of exponents and coefficient."""
+
+    parts: tuple[tuple[tuple[int, int, int], int], ...]
+
+    def __call__(self, shape) -> np.ndarray | int:
+        """At a shape, or at many; a plain number where the shape does not matter."""
+        return sum((factor if exponents == CONSTANT else Monomial(exponents)(shape) * factor
+                    for exponents, factor in self.parts), 0)
+
+    def __str__(self) -> str:
+        return "+".join(str(factor) if exponents == CONSTANT else
+                        (f"{factor}·" if factor != 1 else "") + str(Monomial(exponents))
+                        for exponents, factor in self.parts) or "0"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A named function of :mod:`predictor.events.workspaces` over dimensions of the shape and the GPU; bytes."""
+
+    function: str
+    dimensions: tuple[Polynomial, ...]
+
+    def __call__(self, shape, gpu) -> np.ndarray | int:
+        return self.of(gpu, *(dimension(shape) for dimension in self.dimensions))
+
+    def of(self, gpu, *dimensions: np.ndarray | int) -> np.ndarray | int:
+        """The function's own value, of numbers."""
+        return workspaces.FUNCTIONS[self.function](gpu, *dimensions)
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(map(str, self.dimensions))})"
+
+
+Term = Monomial | Workspace
+ONE = Monomial(CONSTANT)
+
+
+@dataclass(frozen=True, eq=False)
+class SizeTable:
+    """Rows of sizes over shared terms.
+
+    Attributes:
+        terms: what the columns mean; the first is the constant.
+        coefficients: ``int64[rows, terms]``, bytes per unit of the term.
+    """
+
+    terms: tuple[Term, ...]
+    coefficients: np.ndarray
+
+    @staticmethod
+    def constants(sizes: Sequence[int]) -> SizeTable:
+        """A table of plain byte counts."""
+        return SizeTable((ONE,), np.asarray(sizes, dtype=np.int64).reshape(-1, 1))
+
+    def __len__(self) -> int:
+        return len(self.coefficients)
+
+    def with_constants(self, sizes: Sequence[int]) -> SizeTable:
+        """This table with rows of plain byte counts appended."""
+        rows = np.zeros((len(sizes), len(self.terms)), dtype=np.int64)
+        rows[:, 0] = sizes
+        return SizeTable(self.terms, np.concatenate([self.coefficients, rows]))
+
+    def at(self, shape: Shape, gpu: Gpu) -> np.ndarray:
+        """Bytes of every row at one shape, ``int64[rows]``."""
+        return self.coefficients @ _values(self.terms, shape, gpu)
+
+    def largest(self, shape: Shape, gpu: Gpu) -> float:
+        """Roughly the largest row, free of overflow."""
+        return float((self.coefficients.astype(float) @ _values(self.terms, shape, gpu).astype(float)).max())
+
+    def term_values(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
+        """Value of each term at many points, ``float64[terms, points]`` (exact below 2**53)."""
+        shape = (batch, sequence, images)
+        return np.stack([np.broadcast_to(np.asarray(term(shape, gpu), dtype=np.float64), batch.shape)
+                         for term in self.terms])
+
+
+@lru_cache(maxsize=256)
+def _values(terms: tuple[Term, ...], shape: Shape, gpu: Gpu) -> np.ndarray:
+    """Value of each term at a shape: the same for every rank."""
+    return np.array([int(term(shape, gpu)) for term in terms], dtype=np.int64)

@@ -1,0 +1,127 @@
+"""The running sum of live bytes: the peak, what was alive there, and the closed form over shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.common.gpus import Gpu
+from predictor.events.events import FACTORS, MOMENTS, EventList, Factor, Moment
+from predictor.events.sizes import Monomial, Shape, SizeTable, Term
+
+
+def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
+    """Live bytes after each event, given the bytes of every size row."""
+    return np.cumsum(row_bytes[events.buffers.size[events.buffer]] * events.sign)
+
+
+def alive(events: EventList, index: int) -> np.ndarray:
+    """Buffers that live after an event, as rows of ``events.buffers``."""
+    seen = events.buffer[: index + 1]
+    balance = np.bincount(seen, weights=events.sign[: index + 1], minlength=len(events.buffers))
+    return np.flatnonzero(balance > 0)
+
+
+def highest(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]:
+    """For each moment that occurs, the index of its highest point (the first of equals)."""
+    for number, moment in enumerate(MOMENTS):
+        mask = events.moment == number
+        if mask.any():
+            yield moment, int(np.argmax(np.where(mask, live, -1)))
+
+
+def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
+    """Running sums split by factor; they add up to :func:`running_sum` at every event."""
+    change = row_bytes[events.buffers.size[events.buffer]] * events.sign
+    factor = events.buffers.factor[events.buffer]
+    return {name: np.cumsum(np.where(factor == number, change, 0)) for number, name in enumerate(FACTORS)}
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """``peak_requested_bytes`` as the largest of a few hundred sums.
+
+    Attributes:
+        sizes: one row a prefix sum that no other dominates.
+        index: the event each row belongs to.
+    """
+
+    sizes: SizeTable
+    index: np.ndarray
+
+    def peaks(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
+        """Peak requested bytes at many shapes, ``int64[points]``; shapes must be of one regime."""
+        rows = self.sizes.coefficients.astype(np.float64)
+        result = np.empty(len(batch), dtype=np.int64)
+        for start in range(0, len(batch), 16384):
+            part = slice(start, start + 16384)
+            values = self.sizes.term_values(batch[part], sequence[part], images[part], gpu)
+            result[part] = (rows @ values).max(axis=0)
+        return result
+
+
+def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
+    """All prefix sums of a composed run that can be the peak at some shape from ``at_least`` on.
+
+    A sum is left out when another is as large in every term, with the shape written as its lower
+    bound plus something not negative: then it is as large at every shape.
+    """
+    table = events.sizes
+    change = table.coefficients[events.buffers.size[events.buffer]] * events.sign[:, None]
+    sums = np.cumsum(change, axis=0)
+    tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))  # a peak is no step on the way up
+    sums, first = np.unique(sums[tops], axis=0, return_index=True)
+    index = tops[first]
+    shifted = sums @ shift(table.terms, at_least)
+    order = np.argsort(-shifted.sum(axis=1), kind="stable")
+    kept: list[int] = []
+    front = np.empty((0, shifted.shape[1]), dtype=np.int64)
+    for row in order:
+        if not (front >= shifted[row]).all(axis=1).any():
+            kept.append(row)
+            front = np.concatenate([front, shifted[row : row + 1]])
+    kept_rows = np.array(sorted(kept, key=lambda row: index[row]))
+    used = sums[kept_rows].any(axis=0)
+    used[0] = True  # the constant stays first
+    terms = tuple(term for term, needed in zip(table.terms, used) if needed)
+    return ClosedForm(SizeTable(terms, sums[np.ix_(kept_rows, used)]), index[kept_rows])
+
+
+def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:
+    """Matrix that rewrites sums in ``symbol - lower bound``; a workspace stays a term that only grows.
+
+    Its columns are the workspaces, then the constant, then the other monomials.
+    """
+    monomials = {term.exponents for term in terms if isinstance(term, Monomial)}
+    columns: dict = {}
+    for term in terms:
+        if not isinstance(term, Monomial):
+            columns[term] = len(columns)
+    for i in range(max(e[0] for e in monomials) + 1):
+        for j in range(max(e[1] for e in monomials) + 1):
+            for k in range(max(e[2] for e in monomials) + 1):
+                columns[(i, j, k)] = len(columns)
+    matrix = np.zeros((len(terms), len(columns)), dtype=np.int64)
+    for row, term in enumerate(terms):
+        if not isinstance(term, Monomial):
+            matrix[row, columns[term]] = 1
+            continue
+        product = {(0, 0, 0): 1}
+        for axis, (power, bound) in enumerate(zip(term.exponents, lower)):
+            for _ in range(power):
+                product = _times(product, axis, bound)
+        for exponents, factor in product.items():
+            matrix[row, columns[exponents]] += factor
+    return matrix
+
+
+def _times(polynomial: dict, axis: int, bound: int) -> dict:
+    """The polynomial times ``(symbol + bound)``."""
+    result: dict = {}
+    for exponents, factor in polynomial.items():
+        raised = tuple(e + (a == axis) for a, e in enumerate(exponents))
+        result[raised] = result.get(raised, 0) + factor
+        result[exponents] = result.get(exponents, 0) + factor * bound
+    return result

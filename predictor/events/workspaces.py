@@ -1,0 +1,409 @@
+"""Bytes that only CUDA allocates, by kernel: the one table of such formulas.
+
+Every function takes the GPU and dimensions that ``predictor.trace.operators`` extracts from a call, as
+integers or, but for widths and sizes of elements, as arrays of integers, and gives bytes. Each names
+the file and function that allocates, in PyTorch 2.11; each was compared with PyTorch's own host code
+on the emulated H100, and a whole job on an emulated GPU of each compute capability.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from predictor.events import gemm_4bit
+
+KIB, MIB = 1 << 10, 1 << 20
+FP32, INT64 = 4, 8
+FEW_INDICES = 3072
+"""Up to so many tokens embedding backward sorts nothing (ATen/native/cuda/Embedding.cu)."""
+ROWS_PER_THREAD = 10
+"""NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
+CUB_ALIGNMENT, CUB_SLACK = 256, 511
+"""CUB aligns each temporary and asks for room to align the whole (cub/util_temporary_storage.cuh)."""
+SELECT_TILES = {(8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
+UNIQUE_TILES = {(8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
+SORT_TILES = {(8, 0): 3840, (9, 0): 4608}
+"""Items a tile by the oldest architecture that has them (cub/device/dispatch/tuning), read off at up to 16 million
+items on seven emulated GPUs."""
+
+
+def _ceil_div(a, b):
+    return -(-a // b)
+
+
+def _round_up(a, b):
+    return _ceil_div(a, b) * b
+
+
+def _last_power_of_two(n):
+    return 2 ** np.floor(np.log2(np.maximum(n, 1))).astype(np.int64)
+
+
+# cuBLAS -----------------------------------------------------------------------------------------------
+
+
+def cublas_workspace(gpu):
+    """One per handle and stream, kept for good (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+
+    More on compute capability 9.0 alone: 10.0 and 12.0 have what 8.0 has.
+    """
+    return 32 * MIB if gpu.compute_capability == (9, 0) else 8 * MIB + 128 * KIB
+
+
+def cublaslt_workspace(gpu):
+    """The same for products with a fused bias (ATen/cuda/CublasHandlePool.cpp, getCUDABlasLtWorkspaceSize)."""
+    return 1 * MIB
+
+
+def grouped_arguments(gpu, groups):
+    """Of each group three addresses, in pairs of groups, its size and three strides (ATen/native/cuda/GroupMM.cu,
+    input_args_size)."""
+    return (24 * _round_up(groups, 2) + 36 * groups) * _groups_products(gpu)
+
+
+def grouped_workspace(gpu, rows, groups, columns):
+    """What CUTLASS asks for, for each multiprocessor (the same file, workspace_size): four descriptors on Hopper; on
+    Blackwell (read off an emulated B200) more, by whether groups are large (dispatch_bf16_grouped_kernel_on_tile_size).
+    """
+    small = (rows // groups <= 128) | (columns <= 128)
+    each = {9: 512, 10: np.where(small, 5376, 5888)}.get(gpu.compute_capability[0], 0)
+    return gpu.multiprocessors * each
+
+
+def _groups_products(gpu):
+    return gpu.compute_capability[0] in (9, 10)
+
+
+# Attention --------------------------------------------------------------------------------------------
+
+
+def cudnn_backward(gpu, batch, heads, sequence, width):
+    """fp32 dQ accumulator and softmax sums, in one piece (cudnn-frontend, scaled_dot_product_flash_attention.h)."""
+    return FP32 * batch * heads * sequence * (width + 1)
+
+
+def flash_softmax_sum(gpu, batch, heads, sequence, width):
+    """``softmax_d`` (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd): rows rounded to 128."""
+    return FP32 * batch * heads * _round_up(sequence, 128)
+
+
+def flash_dq_accumulator(gpu, batch, heads, sequence, width):
+    """``dq_accum`` of the same function: fp32, head size rounded to 32, above 128 to 64."""
+    return flash_softmax_sum(gpu, batch, heads, sequence, width) * _flash_width(width)
+
+
+def flash_split_sums(gpu, batch, heads, sequence, width, keys=None):
+    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): nothing without splits; ``keys``, if there are others
+    than queries."""
+    splits = _flash_splits(gpu, batch, heads, sequence, width, sequence if keys is None else keys)
+    return np.where(splits > 1, FP32 * splits * batch * heads * sequence, 0)
+
+
+def flash_split_outputs(gpu, batch, heads, sequence, width, keys=None):
+    """``out_accum`` of the same function: fp32, head size rounded as in the backward."""
+    return flash_split_sums(gpu, batch, heads, sequence, width, keys) * _flash_width(width)
+
+
+def _flash_width(width):
+    return _round_up(width, np.where(width <= 128, 32, 64))
+
+
+def _flash_splits(gpu, batch, heads, sequence, width, keys):
+    """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
+    block = np.where(width <= 64, 256, np.where(width <= 128, 128, 64))
+    blocks = batch * heads * _ceil_div(sequence, 64)
+    key_blocks = _ceil_div(keys, block)
+    slots = 2 * gpu.multiprocessors
+
+    def splits(count: int, keys: int) -> int:
+        if count >= 0.8 * slots:
+            return 1
+        candidates = [n for n in range(1, min(128, slots, keys) + 1)
+                      if n == 1 or _ceil_div(keys, n) != _ceil_div(keys, n - 1)]
+        efficiency = {n: (count * n / slots) / _ceil_div(count * n, slots) for n in candidates}
+        return next(n for n in candidates if efficiency[n] >= 0.85 * max(efficiency.values()))
+
+    return np.vectorize(splits, otypes=[np.int64])(blocks, key_blocks)
+
+
+def efficient_rows(gpu, batch, heads, sequence, width):
+    """Log-sum-exp of the forward: rows rounded to 32 (ATen/native/transformers/cuda/attention.cu)."""
+    return FP32 * batch * heads * _round_up(sequence, 32)
+
+
+def padded_mask(gpu, rows, length, itemsize):
+    """A float mask whose rows are padded to multiples of 8 (ATen/native/transformers/attention.cpp, pad_bias)."""
+    return rows * _round_up(length, 8) * itemsize
+
+
+def bias_gradient(gpu, rows, length, itemsize):
+    """The gradient of a mask, its rows padded to multiples of 16 (ATen/native/transformers/cuda/attention_backward.cu,
+    _efficient_attention_backward)."""
+    return rows * _round_up(length, 16) * itemsize
+
+
+def efficient_delta(gpu, batch, heads, sequence, width):
+    """``delta`` (ATen/native/transformers/cuda/attention_backward.cu)."""
+    return FP32 * batch * heads * sequence
+
+
+def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=None):
+    """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
+    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu); ``length`` of the
+    keys, if it is another than the queries'."""
+    queries, keys = _efficient_block(gpu, width, itemsize)
+    length = sequence if length is None else length
+    each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
+    if itemsize < FP32 and width > queries:
+        splits = np.maximum(np.minimum(_ceil_div(length, keys), 200 // (batch * heads)), 1)
+        each = each + 2 * FP32 * splits * keys * _round_up(width, queries)
+    return batch * heads * each
+
+
+def _efficient_block(gpu, width, itemsize):
+    """Queries and keys of a block: the first kernel whose shared memory there is (mem_eff_attention/kernels/cutlassB.h,
+    read off on four emulated GPUs)."""
+    roomy = gpu.shared_memory_block_bytes > 100 * KIB
+    if width <= 64:
+        return 64, 64
+    if itemsize == FP32:
+        return (128 if roomy else 64), 64
+    if width <= 96 and gpu.compute_capability in ((8, 6), (8, 9)):
+        return 128, 64
+    if width <= 128:
+        return (128, 128) if roomy else (64, 64)
+    return 128, 64
+
+
+# Reductions -------------------------------------------------------------------------------------------
+
+
+def reduction_buffer(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
+    """Partial results of blocks that share an output (ATen/native/cuda/Reduce.cuh, global_memory_size)."""
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[0]
+
+
+def reduction_semaphores(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
+    """One counter a column of blocks (Reduce.cuh, semaphore_size)."""
+    return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[1]
+
+
+def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
+    """Reduce.cuh, setReduceConfig.
+
+    Args:
+        outputs: results.
+        inputs: elements summed into each.
+        along_rows: 1 when the reduced dimension is the fastest, 0 when the kept one is.
+        all_of_it: 1 when everything is reduced to one number.
+        inner: kept elements that lie beside each other, if they are not all ``outputs``.
+    """
+    vector = np.where(along_rows, 1, np.gcd(outputs if inner is None else inner, 4))
+    first = np.where(along_rows, np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs), outputs // vector)
+    second = np.where(along_rows, outputs, inputs)
+    most = 512 // vector
+    first, second = (np.minimum(_last_power_of_two(d), most) for d in (first, second))
+    width = np.minimum(first, 32)
+    height = np.minimum(second, most // width)
+    width = np.minimum(first, most // height)
+    step_input = np.where(along_rows, width, 1)
+    step_output = np.where(along_rows, 1, width)
+    across_warps = _ceil_div(inputs, step_input) >= np.minimum(height * 16, 256)
+    step_input = np.where(across_warps, step_input * height, step_input)
+    step_output = np.where(across_warps, step_output, step_output * height)
+    values = _ceil_div(inputs, step_input)
+    grid = _ceil_div(outputs // vector, step_output)
+    target = gpu.multiprocessors * (_threads(gpu) // (width * height))
+    blocks = np.maximum(np.minimum(_ceil_div(target, grid), _ceil_div(values, 16)), _ceil_div(values, 256))
+    shared = across_warps & (values >= 256) & (grid <= target) & (blocks > 1)
+    size = accumulator_bytes * outputs * blocks * np.where(along_rows, 1, width * vector)
+    return np.where(shared, size, 0), np.where(shared, 4 * grid, 0)
+
+
+def _threads(gpu):
+    """Threads a multiprocessor holds (CUDA programming guide, compute capabilities)."""
+    return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
+
+
+def norm_partials(gpu, rows, width, itemsize):
+    """Gradients of a norm's weight by blocks of 32 rows and columns, up to 32,768, for many short rows
+    (ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    return np.where(_in_parts(gpu, rows, width), _norm_parts(rows, width) * width * itemsize, 0)
+
+
+def norm_first(gpu, rows, width, itemsize):
+    """The result of their sum, which replaces one that was there before (the same function)."""
+    return np.where(_in_parts(gpu, rows, width), width * itemsize, 0)
+
+
+def norm_buffer(gpu, rows, width):
+    """Partial results of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width), reduction_buffer(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def norm_semaphores(gpu, rows, width):
+    """Counters of that sum (Reduce.cuh)."""
+    return np.where(_in_parts(gpu, rows, width),
+                    reduction_semaphores(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
+
+
+def _in_parts(gpu, rows, width):
+    return (np.asarray(rows) > 64 << 10) & (width // 32 < gpu.multiprocessors // 2)
+
+
+def _norm_parts(rows, width):
+    return np.minimum(_ceil_div(rows, 32), (32 << 10) // _ceil_div(width, 32))
+
+
+def batch_norm_staging(gpu, rows, channels, numbers):
+    """So many fp32 numbers a channel from each of the blocks that share it, of input that lies channels last
+    (ATen/native/cuda/Normalization.cuh, batch_norm_stats_channels_last_cuda_template)."""
+    blocks = _batch_norm_blocks(rows, channels)[1]
+    return np.where(blocks > 1, FP32 * numbers * channels * blocks, 0)
+
+
+def batch_norm_semaphores(gpu, rows, channels):
+    """One counter a column of those blocks (the same function)."""
+    columns, blocks = _batch_norm_blocks(rows, channels)
+    return np.where(blocks > 1, 4 * columns, 0)
+
+
+def _batch_norm_blocks(rows, channels):
+    """Columns and rows of blocks (flexible_launch_configs of the same file)."""
+    width = np.minimum(_last_power_of_two(channels), 32)
+    height = np.minimum(_last_power_of_two(_ceil_div(rows, 16)), 512 // width)
+    width = np.minimum(_last_power_of_two(channels), 512 // height)
+    blocks = np.minimum(_ceil_div(rows, 16 * height), 128)
+    return _ceil_div(channels, width), np.where(blocks < 8, 1, blocks)
+
+
+# Liger ------------------------------------------------------------------------------------------------
+
+
+def liger_partials(gpu, width):
+    """fp32 gradients of RMSNorm's weight, one row a multiprocessor (liger-kernel 0.8.5, ops/rms_norm.py)."""
+    return FP32 * gpu.multiprocessors * width
+
+
+def liger_logits(gpu, tokens, width, vocabulary, itemsize):
+    """Logits of a chunk: a power of two of tokens, so many that they take about the room of the hidden states
+    (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
+    share = _ceil_div(tokens, _ceil_div(vocabulary, width))
+    power = _last_power_of_two(share)
+    return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
+
+
+# bitsandbytes -----------------------------------------------------------------------------------------
+
+
+def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
+    """What a product of 4-bit weights unpacks; nothing in a kernel that needs no whole ones (bitsandbytes 0.50,
+    backends/cuda/ops.py, gemm_4bit)."""
+    fused = np.vectorize(gemm_4bit.is_fused, otypes=[bool])(gpu, rows, outputs, inputs, itemsize)
+    return np.where(fused, 0, size)
+
+
+# Masks and indices ------------------------------------------------------------------------------------
+
+
+def _tile(gpu, tiles):
+    """Of the newest architecture that is not newer than the GPU's."""
+    return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
+
+
+def cub_scan(gpu, items, itemsize=INT64):
+    """Exclusive scan: one descriptor of twice an item, a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
+    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
+
+
+def cub_select(gpu, items):
+    """Selection by flag: one 8-byte descriptor a tile (cub/device/dispatch/dispatch_select_if.cuh)."""
+    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
+
+
+def cub_count(gpu):
+    """int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
+    blocks = 5 * gpu.multiprocessors * (_threads(gpu) // 256)
+    return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
+
+
+def cub_sum(gpu, items):
+    """The same for whether items are true; up to 4096 are one block's."""
+    return np.where(items > 4096, cub_count(gpu), 1)
+
+
+def _radix_sort(gpu, items, passes):
+    """int64 pairs: two buffers, digits counted for each pass, a histogram a tile
+    (cub/device/dispatch/dispatch_radix_sort.cuh)."""
+    pairs = np.where(passes > 1, 2 * _round_up(INT64 * items, CUB_ALIGNMENT), 0)
+    return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES))
+
+
+def index_sort(gpu, items, rows):
+    """By the bits that the highest row has, eight a pass (ATen/native/cuda/Indexing.cu); up to 2304 are one block's."""
+    bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
+    return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
+
+
+def row_sort(gpu, items):
+    """int64 pairs by all 64 bits (ATen/native/cuda/Sort.cu, launch_stable_sort_kernel); up to 4096 in shared memory."""
+    return np.where(items > 4096, _radix_sort(gpu, items, 8), 0)
+
+
+def embedding_indices(gpu, tokens):
+    """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
+    return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
+
+
+def embedding_sort(gpu, tokens):
+    """By all 64 bits (the same function)."""
+    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8), 0)
+
+
+def embedding_number(gpu, tokens):
+    """One int64: how many segments there are (the same function)."""
+    return np.where(tokens > FEW_INDICES, INT64, 0)
+
+
+def embedding_unique(gpu, tokens):
+    """CUB's select of the first of each token: a 16-byte descriptor a tile (the same function, unique_by_key)."""
+    tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES))
+    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
+
+
+def embedding_scan(gpu, tokens, vocabulary):
+    """CUB's scan over the segments (the same function, exclusive_scan)."""
+    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary)), 0)
+
+
+def embedding_segments(gpu, tokens, vocabulary):
+    """One int64 for each distinct token there can be (EmbeddingBackwardKernel.cu, partials_per_segment)."""
+    return np.where(tokens > FEW_INDICES, INT64 * np.minimum(tokens, vocabulary), 0)
+
+
+def embedding_partials(gpu, tokens, vocabulary, width):
+    """fp32 rows of partial segments (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
+    segments = tokens // ROWS_PER_THREAD + np.minimum(tokens, vocabulary)
+    return np.where(tokens > FEW_INDICES, FP32 * segments * width, 0)
+
+
+def embedding_rows(gpu, tokens, vocabulary, width):
+    """fp32 sums of few whole rows (EmbeddingBackwardKernel.cu)."""
+    return np.where(tokens > FEW_INDICES, FP32 * vocabulary * width, 0)
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        cublas_workspace, cublaslt_workspace, grouped_arguments, grouped_workspace,
+        cudnn_backward, flash_softmax_sum, flash_dq_accumulator, flash_split_sums, flash_split_outputs,
+        efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
+        reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
+        batch_norm_staging, batch_norm_semaphores,
+        liger_partials, liger_logits, unpacked_4bit,
+        cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
+        embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
+        embedding_partials, embedding_rows,
+    )
+}
+"""Name in a formula file -> function."""

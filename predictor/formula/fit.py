@@ -1,0 +1,218 @@
+"""Recordings of one regime at a few shapes -> one event list whose sizes are polynomials of the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
+from predictor.events.micro_step import MicroStep
+from predictor.events.regimes import NotOneRegime
+from predictor.events.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
+from predictor.trace.recorder import RecordedBuffer, Recording
+
+DEGREES = {"batch": 1, "sequence": 2, "images": 1}
+"""Highest power of each symbol: attention masks and scores are the quadratic ones."""
+
+
+PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
+"""Of several samples in one row: for each, for each token, and for pairs of tokens."""
+
+
+def monomials(shapes: Sequence[Shape], packed: bool = False) -> list[Monomial]:
+    """Monomials that the shapes can tell apart (a symbol that never varies drops out)."""
+    varying = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
+    if len({shape.images / shape.batch for shape in shapes}) == 1:
+        varying[2] = False  # images follow batch
+    if packed and varying[0]:
+        return PACKED + [Monomial((0, 0, 1))] * varying[2]
+    powers = [range(limit + 1) if varies else (0,) for limit, varies in zip(DEGREES.values(), varying)]
+    return [Monomial(e) for e in product(*powers) if not (e[2] and (e[0] or e[1]))]
+
+
+def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str],
+        packed: bool = False) -> MicroStep:
+    """Fit every size exactly.
+
+    Args:
+        recordings: one for each shape, at least as many as :func:`monomials` gives.
+        parameters: names in the order that ``ready`` indexes.
+        packed: whether the samples of a micro batch are one row.
+
+    Raises:
+        NotOneRegime: the recordings are not the same list.
+    """
+    first = recordings[0]
+    for recording, shape in zip(recordings, shapes):
+        same_list(first, recording, shape)
+    solve = _Solver(shapes, monomials(shapes, packed))
+    polynomial_rows: dict[tuple, tuple] = {}
+    rows: dict[tuple, int] = {}
+    size = np.empty(len(first.buffers), dtype=np.int32)
+    for index, versions in enumerate(zip(*(recording.buffers for recording in recordings))):
+        key = tuple(buffer.size for buffer in versions)
+        if key not in polynomial_rows:
+            polynomial_rows[key] = _expression(solve, key)
+        size[index] = rows.setdefault(polynomial_rows[key], len(rows))
+    return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
+                     *_of_sharded(first), *_of_generation(first))
+
+
+def same_list(first: Recording, other: Recording, shape: Shape) -> None:
+    """Raises :class:`NotOneRegime` if two recordings are not the same list; ``shape`` is that of the other."""
+    if signature(other) != signature(first):
+        raise NotOneRegime(f"the list of events at {shape} is not that of the first shape")
+
+
+def signature(recording: Recording) -> list:
+    """What two recordings of one regime share: everything but the bytes."""
+    return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
+            recording.cuts, recording.cache,
+            [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
+             for b in recording.buffers]]
+
+
+class _Solver:
+    """Coefficients of the monomials through values at the shapes, in exact arithmetic, checked at every shape."""
+
+    def __init__(self, shapes: Sequence[Shape], terms: Sequence[Monomial]) -> None:
+        self.monomials = terms
+        self._design = [[m(shape) for m in self.monomials] for shape in shapes]
+        self._chosen, self._inverse = _invert(self._design)
+
+    def __call__(self, values: Sequence[int]) -> Polynomial:
+        known = [values[row] for row in self._chosen]
+        coefficients = [sum(a * b for a, b in zip(row, known)) for row in self._inverse]
+        for row, value in zip(self._design, values):
+            if sum(a * b for a, b in zip(row, coefficients)) != value:
+                raise NotOneRegime(f"sizes {list(values)} are no polynomial of the shapes")
+        if any(c.denominator != 1 for c in coefficients):
+            raise NotOneRegime(f"sizes {list(values)} need fractions of bytes")
+        return Polynomial(tuple((m.exponents, int(c)) for m, c in zip(self.monomials, coefficients) if c))
+
+
+def solver(shapes: Sequence[Shape], terms: Sequence[Monomial]) -> Callable[[Sequence[int]], Polynomial]:
+    """Values at the shapes -> the polynomial of these terms that has them; raises :class:`NotOneRegime` if none has.
+
+    Raises:
+        ValueError: the shapes cannot tell the terms apart.
+    """
+    return _Solver(shapes, terms)
+
+
+def _invert(design: list[list[int]]) -> tuple[list[int], list[list[Fraction]]]:
+    """Rows that are independent, and the inverse of the square matrix they make (Gauss-Jordan)."""
+    width = len(design[0])
+    chosen: list[int] = []
+    rows: list[list[Fraction]] = []  # reduced rows, then the combination of chosen rows that makes them
+    for index, values in enumerate(design):
+        row = [Fraction(v) for v in values] + [Fraction(int(len(chosen) == k)) for k in range(width)]
+        for other in rows:
+            pivot = next(k for k in range(width) if other[k])
+            row = [a - row[pivot] * b for a, b in zip(row, other)]
+        pivot = next((k for k in range(width) if row[k]), None)
+        if pivot is None:
+            continue
+        row = [a / row[pivot] for a in row]
+        rows = [[a - other[pivot] * b for a, b in zip(other, row)] for other in rows] + [row]
+        chosen.append(index)
+        if len(chosen) == width:
+            ordered = sorted(rows, key=lambda r: next(k for k in range(width) if r[k]))
+            return chosen, [r[width:] for r in ordered]
+    raise ValueError("these shapes cannot tell the monomials apart")
+
+
+def _expression(solve: _Solver, versions: tuple) -> Polynomial | Workspace:
+    if not isinstance(versions[0], tuple):
+        return solve(versions)
+    dimensions = zip(*(dims for _, dims in versions))
+    return Workspace(versions[0][0], tuple(solve(values) for values in dimensions))
+
+
+def _table(expressions: list[Polynomial | Workspace]) -> SizeTable:
+    terms: dict = {ONE: 0}
+    for expression in expressions:
+        if isinstance(expression, Workspace):
+            terms.setdefault(expression, len(terms))
+        else:
+            for exponents, _ in expression.parts:
+                terms.setdefault(Monomial(exponents), len(terms))
+    coefficients = np.zeros((len(expressions), len(terms)), dtype=np.int64)
+    for row, expression in enumerate(expressions):
+        if isinstance(expression, Workspace):
+            coefficients[row, terms[expression]] = 1
+        else:
+            for exponents, factor in expression.parts:
+                coefficients[row, terms[Monomial(exponents)]] = factor
+    return SizeTable(tuple(terms), coefficients)
+
+
+_FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "workspace": Factor.TEMPORARIES,
+                   "cache": Factor.KV_CACHE}
+
+
+def factor_of(buffer: RecordedBuffer) -> Factor:
+    """Forward results are activations (recomputed ones too), backward's other results temporaries.
+
+    The same split as ``torch.distributed._tools.mem_tracker`` makes. What a collective returns is a copy of its own.
+    """
+    if buffer.role in _FACTOR_OF_ROLE:
+        return _FACTOR_OF_ROLE[buffer.role]
+    if buffer.operator.startswith("_c10d_functional::"):
+        return Factor.COMMUNICATION
+    if buffer.moment is Moment.BACKWARD and not buffer.recomputed:
+        return Factor.TEMPORARIES
+    return Factor.ACTIVATIONS
+
+
+def _event_list(recording: Recording, size: np.ndarray, sizes: SizeTable) -> EventList:
+    names: dict[str, int] = {"": 0}
+    index = {name: row for row, name in enumerate(FACTORS)}
+    moments = {moment: row for row, moment in enumerate(MOMENTS)}
+    buffers = Buffers(
+        size=size,
+        stream=np.zeros(len(size), dtype=np.int8),
+        factor=np.array([index[factor_of(b)] for b in recording.buffers], dtype=np.int8),
+        module=np.array([names.setdefault(b.module, len(names)) for b in recording.buffers], dtype=np.int32),
+        operator=np.array([names.setdefault(b.operator, len(names)) for b in recording.buffers], dtype=np.int32),
+    )
+    events = np.array(recording.events, dtype=np.int32)
+    return EventList(
+        kind=np.sign(events).astype(np.int8),
+        buffer=np.abs(events) - 1,
+        moment=np.array([moments[m] for m in recording.moments], dtype=np.int8),
+        step=np.ones(len(events), dtype=np.int8),
+        buffers=buffers,
+        sizes=sizes,
+        names=tuple(names),
+    )
+
+
+def _ready(recording: Recording, parameters: Sequence[str]) -> np.ndarray:
+    order = {name: index for index, name in enumerate(parameters)}
+    rows = [(position, order[name], buffer) for position, name, buffer in recording.gradients]
+    return np.array(rows, dtype=np.int32).reshape(-1, 3)
+
+
+def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Marks and owners of a step traced for ZeRO-3."""
+    if not recording.owners:
+        return None, None
+    return (np.array(recording.marks, dtype=np.int32).reshape(-1, 3),
+            np.array(recording.owners, dtype=np.int32).reshape(-1, 2))
+
+
+def _of_generation(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Where forwards begin, and the rows of keys and values, of a recorded call of ``generate``."""
+    if Moment.PREFILL not in recording.moments:
+        return None, None
+    return np.array(recording.cuts, dtype=np.int32), np.array(recording.cache, dtype=np.int32).reshape(-1, 2)
+
+
+def _persistent(recording: Recording) -> np.ndarray:
+    freed = {-event - 1 for event in recording.events if event < 0}
+    return np.array([row for row, buffer in enumerate(recording.buffers)
+                     if row not in freed and buffer.role != "gradient"], dtype=np.int32)

@@ -1,0 +1,140 @@
+"""A formula: the events of one micro-step with sizes as functions of the shape. Torch-free, small.
+
+Files are ``.npz`` without pickles: arrays beside one JSON header.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictor.common.arrays import load as read_arrays
+from predictor.common.errors import InputError
+from predictor.events.events import Buffers, EventList, Rows
+from predictor.events.facts import ModelFacts, Parameter
+from predictor.events.micro_step import Mark, MicroStep
+from predictor.events.sizes import Monomial, Polynomial, SizeTable, Workspace
+from predictor.events.workspaces import FUNCTIONS
+
+SCHEMA_VERSION = 1
+OPTIONAL = ("marks", "owners", "cuts", "cache")
+"""Arrays that only steps traced for ZeRO-3 have, and only calls of ``generate``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """What answers for one regime of one traced workload, and where it comes from."""
+
+    micro: MicroStep
+    facts: ModelFacts
+    provenance: dict[str, Any]
+
+
+def to_bytes(formula: Formula) -> bytes:
+    """The formula as a file."""
+    events, buffers = formula.micro.events, formula.micro.events.buffers
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "provenance": formula.provenance,
+        "facts": {name: value for name, value in asdict(formula.facts).items() if name != "image_tokens" or value},
+        "names": events.names,
+        "terms": [term_to_json(term) for term in events.sizes.terms],
+    }
+    arrays = {
+        "events": events.kind.astype(np.int32) * (events.buffer + 1),
+        "moment": events.moment,
+        "coefficients": events.sizes.coefficients,
+        "ready": formula.micro.ready,
+        "persistent": formula.micro.persistent,
+        "header": np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8),
+    }
+    arrays |= buffers.by_name()
+    arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def load(path: Path) -> Formula:
+    """Read and check a formula file.
+
+    Raises:
+        InputError: missing, truncated, of another schema version, or inconsistent.
+    """
+    try:
+        arrays, header = read_arrays(path)
+        if header["schema_version"] != SCHEMA_VERSION:
+            raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
+                             f"{SCHEMA_VERSION}: delete the file, it is made again")
+        return _checked(_assemble(arrays, header))
+    except InputError:
+        raise
+    except Exception as error:  # damage shows as any of zipfile's, zlib's, json's and numpy's errors
+        raise InputError(f"{path}: not a formula file ({type(error).__name__}): delete it, it is made again") from None
+
+
+def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
+    signed = arrays["events"]
+    buffers = Buffers.from_names(arrays)
+    sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
+    events = EventList(
+        kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
+        step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
+    facts = header["facts"]
+    parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
+    facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
+    return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
+                   facts, header["provenance"])
+
+
+def _checked(formula: Formula) -> Formula:
+    """The formula, if every row that it names exists."""
+    events, facts = formula.micro.events, formula.facts
+    ready, buffers = formula.micro.ready, len(events.buffers)
+    if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
+                                 (formula.micro.persistent, buffers), *_limits_of_sharded(formula),
+                                 *_limits_of_generation(formula))
+            and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
+            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
+        raise ValueError("inconsistent")
+    return formula
+
+
+def _limits_of_sharded(formula: Formula) -> list[Rows]:
+    """Rows that a step traced for ZeRO-3 names, and how many there are of each."""
+    marks, owners = formula.micro.marks, formula.micro.owners
+    if marks is None or owners is None:
+        return []
+    modules = 1 + int(owners[:, 0].max(initial=0))
+    of = {Mark.READY: len(formula.micro.ready), Mark.EXTERNAL: len(owners)} | dict.fromkeys(
+        (Mark.HOLD, Mark.LET_GO), len(formula.facts.parameters))
+    return [(marks[:, 0], len(formula.micro.events) + 1), (marks[:, 1], len(Mark)), (owners[:, 0], modules),
+            (owners[:, 1], len(formula.facts.parameters)),
+            *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
+
+
+def _limits_of_generation(formula: Formula) -> list[Rows]:
+    """The same of a call of ``generate``; -1, which stands for no buffer, is counted as the first."""
+    cuts, cache, events = formula.micro.cuts, formula.micro.cache, formula.micro.events
+    return [] if cuts is None or cache is None else [(cuts, len(events) + 1),
+                                                     (np.maximum(cache, 0).ravel(), len(events.buffers))]
+
+
+def term_to_json(term) -> list:
+    """A term as JSON data."""
+    if isinstance(term, Monomial):
+        return list(term.exponents)
+    return [term.function, [dimension.parts for dimension in term.dimensions]]
+
+
+def term_from_json(document: list):
+    """The opposite of :func:`term_to_json`."""
+    if not isinstance(document[0], str):
+        return Monomial(tuple(document))
+    dimensions = (Polynomial(tuple((tuple(e), c) for e, c in parts)) for parts in document[1])
+    return Workspace(document[0], tuple(dimensions))

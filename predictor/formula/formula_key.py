@@ -1,0 +1,131 @@
+"""Which formula answers for a workload: everything that decides the list of events, the shape's regime included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.gpus import Gpu
+from predictor.events import regimes
+from predictor.events.sizes import Shape
+from predictor.formula import store
+from predictor.model import fsdp, lora, quantization
+from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.request import Request
+from predictor.workload import compared
+from predictor.workload.modes import unpredicted
+from predictor.workload.workload import Workload
+
+PINNED_LIGER = "0.8.5"
+"""The release whose loss ``predictor.trace.liger`` knows."""
+
+MASKED_ON_DEMAND = ("llava",)
+"""``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
+traced apart where a mask would be padded."""
+
+COMPARED_WITH = {
+    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, (
+        "llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")),
+    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
+                                                                         "qwen2_audio")),
+}
+"""What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
+
+
+def formula_key(request: Request) -> store.Key:
+    """Which formula answers for a request.
+
+    Raises:
+        InputError: a key or GPU that is not supported.
+    """
+    workload, config, gpu = request.workload, request.config, request.gpu
+    compared.check(workload)
+    quantization.check(workload)
+    if config.routes_by_data:
+        raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
+                         f"the tokens that each gets: {unpredicted(workload.mode)}")
+    if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
+        raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
+    for key, (asked, compared_with) in COMPARED_WITH.items():
+        if asked(workload) and config.document["model_type"] not in compared_with:
+            raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
+                             "or use peakcast learn")
+    if gpu.compute_capability < (8, 0):
+        raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
+                         f"are not modelled, 8.0 and later are: {unpredicted(workload.mode)}")
+    return store.Key(
+        fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+        padding=workload.padding, checkpointing=_checkpointing(workload),
+        checkpointing_kwargs=_checkpointing_kwargs(workload), attn_implementation=workload.attn_implementation,
+        sdpa_backend=_backend(workload, gpu),
+        regime=_regime(request), torch=workload.versions["torch"],
+        transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
+        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
+        dtype=workload.dtype, mixed_precision=workload.mixed_precision,
+        quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
+        video_frames=workload.video_frames, no_grad=workload.no_grad,
+        tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp)
+
+
+def check_pictures(workload: Workload, config: ModelConfig) -> None:
+    """Whether the model takes pictures of the asked sizes.
+
+    Raises:
+        InputError: it takes none, or others.
+    """
+    said = f"image_size {workload.image_size}"
+    if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
+        takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
+            f"{config.name} takes no images"
+        raise InputError(f"{said}: {takes}; leave it out")
+    if len(workload.image_sizes) > 1 and (workload.video_frames or config.kind is Kind.IMAGE):
+        media = "videos" if workload.video_frames else "pictures"
+        raise InputError(f"{said}: {media} of one batch have one size: give one")
+
+
+def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[tuple[str, str, str]]:
+    """Shapes of one regime share a formula."""
+    return [_regime(request.at(shape)) for shape in shapes]
+
+
+def _checkpointing(workload: Workload) -> str:
+    if not workload.gradient_checkpointing:
+        return "off"
+    return "reentrant" if workload.gradient_checkpointing_kwargs["use_reentrant"] else "on"
+
+
+def _checkpointing_kwargs(workload: Workload) -> tuple[tuple[str, Any], ...]:
+    """What differs from transformers' own, in order."""
+    if not workload.gradient_checkpointing:
+        return ()
+    given = {**workload.gradient_checkpointing_kwargs, "modules": workload.gradient_checkpointing_modules}
+    plain = {"every_n_layers": 1, "offload": False, "modules": ()}
+    return tuple((name, given[name]) for name, value in plain.items() if given.get(name, value) != value)
+
+
+def _backend(workload: Workload, gpu: Gpu) -> str:
+    """What ``sdpa_backend: auto`` is on a GPU (ATen/native/transformers/cuda/sdp_utils.cpp, priority_order)."""
+    if workload.attn_implementation != "sdpa":
+        return ""
+    if workload.sdpa_backend != "auto":
+        return workload.sdpa_backend
+    packed = quantization.quantized(workload)
+    if workload.computes_in == "fp32" or (packed and packed.in_fp32):
+        return "efficient"
+    return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
+
+
+def _regime(request: Request) -> tuple[str, str, str]:
+    workload, config, shape = request.workload, request.config, request.shape
+    windows, row = config.windows, shape
+    if workload.padding == "packed":
+        row = replace(shape, sequence=shape.batch * shape.sequence)
+        if any(row.sequence >= window for window in windows):
+            raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
+                             "which is not predicted: use padding none, or peakcast learn")
+    masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
+    padded = masked and _backend(workload, request.gpu) in ("flash", "efficient")
+    return regimes.regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND,
+                             windows=windows)

@@ -1,0 +1,91 @@
+"""Terms that only formulas learned from recorded jobs have: sizes that no polynomial of the shape gives."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.events.sizes import Monomial, Term
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A monomial of the shape with its sequence rounded up to a multiple, as some kernels do."""
+
+    exponents: tuple[int, int, int]
+    multiple: int
+
+    def __call__(self, shape, gpu=None) -> np.ndarray | int:
+        batch, sequence, images = shape
+        return Monomial(self.exponents)((batch, -(-sequence // self.multiple) * self.multiple, images))
+
+    def __str__(self) -> str:
+        return f"rounded({Monomial(self.exponents)}, {self.multiple})"
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """Bytes between recorded ones, along straight lines over a monomial; beyond the ends the last line goes on.
+
+    Attributes:
+        over: exponents of the monomial.
+        points: pairs of its value and bytes, by value; at least two.
+    """
+
+    over: tuple[int, int, int]
+    points: tuple[tuple[int, int], ...]
+
+    def __call__(self, shape, gpu=None) -> np.ndarray | int:
+        value = Monomial(self.over)(shape)
+        return np.vectorize(self.between, otypes=[np.int64])(value) if isinstance(value, np.ndarray) \
+            else self.between(value)
+
+    def between(self, value: int) -> int:
+        """Bytes at a value of the monomial."""
+        at = min(max(bisect_right(self.points, (value, float("inf"))), 1), len(self.points) - 1)
+        (x, low), (end, high) = self.points[at - 1: at + 1]
+        return max(0, low + (high - low) * (int(value) - x) // (end - x))
+
+    def __str__(self) -> str:
+        return f"interpolated({Monomial(self.over)})"
+
+
+def to_json(term: Rounded | Interpolated) -> dict:
+    """A term as JSON data."""
+    if isinstance(term, Rounded):
+        return {"rounded": list(term.exponents), "multiple": term.multiple}
+    return {"interpolated": list(term.over), "points": [list(point) for point in term.points]}
+
+
+def from_json(document: dict) -> Term:
+    """The opposite of :func:`to_json`.
+
+    Raises:
+        ValueError: a term that makes no sense.
+    """
+    name = "rounded" if "rounded" in document else "interpolated"
+    exponents = exponents_of(document[name])
+    if name == "rounded":
+        multiple = document["multiple"]
+        if type(multiple) is not int or not 1 <= multiple <= 1 << 20:
+            raise ValueError("multiple")
+        return Rounded(exponents, multiple)
+    points = tuple((x, y) for x, y in document["points"])
+    values = [x for x, _ in points]
+    if len(points) < 2 or any(type(n) is not int or not 0 <= n < 1 << 62 for point in points for n in point) \
+            or values != sorted(set(values)):
+        raise ValueError("points")
+    return Interpolated(exponents, points)
+
+
+def exponents_of(value: list) -> tuple[int, int, int]:
+    """Three small powers.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if len(value) != 3 or any(type(power) is not int or not 0 <= power <= 4 for power in value):
+        raise ValueError("exponents")
+    return tuple(value)

@@ -1,0 +1,145 @@
+"""Makes a formula: builds the model on meta, traces a few shapes of a regime, fits the sizes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import warnings
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from predictor.common.errors import InputError
+from predictor.events import regimes
+from predictor.formula.formula import Formula
+from predictor.formula.store import Key
+from predictor.model import code_models
+from predictor.model.model_config import ModelConfig
+from predictor.trace.garbage import frozen
+from predictor.workload.modes import unpredicted
+
+if TYPE_CHECKING:
+    from predictor.events.sizes import Shape
+    from predictor.trace.recorder import Recording
+
+
+def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
+    """Trace and fit one regime.
+
+    Args:
+        config: the model's configuration.
+        key: what to trace; its versions must be the installed ones.
+        progress: wraps the list of shapes, for example with a progress bar.
+
+    Raises:
+        InputError: torch or transformers is missing or of another version, or the model cannot be
+            built or traced.
+        NotOneRegime: shapes of the regime do not share one list of events.
+    """
+    _require(config, key)
+    import transformers
+
+    from predictor.trace import flash_attention
+
+    packaged = key.attn_implementation == "flash_attention_2"
+    transformers.logging.set_verbosity_error()
+    try:
+        with (warnings.catch_warnings(), redirect_stdout(sys.stderr),  # the user's own code may print
+              flash_attention.on_meta() if packaged else nullcontext()):
+            warnings.simplefilter("ignore")
+            return _trace(config, key, progress)
+    except regimes.NotOneRegime as error:
+        if not regimes.is_alone(key.regime):
+            raise
+        raise InputError(f"model {config.name}: cannot be traced: {error}") from error
+    except InputError as error:
+        if isinstance(error, code_models.Raised) and not regimes.is_alone(key.regime):
+            raise regimes.NotOneRegime(str(error)) from error
+        raise
+    except Exception as error:  # a configuration can lead torch and transformers anywhere
+        if not regimes.is_alone(key.regime):  # it may not take the traced shapes
+            raise regimes.NotOneRegime(str(error)) from error
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
+
+
+def _trace(config: ModelConfig, key: Key, progress) -> Formula:
+    from predictor.model import autotp, parser, tensor_parallel
+    from predictor.trace import autocast
+    from predictor.trace.inputs import inputs_of
+
+    own = isinstance(config, code_models.CodeModel)
+    config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
+    model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
+                         trainable=key.trainable, frozen=key.frozen, lora=key.lora,
+                         dtype=key.dtype, quantization=key.quantization)
+    _refuse_recurrent(config, model, "inference" if key.generation else "training")
+    if key.mixed_precision != "none":
+        autocast.prepare(model, key.mixed_precision)
+    if key.checkpointing != "off":
+        parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
+    parser.without_grad(model, key.no_grad)
+    inputs = inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
+    if own:
+        code_models.on_meta(model)
+    if key.autotp:
+        autotp.shard(model, key.tensor_parallel)
+    by_plan = key.tensor_parallel > 1 and not key.autotp
+    with tensor_parallel.on_meta(model, key.tensor_parallel) if by_plan else nullcontext():
+        return _traced(config, key, model, inputs, first, progress)
+
+
+def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress) -> Formula:
+    """The formula of a model that is ready."""
+    from predictor.formula import fit
+    from predictor.model import parser
+    from predictor.trace import liger
+    from predictor.trace.trace import trace
+
+    facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
+                            () if regimes.is_wide(key.regime) else inputs.image_tokens(key.new(first)))
+    brings = key.generation.brings if key.generation else 0
+    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
+    with frozen(), liger.on_meta(model) if key.liger else nullcontext():
+        recordings: list[Recording] = []
+        for shape in progress(shapes) if progress else shapes:
+            recordings.append(trace(
+                model, inputs.batch(key.new(shape), key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
+                sharded=key.sharded, evaluation=bool(key.evaluation), wrapped=key.wrapped,
+                mixed_precision=key.mixed_precision, generation=key.generation,
+                past=shape.sequence - key.new(shape).sequence))
+            fit.same_list(recordings[0], recordings[-1], shape)
+    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
+    return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
+
+
+def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
+    """Refuses recurrent layers, which a GPU runs in cuDNN or kernels of their own (ATen/native/RNN.cpp)."""
+    from torch.nn import RNNBase, RNNCellBase
+
+    for name, module in model.named_modules():
+        if isinstance(module, RNNBase | RNNCellBase):
+            raise InputError(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
+                             f"which is not predicted yet: {unpredicted(mode)}")
+
+
+def _require(config: ModelConfig, key: Key) -> None:
+    packages = {"torch": key.torch, "transformers": key.transformers}
+    packages |= {"peft": key.lora.peft} if key.lora else {}
+    packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}
+    _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
+    if key.liger:
+        _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
+
+
+def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
+    """That packages are there, in these versions; else it says where they come from, or what to do about another."""
+    for package, wanted in packages.items():
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
+                             f"{package}: pip install {source}") from None
+        if found.split("+")[0] != wanted:
+            raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
+                             f"install it, or {otherwise.format(package=package, found=found)}")

@@ -1,0 +1,1 @@
+"""A request made concrete: a job of training, of inference, or of a learned formula."""

@@ -1,0 +1,228 @@
+"""A workload of inference: the job in place of one of training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.engine.generation import Piece, compose
+from predictor.engine.setup import Setup
+from predictor.events.facts import ModelFacts
+from predictor.events.regimes import regime_of
+from predictor.events.run import Run, evaluate
+from predictor.events.sizes import Shape
+from predictor.formula.find import formula_of
+from predictor.formula.formula import Formula
+from predictor.formula.formula_key import check_pictures, formula_key
+from predictor.jobs.training_job import Job
+from predictor.model import code_models, models, quantization
+from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.request import Request, gpu_of
+from predictor.profile import calibrated, profile
+from predictor.profile.kinds import kinds
+from predictor.workload.turns import TRACED_TOKENS, Generation, Turn, check_positions, turns
+from predictor.workload.workload import Workload
+
+LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
+        "one length, and torch.compile, which generate applies by itself to a static cache")
+
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of configurations."""
+OFTEN = 3
+"""Of so many turns that differ in their context alone one formula is traced, at four shapes or more."""
+MOST_UNTIL_WINDOW = 64
+"""Decode steps that are traced one by one until a sliding window is reached."""
+
+
+@dataclass(frozen=True)
+class InferenceJob(Job):
+    """Calls of ``generate`` in place of training steps; ``formula`` and ``shape`` are those of the first.
+
+    Attributes:
+        turns: each call of ``generate``.
+        pieces: the same with their formulas.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def positions(self) -> int | None:
+        """That the language model knows, as far as its configuration or its weights say so."""
+        known = positions_of(self.request.config), self.formula.facts.positions
+        return min(filter(None, known), default=None)
+
+    @property
+    def rank(self) -> int:
+        """There is one GPU."""
+        return 0
+
+    def ranks(self, limit_bytes: int | None) -> list[int]:
+        """There is one GPU."""
+        return [0]
+
+    def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
+        """Start-up and all calls; they do not depend on the limit."""
+        events = compose(self.pieces, self.setup, self.gpu)
+        return evaluate(events, 0, self.shape, self.gpu, calibrated.coefficients(self.profile))
+
+    def described(self) -> Mapping[str, Any]:
+        """Every key with its value."""
+        return self.workload.resolved()
+
+    def notes(self) -> tuple[str, ...]:
+        """What is not modelled of this job."""
+        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
+                 "with this prompt as what it profiles: assumed, never measured")
+        rows = self.shape.batch * max(turn.tokens for turn in self.turns)
+        return ((paged,) if self.workload.gpu_memory_utilization else ()) + quantization.notes(
+            self.workload, self.formula.facts, rows)
+
+    @property
+    def loop(self) -> str | None:
+        """What the reference loop of inference leaves out."""
+        return LOOP
+
+
+def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:
+    """A workload of inference with its formulas.
+
+    Args:
+        one_length: other prompts will not be asked for: what is not alike at all batches is traced at this one alone.
+
+    Raises:
+        InputError: an unknown model, turns without room for their images, a cache longer than the model's positions,
+            or what is not predicted.
+    """
+    request = resolve(workload)
+    workload, config, gpu = request.workload, request.config, request.gpu
+    said = turns(workload)
+    check_positions(said, positions_of(config), workload.max_cache_len, config.name)
+    pieces, formulas, times = [], [], Counter(map(_alike, said))
+    for turn in said:
+        formula = find_formula(request, turn, progress, often=times[_alike(turn)] >= OFTEN,
+                               one_length=one_length)
+        check_room(workload, turn, formula.facts)
+        pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
+        formulas.append(formula)
+    first, shape = formulas[0], pieces[0].shape
+    check_positions(said, first.facts.positions, workload.max_cache_len, config.name)
+    quantization.check_rows(workload, first.facts, shape, gpu)
+    chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
+                            kinds(request, first))
+    setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
+                  gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
+                  allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
+                  quantization=workload.quantization)
+    return InferenceJob(request, first, setup, chosen, turns=said, pieces=tuple(pieces))
+
+
+def resolve(workload: Workload) -> Request:
+    """The request of a workload, with what a sequence has, as far as the model settles it, at its first turn.
+
+    Raises:
+        InputError: a model that generates nothing, or does not take such prompts.
+    """
+    config = models.find(workload.model)
+    if isinstance(config, code_models.CodeModel):
+        raise InputError(f"mode inference: {config.name} is a function of yours, whose generate nobody knows: name a "
+                         "model of transformers")
+    if config.kind not in (Kind.TEXT, Kind.IMAGE_TEXT):
+        raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}: text and image-text models "
+                         "are predicted")
+    if workload.conversation is None and workload.sequence_length is None:
+        raise InputError("sequence_length is not given: say how many tokens a prompt has, image tokens included")
+    images = [workload.images_per_sample or 0, *(turn["images"] for turn in workload.conversation or ())]
+    if any(images) and not config.kind.has_media:
+        key = "images_per_sample" if workload.conversation is None else "conversation: images"
+        raise InputError(f"{key} {max(images)}: {config.name} takes no images; leave it out")
+    check_pictures(workload, config)
+    if workload.conversation is None:
+        workload = workload.fill(images_per_sample=int(config.kind.has_media))
+    return Request(workload, config, gpu_of(workload), shape_of(workload, turns(workload)[0]))
+
+
+def positions_of(config: ModelConfig) -> int | None:
+    """Positions that the language model knows, where its configuration says so."""
+    text = config.document.get("text_config")
+    said = text if isinstance(text, dict) else config.document
+    return next((said[key] for key in POSITIONS if isinstance(said.get(key), int)), None)
+
+
+def shape_of(workload: Workload, turn: Turn) -> Shape:
+    """What the first forward of a turn attends to, and the images that it sees."""
+    batch = workload.per_device_eval_batch_size
+    return Shape(batch, turn.seen, batch * turn.images)
+
+
+def traced_tokens(turn: Turn, windows: list[int]) -> int:
+    """How many tokens of a reply are traced: those until a sliding window is reached, if it is in the reply.
+
+    Raises:
+        InputError: they would be too many.
+    """
+    until = max((window - turn.seen for window in windows if turn.seen < window < turn.cached), default=0)
+    window = turn.seen + until
+    if until > MOST_UNTIL_WINDOW:
+        raise InputError(f"max_new_tokens {turn.new_tokens}: the reply reaches the sliding window of {window:,} "
+                         f"tokens after {until:,} tokens, which is predicted up to {MOST_UNTIL_WINDOW}: give a prompt "
+                         f"of at least {window - MOST_UNTIL_WINDOW:,} tokens, or a reply that does not reach it")
+    return min(turn.new_tokens, TRACED_TOKENS + until)
+
+
+def unpredicted_prompts(windows: list[int], new_tokens: int) -> list[tuple[int, int]]:
+    """The first and last prompt, in tokens, between which :func:`traced_tokens` would be too many."""
+    return [(max(1, window - new_tokens + 2), window - MOST_UNTIL_WINDOW - 1) for window in sorted(windows)
+            if window - new_tokens + 2 < window - MOST_UNTIL_WINDOW]
+
+
+def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
+    """The call of ``generate`` of a turn, of which so many new tokens are looked at."""
+    if workload.cache_implementation == "static":
+        length = max(turn.cached, workload.max_cache_len or 0)
+        return Generation(tokens, "static", length - turn.tokens)
+    return Generation(tokens, brings=turn.tokens if turn.past else 0, kept=workload.conversation is not None)
+
+
+def _alike(turn: Turn) -> tuple[int, int, int, bool]:
+    """What turns share whose traces differ in the length of the context alone, as masks' rows are padded to 8."""
+    return turn.tokens, turn.images, turn.new_tokens, turn.seen % 8 > 0
+
+
+def find_formula(request: Request, turn: Turn, progress: Progress | None = None, *,
+                 often: bool = False, one_length: bool = False) -> Formula:
+    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values is traced at its
+    context alone, unless there are ``often`` such turns; one that meets a sliding window always."""
+    workload, config, shape = request.workload, request.config, shape_of(request.workload, turn)
+    key = formula_key(request.at(shape))
+    key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
+                  generation=generation_of(workload, turn, traced_tokens(turn, config.windows)))
+    if turn.past:  # attention has a mask
+        key = replace(key, regime=regime_of(shape, pads_masks=True, windows=config.windows))
+        alone = not often or bool(config.windows)
+    else:
+        alone = key.generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to multiples of 8
+    alone = alone or key.generation.tokens > TRACED_TOKENS
+    return formula_of(config, key, shape, workload.dtype, progress, alone=alone, one_length=one_length)
+
+
+def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:
+    """A prompt must hold the tokens of its images, and one of text."""
+    filled = facts.room(turn.images)
+    if turn.images and turn.tokens <= filled:
+        name = "sequence_length" if workload.conversation is None else "conversation: tokens"
+        raise InputError(f"{name} {turn.tokens}: no room for {turn.images} image(s), which fill {filled} tokens: give "
+                         f"at least {filled + 1}")
+
+
+def build(workload: Workload):
+    """The workload's model on the meta device."""
+    from predictor.model import parser
+
+    return parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation, recipe="full",
+                        dtype=workload.dtype, quantization=quantization.quantized(workload))
+

@@ -1,0 +1,60 @@
+"""The units that FSDP2 wraps in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
+from predictor.workload.fsdp_keys import EMBEDDINGS, NO_SPLIT_MODULES
+from predictor.workload.workload import Workload
+
+
+def wrapped(workload: Workload) -> tuple[str, ...]:
+    """What is wrapped, by names that :func:`units` takes; nothing without FSDP2."""
+    if not workload.fsdp:
+        return ()
+    classes = sorted(workload.fsdp["transformer_layer_cls_to_wrap"])
+    return (*classes, *(EMBEDDINGS if workload.fsdp["wrap"] == "accelerate" else ()))
+
+
+def units(model: Any, names: tuple[str, ...]) -> list:
+    """The modules that ``fully_shard`` is called on, in that order: inner ones first, the model last.
+
+    Raises:
+        InputError: a class that no module of the model has, a unit inside another, or tied embeddings.
+    """
+    classes = set(names) - {NO_SPLIT_MODULES, *EMBEDDINGS}
+    missing = classes - {type(module).__name__ for module in model.modules()}
+    if missing:
+        raise InputError(f"fsdp: transformer_layer_cls_to_wrap names {show(min(missing))}, a class that no module of "
+                         f"the model has: its own are {', '.join(sorted(model._no_split_modules))}")
+    if NO_SPLIT_MODULES in names:
+        classes |= set(model._no_split_modules)
+    found = [module for module in managed(model) if type(module).__name__ in classes and module is not model]
+    embeddings = [getattr(model, name)() for name in EMBEDDINGS if name in names]
+    if embeddings and embeddings[0].weight is embeddings[1].weight:
+        raise InputError("fsdp: wrap accelerate is not modelled yet where input and output embeddings are tied: "
+                         "use wrap layers")
+    found += embeddings
+    for unit in found:
+        inside = next((other for other in unit.modules() if other is not unit and other in found), None)
+        if inside is not None:
+            raise InputError(f"fsdp: a {type(inside).__name__} lies inside a {type(unit).__name__}: wrapping both is "
+                             "not modelled yet; name one of them in transformer_layer_cls_to_wrap")
+    return [*found, model]
+
+
+def managed(unit: Any, units: Container = ()) -> list:
+    """Modules of a unit that are not other units', children first (_fsdp_init.py, ``_get_managed_modules``)."""
+    seen = set()
+
+    def visit(module: Any) -> Iterator[Any]:
+        seen.add(module)
+        for child in module.children():
+            if child not in units and child not in seen:
+                yield from visit(child)
+        yield module
+
+    return list(visit(unit))

@@ -1,0 +1,98 @@
+"""Where a model's configuration comes from: a known name, a directory or a ``config.json``.
+
+Needs no torch: the configuration decides which formula answers, and its hash is the cache key.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.files import read_text
+from predictor.common.suggest import nearest, show
+from predictor.model import configs
+from predictor.model.model_config import ModelConfig
+from predictor.workload import code_names
+
+
+@lru_cache(maxsize=1)
+def known_names() -> tuple[str, ...]:
+    """Names that need no file."""
+    names = [entry.name for entry in resources.files(configs).iterdir()]
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def find(model: str) -> ModelConfig:
+    """The configuration of a known name, a local directory, or a path of a ``config.json``; or the user's own code.
+
+    Raises:
+        InputError: neither a known name nor a readable configuration.
+    """
+    if model.lower() in known_names():
+        name = model.lower()
+        files = resources.files(configs)
+        processor = files / "preprocessors" / f"{name}.json"
+        return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
+                           json.loads(processor.read_text()) if processor.is_file() else {})
+    from predictor.model import code_models
+
+    if code_names.is_named(model):
+        return code_models.find(model)
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise InputError(f"model {model[:200]!r}: the directory has no config.json")
+        path = path / "config.json" if path.is_dir() else path
+        found = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # no such home, a name too long, a zero byte
+        found = False
+    if not found:
+        raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
+                         "and no such directory or config.json; peakcast models lists the names")
+    return ModelConfig(model, _read_config(path), _preprocessor(path.parent))
+
+
+NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")
+
+
+def _preprocessor(folder: Path) -> dict[str, Any]:
+    """Settings of images, and of videos under ``video``: what ``processor_config.json`` has of them comes first, as in
+    transformers 5 (image_processing_base.py, get_image_processor_dict), then the older files."""
+    whole, beside, video = (folder / f"{kind}_config.json" for kind in (
+        "processor", "preprocessor", "video_preprocessor"))
+    found = _object(whole) if whole.is_file() else {}
+    images, videos = (found[key] if isinstance(found.get(key), dict) else _object(older) if older.is_file() else {}
+                      for key, older in (("image_processor", beside), ("video_processor", video)))
+    return _settings(images) | ({"video": _settings(videos)} if videos else {})
+
+
+def _object(path: Path) -> dict[str, Any]:
+    document = _read(path)
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+    return document
+
+
+def _settings(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in NOT_SETTINGS}
+
+
+def _read(path: Path) -> Any:
+    text = read_text(path, "a model's configuration")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({' '.join(str(error).split())})") from None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    document = _read(path)
+    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
+        raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
+    if "quantization_config" in document:
+        raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
+    return document

@@ -1,0 +1,1 @@
+"""The calibration of one device: its file, what it covers, and what it corrects."""

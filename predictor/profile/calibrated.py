@@ -1,0 +1,156 @@
+"""What a profile changes in a prediction: workspaces in the traced step, coefficients, rounding, runtime, intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from predictor.allocator import AllocatorSettings
+from predictor.common.gpus import Gpu
+from predictor.events.calls import Call, calls
+from predictor.events.events import FACTORS, Buffers, Factor
+from predictor.events.micro_step import MicroStep
+from predictor.events.sizes import Shape
+from predictor.profile.profile import Choice, OperatorWorkspace
+
+ASSUMED_RUNTIME_BYTES = 1 << 30
+"""CUDA context, NCCL and libraries, where no profile says: between none of it and this the verdict is uncertain."""
+SURE = 2.0
+"""Standard errors of a measured runtime on either side."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far off a prediction may be.
+
+    Attributes:
+        runtime_low, runtime_high: device memory that is not PyTorch's allocator's, in bytes.
+        relative: counter -> measured less predicted, relative to predicted, from and to; not of a counter whose
+            interval is not known.
+    """
+
+    runtime_low: int = 0
+    runtime_high: int = ASSUMED_RUNTIME_BYTES
+    relative: tuple[tuple[str, tuple[float, float]], ...] = ()
+
+    def of(self, counter: str) -> tuple[float, float] | None:
+        """Relative bounds of a counter; None if they are not known."""
+        return dict(self.relative).get(counter)
+
+    @property
+    def _reserved(self) -> tuple[float, float]:
+        """How far below and above the predicted reserved bytes may be; as predicted if that is not known."""
+        low, high = self.of("reserved") or (0.0, 0.0)
+        return min(low, 0.0), max(high, 0.0)
+
+    def limits(self, capacity_bytes: int) -> tuple[int, int | None]:
+        """How much a run may be predicted to reserve on a GPU: if it is to fit surely, and at best (None: any).
+
+        At best any, where nothing at all may be reserved of what is predicted: lower bounds stop at 0 bytes.
+        """
+        low, high = self._reserved
+        surely = max(0, capacity_bytes - self.runtime_high) / (1 + high)
+        room = max(0, capacity_bytes - self.runtime_low)
+        at_best = math.floor(room / (1 + low)) if low > -1 else None if room else 0
+        return math.floor(surely), at_best
+
+    def capacity(self, limit_bytes: int) -> int:
+        """The smallest GPU memory of which PyTorch's allocator can surely have so much."""
+        return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
+
+
+def margin(choice: Choice | None, ranks: int) -> Margin:
+    """Of a prediction for so many ranks."""
+    if choice is None:
+        return Margin()
+    runtime, relative = choice.profile.runtime, tuple((c, choice.interval(c)) for c in choice.profile.residuals)
+    expected = runtime.bytes(ranks)
+    if runtime.standard_error is None:
+        return Margin(0, expected, relative)
+    spread = math.ceil(SURE * runtime.standard_error)
+    return Margin(max(0, expected - spread), expected + spread, relative)
+
+
+def coefficients(choice: Choice | None) -> tuple[float, ...] | None:
+    """What each of :data:`FACTORS` is multiplied by; None where all are 1."""
+    if choice is None:
+        return None
+    known = choice.profile.coefficients
+    values = tuple(known[f.value].value if f.value in known and known[f.value].applied else 1.0 for f in FACTORS)
+    return None if set(values) == {1.0} else values
+
+
+def allocator_settings(given: str | None, choice: Choice | None) -> AllocatorSettings:
+    """The workload's own, or else what the profile found the device to do."""
+    divisions = choice.profile.allocator.roundup_power2_divisions if choice else 0
+    if given is None and divisions:
+        return AllocatorSettings.parse(f"roundup_power2_divisions:{divisions}")
+    return AllocatorSettings.parse(given or "")
+
+
+def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], shape: Shape, gpu: Gpu) -> MicroStep:
+    """The micro-step with what calls of these operators hold beyond it. Its sizes are then right at this shape only.
+
+    A workspace that ``grows`` makes the call's temporary larger; a call that has none gets a buffer of its own.
+    """
+    by_sort = {(workspace.operator, workspace.grows): workspace for workspace in workspaces}
+    events = micro.events
+    row_bytes = events.sizes.at(shape, gpu)
+    resized: dict[int, int] = {}
+    own: list[tuple[Call, int]] = []
+    for call in calls(events, row_bytes):
+        for grows in (True, False):
+            workspace = by_sort.get((events.names[call.operator], grows))
+            if workspace is None:
+                continue
+            size, buffer = workspace.bytes(call.result_bytes), call.temporary if grows else None
+            if buffer is not None:
+                resized[buffer] = max(0, int(row_bytes[events.buffers.size[buffer]]) + size)
+            elif size > 0:
+                own.append((call, size))
+    return _with_buffers(_with_sizes(micro, resized), own)
+
+
+def _with_sizes(micro: MicroStep, resized: Mapping[int, int]) -> MicroStep:
+    """The micro-step with other bytes, at one shape, for some buffers: each gets a size row that no other shares."""
+    if not resized:
+        return micro
+    events = micro.events
+    size = events.buffers.size.copy()
+    size[list(resized)] = len(events.sizes) + np.arange(len(resized))
+    return replace(micro, events=replace(events, buffers=replace(events.buffers, size=size),
+                                         sizes=events.sizes.with_constants(list(resized.values()))))
+
+
+def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroStep:
+    """The micro-step with a temporary of so many bytes, at one shape, behind what each of these calls allocates."""
+    if not own:
+        return micro
+    events = micro.events
+    buffers = events.buffers
+    rows: dict[int, int] = {}  # bytes -> row of the size table
+    made = [(len(events.sizes) + rows.setdefault(size, len(rows)), 0, FACTORS.index(Factor.TEMPORARIES), call.module,
+             call.operator) for call, size in own]
+    columns = [np.concatenate([getattr(buffers, name), column.astype(getattr(buffers, name).dtype)])
+               for name, column in zip(Buffers.__dataclass_fields__, np.array(made, dtype=np.int32).T)]
+    added = len(buffers) + np.arange(len(made), dtype=np.int32)
+    last = np.array([call.made[-1] for call, _ in own])
+    places, signs = np.repeat(last + 1, 2), np.tile([1, -1], len(made))
+    order = np.lexsort((-signs, places))  # two of one call are held together
+
+    def moved(rows: np.ndarray) -> np.ndarray:
+        later = rows.copy()
+        later[:, 0] += np.searchsorted(places, rows[:, 0], side="right").astype(rows.dtype)
+        return later
+
+    return replace(
+        micro, ready=moved(micro.ready), marks=None if micro.marks is None else moved(micro.marks),
+        events=replace(
+            events, kind=np.insert(events.kind, places, signs[order]),
+            buffer=np.insert(events.buffer, places, np.repeat(added, 2)[order]),
+            moment=np.insert(events.moment, places, np.repeat(events.moment[last], 2)),
+            step=np.insert(events.step, places, np.repeat(events.step[last], 2)), buffers=Buffers(*columns),
+            sizes=events.sizes.with_constants(list(rows))))

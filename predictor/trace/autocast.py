@@ -1,0 +1,181 @@
+"""Mixed precision by autocast: how Hugging Face puts it around a model, and its casts on meta tensors.
+
+torch 2.11: ATen/autocast_mode.h (which operators), autocast_mode.cpp (``cached_cast``). accelerate 1.15,
+accelerator.py, ``prepare_model``, which transformers' Trainer calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from predictor.common.dtypes import TORCH_NAMES
+
+STAND_IN = "cpu"
+"""The device whose autocast stands for CUDA's while tracing: checkpoints hand its state on to recomputation, on
+whatever device the tensors are."""
+KEY = torch._C.DispatchKey.AutocastCPU
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER = _names("""_convolution.deprecated _convolution conv1d conv2d conv3d convolution prelu addmm addmv addr matmul
+    einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
+    scaled_dot_product_attention""")
+"""Operators that run in the lower precision."""
+FP32 = _names("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm cosine_similarity nll_loss nll_loss2d
+    kl_div l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+    upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""")
+"""Operators that run in fp32."""
+TO_FP32 = _names("softmax.int log_softmax.int prod prod.dim_int cumprod cumsum sum sum.dim_IntList")
+"""Operators that are told to give fp32, where they were not told a dtype."""
+WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+"""Operators whose arguments all get the widest dtype among them."""
+
+
+def prepare(model, dtype: str, device: str = STAND_IN) -> None:
+    """Put a model's forward under autocast (``bf16`` or ``fp16``) and its outputs into fp32, in place."""
+    run = torch.autocast(device, dtype=getattr(torch, TORCH_NAMES[dtype]))(type(model).forward)
+    model.forward = MethodType(lambda self, *args, **kwargs: _widened(run(self, *args, **kwargs)), model)
+
+
+def _widened(data: Any) -> Any:
+    """``convert_to_fp32`` (accelerate, utils/operations.py)."""
+    if isinstance(data, (tuple, list)):
+        return type(data)(_widened(item) for item in data)
+    if isinstance(data, Mapping):
+        return type(data)({key: _widened(value) for key, value in data.items()})
+    narrow = isinstance(data, torch.Tensor) and data.dtype in (torch.float16, torch.bfloat16)
+    return data.float() if narrow else data
+
+
+def as_one(function: Callable) -> Callable:
+    """A function that stands for one operator of :data:`LOWER`: nothing inside it is cast."""
+    @wraps(function)
+    def lowered(*args, **kwargs):
+        if not torch.is_autocast_enabled(STAND_IN):
+            return function(*args, **kwargs)
+        with _off():
+            dtype = torch.get_autocast_dtype(STAND_IN)
+            kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+            casts = _casts(args, dtype)
+            return function(*reversed(casts), **kwargs)
+
+    return lowered
+
+
+@contextmanager
+def on_meta(model) -> Iterator[None]:
+    """While the block runs, autocast of :data:`STAND_IN` does to meta tensors what CUDA's does to its own."""
+    library = torch.library.Library("aten", "IMPL")
+    ours = LOWER | FP32 | TO_FP32 | WIDEST
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):  # some that CUDA does not cast
+        if name.startswith("aten::") and name.removeprefix("aten::") not in ours:  # others are their libraries' own
+            library.impl(name, torch.library.fallthrough_kernel, KEY.name, allow_override=True)
+    for names, kernel in ((LOWER, _lower), (FP32, _fp32), (TO_FP32, _to_fp32), (WIDEST, _widest)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, _kernel(operator, kernel), KEY.name, allow_override=True)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(torch, "clear_autocast_cache", _cached.clear))
+            for module in {sys.modules[type(part).__module__] for part in model.modules()}:
+                if hasattr(module, "maybe_autocast"):  # with which transformers switches it off for some sums
+                    stack.enter_context(_replaced(module, "maybe_autocast", _maybe(module.maybe_autocast)))
+            stack.enter_context(torch._C._IncludeDispatchKeyGuard(KEY))
+            yield
+    finally:
+        library._destroy()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _maybe(original: Callable) -> Callable:
+    """transformers' own does nothing on meta."""
+    return lambda device_type, *args, **kwargs: original(
+        STAND_IN if device_type == "meta" else device_type, *args, **kwargs)
+
+
+# one call -------------------------------------------------------------------------------------------------------------
+
+_cached: dict[int, torch.Tensor] = {}
+"""Weights in the lower precision, by their ids, until the outermost context ends."""
+
+
+def _off():
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(KEY))
+
+
+def _kernel(operator: Callable, run: Callable) -> Callable:
+    def kernel(*args, **kwargs):
+        with _off():
+            return run(operator, args, kwargs)
+
+    return kernel
+
+
+def _lower(operator: Callable, args: tuple, kwargs: dict):
+    casts = _casts(args, torch.get_autocast_dtype(STAND_IN))
+    return operator(*reversed(casts), **kwargs)
+
+
+def _fp32(operator: Callable, args: tuple, kwargs: dict):
+    casts = _casts(args, torch.float32)
+    return operator(*reversed(casts), **kwargs)
+
+
+def _widest(operator: Callable, args: tuple, kwargs: dict):
+    wide = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float32 for arg in args)
+    return (_fp32 if wide else _lower)(operator, args, kwargs)
+
+
+def _to_fp32(operator: Callable, args: tuple, kwargs: dict):
+    names = [argument.name for argument in operator._schema.arguments]
+    said = dict(zip(names[1:], args[1:])) | kwargs
+    if _is_cast(args[0]) and said.get("dtype") is None:
+        said["dtype"] = torch.float32
+    return operator(args[0], **said)
+
+
+def _is_cast(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta and tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _casts(args: tuple, dtype: torch.dtype) -> list:
+    """Arguments from the last to the first, as GCC evaluates them; the list dies from the first to the last."""
+    return [_cast(arg, dtype) for arg in reversed(args)]
+
+
+def _cast(tree, dtype: torch.dtype):
+    return tree_map_only(torch.Tensor, lambda tensor: _cast_one(tensor, dtype), tree)
+
+
+def _cast_one(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``cached_cast``: casts of weights are kept."""
+    if not _is_cast(tensor) or tensor.dtype == dtype:
+        return tensor
+    weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    if not weight or dtype == torch.float32:
+        return tensor.to(dtype)
+    if id(tensor) not in _cached:
+        _cached[id(tensor)] = tensor.to(dtype)
+    return _cached[id(tensor)]

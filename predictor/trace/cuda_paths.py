@@ -1,0 +1,276 @@
+"""Functions that take another path on CUDA than on meta tensors under a dispatch mode.
+
+While tracing they are replaced by ones that take CUDA's path: plain functions, because a function mode
+would not be active when a checkpoint recomputes.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.nn import functional
+
+from predictor.trace import rms_norm
+from predictor.trace.autocast import as_one
+from predictor.trace.operators import batch_norms, convolution
+
+aten = torch.ops.aten
+
+
+def _needs_grad(*tensors) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _as_float(mask, dtype):
+    """The same file as below, convert_boolean_attn_mask."""
+    zero, minus_infinity = (torch.empty((), dtype=dtype, device="meta") for _ in range(2))
+    result = torch.where(mask, zero, minus_infinity)
+    del zero, minus_infinity
+    return result
+
+
+def _first(results: list):
+    """The first; the others go in order, as the members of a C++ tuple do."""
+    first = results.pop(0)
+    while results:
+        del results[0]
+    return first
+
+
+def _cudnn(query, key, value, mask, dropout, causal, scale):
+    """ATen/native/transformers/attention.cpp, case SDPBackend::cudnn_attention."""
+    return _first([*aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale)])
+
+
+def _flash(query, key, value, mask, dropout, causal, scale):
+    """The same file, case flash_attention: head sizes are padded to multiples of 8."""
+    width = query.shape[-1]
+    pad = -width % 8
+    if pad:
+        scale = 1 / math.sqrt(width) if scale is None else scale
+        query, key, value = (functional.pad(tensor, (0, pad)) for tensor in (query, key, value))
+    out = _first([*aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)])
+    return out[..., :width] if pad else out
+
+
+def _efficient(query, key, value, mask, dropout, causal, scale):
+    """The same file, case efficient_attention: a mask's rows are padded to multiples of 8 (pad_bias)."""
+    if mask is not None and mask.dtype == torch.bool:  # here, so that nobody else keeps it
+        mask = _as_float(mask, query.dtype)
+    if mask is not None and mask.shape[-1] % 8:
+        length = mask.shape[-1]
+        mask = functional.pad(mask, (0, -length % 8))[..., :length]
+    if mask is not None:
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return _first([*aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale)])
+
+
+def _math(query, key, value, mask, dropout, causal, scale, grouped):
+    """The same file, _scaled_dot_product_attention_math: in fp32, a mask added in place, which it avoids under a
+    dispatch mode."""
+    dtype = query.dtype
+    wide_query, wide_key, wide_value = query.float(), key.float(), value.float()
+    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scaled = wide_query * root
+    if causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device="meta").tril()
+        mask = _as_float(mask, scaled.dtype)
+    whole_key, whole_value = wide_key, wide_value
+    if grouped:
+        whole_key, whole_value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
+                                  for tensor in (wide_key, wide_value))
+    attention = torch.matmul(scaled, whole_key.transpose(-2, -1) * root)
+    if mask is not None:
+        attention.add_(mask)
+    attention = aten._safe_softmax(attention, -1)
+    if dropout:
+        attention = functional.dropout(attention, dropout)
+    second = attention.to(dtype)
+    first = torch.matmul(attention, whole_value).to(dtype)
+    del attention, whole_value, whole_key, scaled, mask, wide_value, wide_key, wide_query  # as C++ leaves its locals
+    del second
+    return first
+
+
+KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
+
+
+def choose(backend: str, mask, grouped: bool, width: int) -> str:
+    """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    cuDNN takes head sizes that are multiples of 8, up to 256; flash attention no mask;
+    memory-efficient attention no grouped heads. Only the latter has a gradient for a mask; none
+    takes a mask whose rows do not lie whole in memory.
+    """
+    if backend == "cudnn" and mask is not None and mask.requires_grad:
+        backend = "efficient"
+    if mask is not None and mask.stride(-1) != 1 and mask.shape[-1] != 1:
+        backend = "math"
+    if backend == "cudnn" and (width % 8 or width > 256):
+        backend = "flash"
+    if backend == "flash" and mask is not None:
+        backend = "efficient"
+    return "math" if backend == "efficient" and grouped else backend
+
+
+def scaled_dot_product_attention(backend: str, original):
+    """The fused operator that CUDA takes, instead of meta's math path."""
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
+                        query.shape[-1])
+        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
+            kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
+        if query.device.type != "meta":
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _as_float(attn_mask, query.dtype)
+        if kernel == "math":
+            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return KERNELS[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    return attention
+
+
+def linear(original):
+    """A bias is added in place, which ATen/native/Linear.cpp avoids under a dispatch mode."""
+
+    def with_bias(input, weight, bias=None):
+        if bias is None or input.dim() < 3 or input.is_contiguous():
+            return original(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)
+
+    return with_bias
+
+
+def dropout(original):
+    """One fused kernel with a mask of a byte an element (ATen/native/Dropout.cpp, is_fused_kernel_acceptable)."""
+
+    def fused(input, p=0.5, training=True, inplace=False):
+        if not training or p == 0 or inplace:
+            return original(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    return fused
+
+
+def softmax(original):
+    """From fp16 to fp32 without a copy (ATen/native/SoftMax.cpp, softmax and log_softmax)."""
+    operator = getattr(aten, f"_{original.__name__}")
+
+    def fused(input, dim=None, _stacklevel=3, dtype=None):
+        if input.is_meta and (input.dtype, dtype) == (torch.float16, torch.float32):
+            return operator(input, dim, True)
+        return original(input, dim, _stacklevel, dtype)
+
+    return fused
+
+
+def one_hot(original):
+    """Zeros and a scatter, which ATen/native/Onehot.cpp avoids on meta tensors and under a dispatch mode."""
+
+    def scattered(tensor, num_classes=-1):
+        if not tensor.is_meta or num_classes < 0:
+            return original(tensor, num_classes)
+        return tensor.new_zeros(*tensor.shape, num_classes).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return scattered
+
+
+def constant(original):
+    """``torch.tensor`` reads tensors in a list, and copies to a device, out of a dispatch mode's sight."""
+
+    def values(data):
+        if isinstance(data, (list, tuple)):
+            return [values(part) for part in data]
+        return data.item() if isinstance(data, torch.Tensor) else data
+
+    def made_on_host(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+        made = original(values(data) if isinstance(data, (list, tuple)) else data, dtype=dtype)
+        made = made if device is None else made.to(device)
+        return made.requires_grad_() if requires_grad else made
+
+    return made_on_host
+
+
+def contiguous(args, out):
+    """Results that are contiguous on CUDA whatever the input's strides are."""
+    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
+def log_sigmoid(args, out):
+    """CUDA keeps nothing for the backward (ATen/native/cuda/ActivationLogSigmoidKernel.cu)."""
+    return out[0], out[1].new_empty(0)
+
+
+def grouped_product(left, right, *others, **keywords):
+    """CUDA's takes any dtype (ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda), meta's bf16 alone."""
+    made = aten._grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **keywords)
+    return torch.empty_like(made, dtype=left.dtype)
+
+
+def filled(operator):
+    """Where a mask is: with a value that may lie on the host (ATen/native/cuda/Indexing.cu, masked_fill__cuda)."""
+
+    def with_value(tensor, mask, value):
+        return operator(tensor, mask, value.to(tensor.device) if isinstance(value, torch.Tensor) else value)
+
+    return with_value
+
+
+def waited_for(tensor):
+    """The same tensor (torch/csrc/distributed/c10d/Functional.cpp, wait_tensor), not one like it."""
+    return tensor
+
+
+def quantized_rows(source: torch.Tensor, threshold: float = 0.0):
+    """bitsandbytes' ``int8_vectorwise_quant``, which finds no columns of outliers."""
+    rows = source.numel() // source.shape[-1]
+    columns = source.new_empty(0, dtype=torch.int64) if threshold else None
+    return source.new_empty(source.shape, dtype=torch.int8), source.new_empty(rows, dtype=torch.float32), columns
+
+
+def mixed_product(source, quantized, weight, row_maxima, column_maxima, columns=None, bias=None):
+    """bitsandbytes' ``int8_mixed_scaled_mm`` without columns of outliers."""
+    return source.new_empty(*quantized.shape[:-1], len(weight)), source.new_empty(0)
+
+
+INSTEAD = {
+    "bitsandbytes::int8_vectorwise_quant": quantized_rows,
+    "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
+    "aten::_grouped_mm": grouped_product,
+    "aten::masked_fill": filled(aten.masked_fill),
+    "aten::masked_fill_": filled(aten.masked_fill_),
+    "_c10d_functional::wait_tensor": waited_for,
+    "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
+}
+"""Operator -> what to call on meta tensors in its stead."""
+RESULTS = {
+    "aten::convolution": convolution.results,
+    "aten::convolution_backward": convolution.backward_results,
+    "aten::native_batch_norm": batch_norms.batch_norm_results,
+    "aten::roll": contiguous,
+    "aten::log_sigmoid_forward": log_sigmoid,
+}
+"""Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
+
+
+@contextmanager
+def as_on_cuda(backend: str):
+    """Replace the functions while the block runs."""
+    attention = scaled_dot_product_attention(backend, functional.scaled_dot_product_attention)
+    with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
+          patch.object(functional, "linear", as_one(linear(functional.linear))),
+          patch.object(functional, "dropout", dropout(functional.dropout)),
+          patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
+          patch.object(functional, "softmax", softmax(functional.softmax)),
+          patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
+          patch.object(functional, "one_hot", one_hot(functional.one_hot)),
+          patch.object(torch, "tensor", constant(torch.tensor))):
+        yield

@@ -1,0 +1,47 @@
+"""Activations that gradient checkpointing keeps in host memory (``offload=True``), on the meta device.
+
+transformers 5.17 (modeling_utils.py, gradient_checkpointing_enable) runs each checkpoint under PyTorch's
+``save_on_cpu`` (torch/autograd/graph.py, 2.11): what the checkpoint saves goes to a pinned contiguous copy, and comes
+back as a new tensor when backward asks for it. Meta tensors have no data to copy, so this stands in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from predictor.trace.trace import Tracer
+
+Packed = tuple[torch.Size, torch.dtype, "torch.Tensor | None"]
+
+
+@contextmanager
+def on_host(tracer: Tracer) -> Iterator[None]:
+    """Checkpoints that are run in the block save as on CUDA."""
+
+    def pack(tensor: torch.Tensor) -> Packed:
+        if not tensor.is_contiguous():  # ATen/native/cuda/Copy.cu: copy_requires_temporaries
+            tracer.free(tracer.allocate(tensor.numel() * tensor.element_size(), "aten::copy_"))
+        values = tracer.twins.of(tensor)
+        return tensor.shape, tensor.dtype, None if values is None else values.clone()
+
+    def unpack(packed: Packed) -> torch.Tensor:
+        shape, dtype, values = packed
+        with _disable_current_modes():
+            tensor = torch.empty(shape, dtype=dtype, device="meta")
+            if values is not None:
+                tracer.twins.adopt(tensor, values)
+        tracer.watch(tensor, "aten::_to_copy")
+        return tensor
+
+    def save_on_cpu(**_settings) -> torch.autograd.graph.saved_tensors_hooks:
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    with mock.patch("transformers.modeling_utils.save_on_cpu", save_on_cpu):
+        yield

@@ -1,0 +1,107 @@
+"""What FSDP2 does to a model before it runs: hooks on each unit that ``fully_shard`` was called on.
+
+PyTorch 2.11, torch/distributed/fsdp/_fully_shard: _fsdp_state.py (``_pre_forward``, ``_post_forward``,
+``_pre_backward``, ``_root_post_backward_final_callback``), _fsdp_param_group.py (``RegisterPostBackwardFunction``). A
+step under FSDP2 is traced with their counterparts, which gather nothing: they mark in the recording where FSDP2 would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.autograd import Variable
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from predictor.events.micro_step import Mark
+from predictor.model import fsdp
+from predictor.trace.recorder import Recorder
+
+
+class Wrapped:
+    """A model some of whose modules are units of FSDP2.
+
+    Args:
+        model: on meta.
+        recorder: told where each unit is entered and left.
+        names: as :func:`predictor.workload.fsdp.units` takes them.
+    """
+
+    def __init__(self, model: torch.nn.Module, recorder: Recorder, names: tuple[str, ...]) -> None:
+        self.recorder = recorder
+        self.model = model
+        self.units = fsdp.units(model, names)
+        self._number = {id(module): number for number, module in enumerate(model.modules())}
+        self._final_queued = False
+
+    def owners(self) -> list[tuple[int, int]]:
+        """Pairs of a unit's number and the index of a parameter or buffer of it, in FSDP2's order of both."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        index = {id(tensor): number for number, tensor in enumerate(tensors)}
+        return [(self._number[id(unit)], index[key]) for unit in self.units
+                for key in dict.fromkeys(id(tensor) for module in fsdp.managed(unit, self.units)
+                                         for tensor in (*module.parameters(False), *module.buffers(False)))]
+
+    def backward(self) -> None:
+        """Forward has ended."""
+        self._final_queued = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The hooks are there while the block runs."""
+        handles = [handle for unit in self.units for handle in self._hooks(unit, self._number[id(unit)])]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hooks(self, unit: torch.nn.Module, number: int) -> list:
+        mark = self.recorder.mark
+
+        class PostBackward(torch.autograd.Function):
+            """On a unit's inputs: its backward comes after the unit's."""
+
+            @staticmethod
+            def forward(ctx, *inputs):
+                return inputs
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                mark(Mark.AFTER_BACKWARD, number)
+                return gradients
+
+        def enter(_module, args, kwargs):
+            if _in_backward():
+                mark(Mark.RECOMPUTE, number)
+                return args, kwargs
+            mark(Mark.ENTER, number)
+            values, structure = tree_flatten((args, kwargs))
+            places = [place for place, value in enumerate(values) if torch.is_tensor(value) and value.requires_grad]
+            if places and torch.is_grad_enabled():
+                for place, value in zip(places, PostBackward.apply(*(values[place] for place in places))):
+                    values[place] = value
+            return tree_unflatten(values, structure)
+
+        def before_backward(gradient):
+            if not self._final_queued:  # the model's own backward ends when all is done
+                self._final_queued = True
+                Variable._execution_engine.queue_callback(lambda: mark(Mark.AFTER_BACKWARD, 0))
+            mark(Mark.BEFORE_BACKWARD, number)
+            return gradient
+
+        def leave(_module, _inputs, output):
+            if _in_backward():
+                return
+            mark(Mark.LEAVE, number)
+            for value in tree_flatten(output)[0] if torch.is_grad_enabled() else ():
+                if torch.is_tensor(value) and value.requires_grad:
+                    value.register_hook(before_backward)
+
+        return [unit.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+                unit.register_forward_hook(leave)]
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

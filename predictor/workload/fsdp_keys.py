@@ -1,0 +1,55 @@
+"""The keys of ``fsdp``: how FSDP2 wraps and shards a model, under the names of PyTorch and accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from predictor.common.suggest import show
+from predictor.common.values import Choice, Flag, Invalid, Later, Table
+from predictor.workload.lora_keys import Names
+
+if TYPE_CHECKING:
+    pass
+
+NO_SPLIT_MODULES = "_no_split_modules"
+"""Stands for the classes that the model itself names and has (``TRANSFORMER_BASED_WRAP``; accelerate 1.15 stops at a
+class that the model names and does not have, as LLaVA does: there give the classes)."""
+EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
+"""Stand for the modules that accelerate wraps besides (1.15, utils/fsdp_utils.py, ``fsdp2_prepare_model``)."""
+HEAD = "lm_head"
+
+
+class _Reshard(Flag):
+    """``reshard_after_forward`` of ``fully_shard``, which may be a number too."""
+
+    def check(self, value: Any) -> bool:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise Invalid(f"{show(value)} is not supported yet: resharding to fewer ranks; use true or false")
+        return super().check(value)
+
+    def from_text(self, text: str) -> bool:
+        return self.check(int(text)) if text.isdecimal() and len(text) < 20 else super().from_text(text)
+
+
+_ON_GPU = Later("parameters and states stay on the GPU; leave it out")
+DEFAULTS: dict[str, Any] = {"reshard_after_forward": None, "param_dtype": None, "reduce_dtype": None,
+                            "sync_each_batch": False, "wrap": "layers",
+                            "transformer_layer_cls_to_wrap": (NO_SPLIT_MODULES,)}
+KIND = Table({
+    "reshard_after_forward": _Reshard(),
+    "param_dtype": Choice(("bf16",), {"fp16": "use bf16", "fp32": "leave it out"}),
+    "reduce_dtype": Choice(("bf16", "fp32"), {"fp16": "use bf16 or fp32"}), "sync_each_batch": Flag(),
+    "wrap": Choice(("layers", "accelerate")), "transformer_layer_cls_to_wrap": Names(pattern=False),
+    "cpu_offload": _ON_GPU, "offload_policy": _ON_GPU,
+    "mesh": Later("one mesh of all ranks is predicted, neither HSDP nor tensor parallelism; leave it out"),
+    "ignored_params": Later("every parameter is sharded; leave it out"),
+    "shard_placement_fn": Later("parameters are sharded on their first dimension; leave it out"),
+}, DEFAULTS)
+
+
+def reshards(keys: Mapping[str, Any], path: str) -> bool:
+    """Whether the unit at a path (the model's is empty) lets its parameters go after forward."""
+    if keys["wrap"] == "accelerate" and (not path or path.startswith(HEAD)):
+        return False
+    return bool(path) if keys["reshard_after_forward"] is None else keys["reshard_after_forward"]

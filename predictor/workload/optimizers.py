@@ -1,0 +1,128 @@
+"""The optimizers of a workload, one line each.
+
+A name is one of Hugging Face's (transformers 5.17, training_args.py, ``OptimizerNames``; what each builds:
+trainer_optimizer.py), and a measured job builds the class that its line names. How each class allocates is in
+``predictor.engine.optimizer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.suggest import nearest, show
+from predictor.common.values import Flag, Invalid, Number
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One line of the table.
+
+    Attributes:
+        implementation: the class that a measured job builds, by its path.
+        arguments: of the class, besides learning rate and weight decay.
+        reads: the ``optim_args`` that Hugging Face hands on, and their kinds.
+        refused_by: names of engines that cannot have it, or only not with weights of a dtype (``torch bf16``) -> why.
+        not_modelled: what a prediction says that it leaves out.
+    """
+
+    implementation: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    refused_by: Mapping[str, str] = field(default_factory=dict)
+    not_modelled: tuple[str, ...] = ()
+
+    def load(self) -> type:
+        """The class.
+
+        Raises:
+            InputError: its package is not installed.
+        """
+        module, _, name = self.implementation.rpartition(".")
+        try:
+            return getattr(import_module(module), name)
+        except ImportError as error:
+            raise InputError(f"{self.implementation} cannot be imported ({error}): "
+                             f"pip install {module.partition('.')[0]}") from None
+
+
+PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's allocator, which the driver moves to "
+         "the host when the GPU is full")
+
+
+_NO_DTENSOR = {"fsdp2": "it stops at FSDP2's sharded parameters (DTensor): use an AdamW of PyTorch, sgd, rmsprop or "
+               "adagrad"}
+
+
+def _blockwise(kind: str, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
+    """An optimizer of bitsandbytes."""
+    return Optimizer(f"bitsandbytes.optim.{kind}", arguments, refused_by={**(refused_by or {}), **_NO_DTENSOR},
+                     not_modelled=(PAGED,) if arguments.get("is_paged") else ())
+
+
+_SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
+_RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
+_NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
+                         "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, "
+                         "or DeepSpeed, whose master weights are fp32")
+_ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
+              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw_torch": Optimizer("torch.optim.AdamW"),
+    "adamw_torch_fused": Optimizer("torch.optim.AdamW", {"fused": True}),
+    "adamw_torch_forloop": Optimizer("torch.optim.AdamW", {"foreach": False}),
+    "sgd": Optimizer("torch.optim.SGD", {}, _SGD),
+    "rmsprop": Optimizer("torch.optim.RMSprop", {}, _RMSPROP),
+    "adagrad": Optimizer("torch.optim.Adagrad", {}, {"lr_decay": Number(), "eps": Number()},
+                         {"deepspeed": _ONE_GROUP}),
+    "adafactor": Optimizer("transformers.optimization.Adafactor",
+                           {"scale_parameter": False, "relative_step": False}, refused_by=_NO_DTENSOR),
+    "adamw_8bit": _blockwise("AdamW", optim_bits=8, is_paged=False),
+    "adamw_bnb_8bit": _blockwise("AdamW", optim_bits=8, is_paged=False),
+    "paged_adamw_32bit": _blockwise("AdamW", optim_bits=32, is_paged=True),
+    "paged_adamw_8bit": _blockwise("AdamW", optim_bits=8, is_paged=True),
+    "lion_32bit": _blockwise("Lion", optim_bits=32, is_paged=False),
+    "lion_8bit": _blockwise("Lion", optim_bits=8, is_paged=False),
+    "paged_lion_32bit": _blockwise("Lion", optim_bits=32, is_paged=True),
+    "paged_lion_8bit": _blockwise("Lion", optim_bits=8, is_paged=True),
+    "rmsprop_bnb": _blockwise("RMSprop", _NO_BF16, optim_bits=32),
+    "rmsprop_bnb_8bit": _blockwise("RMSprop", _NO_BF16, optim_bits=8),
+    "rmsprop_bnb_32bit": _blockwise("RMSprop", _NO_BF16, optim_bits=32),
+}
+"""``optim`` -> what it is."""
+LOOP = "adamw_torch_forloop"
+"""What Hugging Face's AdamW becomes over DTensors and plain tensors (trainer_optimizer.py, ``_get_adamw_torch``)."""
+
+LATER = dict.fromkeys(
+    ("adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
+     "paged_ademamix_8bit", "adamw_anyprecision", "adamw_apex_fused", "adamw_hf", "adamw_torch_xla",
+     "adamw_torch_npu_fused", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise",
+     "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
+     "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
+     "stable_adamw"), "use adamw_torch_fused, or one of bitsandbytes or of PyTorch")
+"""Further names of Hugging Face's, and what to do instead."""
+
+
+def read(optim: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """``optim_args`` with their values read.
+
+    Raises:
+        Invalid: one that this optimizer does not read, or that makes no sense.
+    """
+    entry, values = OPTIMIZERS[optim], {}
+    for name, value in arguments.items():
+        if name not in entry.reads:
+            known = f"it reads {', '.join(entry.reads)}" if entry.reads else "it reads none"
+            raise Invalid(f"has {show(name)}, which optim {optim} does not read{nearest(name, entry.reads)}: {known}")
+        kind = entry.reads[name]
+        try:
+            values[name] = kind.from_text(value) if isinstance(value, str) else kind.check(value)
+        except Invalid as error:
+            raise Invalid(f"{name} {error}") from None
+    if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
+        raise Invalid("nesterov needs a momentum above 0 and no dampening")
+    return values

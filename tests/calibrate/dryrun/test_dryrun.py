@@ -1,0 +1,170 @@
+"""Dry runs: users' scripts, unchanged, on the emulated GPU."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from calibrate.dryrun.dryrun import DryRun, dryrun
+from calibrate.measure.measure import measure
+from calibrate.records.record import MeasuredOn
+from predictor.cli import main
+from predictor.common.errors import InputError
+from tests.calibrate.small_jobs import ROOT, needs_emulator, workload
+from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
+
+MIB = 1 << 20
+LOOP = """
+    import torch
+    model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(4):
+        model(torch.empty(1024, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step)
+"""
+
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+
+
+def script(path: Path, text: str) -> list[str]:
+    path.write_text(textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+def run(path: Path, text: str, **settings) -> DryRun:
+    return dryrun(script(path / "train.py", text), output=subprocess.DEVNULL, **settings)
+
+
+# --- what is said of a run --------------------------------------------------------------------------
+
+
+def test_the_peak_is_to_the_byte_at_the_line_that_made_it_whatever_the_script_resets(tmp_path):
+    found = run(tmp_path, """\
+        import torch
+        kept = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+        def spike():
+            return torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+        spike()
+        torch.cuda.reset_peak_memory_stats()
+        torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    """)
+    assert found.measured_on is MeasuredOn.EMULATED
+    assert found.peak_requested_bytes == found.peak_allocated_bytes == found.peak.requested_bytes == 12 * MIB
+    assert (Path(found.peak.line.file).name, found.peak.line.number, found.peak.line.function) == ("train.py", 4, "spike")
+
+
+def test_a_plain_loop_runs_unchanged_and_its_moments_are_known(tmp_path):
+    found = run(tmp_path, LOOP)
+    assert (found.exit_code, found.optimizer_steps, found.stopped) == (0, 4, False)
+    # weight, output and its gradient, and the weight's gradient; the input dies with forward's graph
+    assert (found.peak.moment, found.peak.line.number) == ("backward", 6)
+
+
+def test_the_run_can_be_ended_after_some_steps(tmp_path):
+    found = run(tmp_path, LOOP, optimizer_steps=2)
+    assert (found.exit_code, found.optimizer_steps, found.stopped) == (0, 2, True)
+
+
+def test_a_caught_out_of_memory_error_is_still_told(tmp_path, capfd):
+    command = script(tmp_path / "train.py", """
+        import torch
+        try:
+            torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+    """)
+    assert main(["dryrun", "--capacity", "1GiB", "--json", "--", *command]) == 1
+    document = json.loads(capfd.readouterr().out)
+    assert document["exit_code"] == 0
+    refusal, = document["out_of_memory"]
+    assert refusal["tried_to_allocate_bytes"] == 2 << 30
+    assert refusal["where"]["line"]["number"] == 4
+
+
+def test_a_script_that_fails_is_exit_code_2_and_one_line_beside_its_own(tmp_path, capfd):
+    command = script(tmp_path / "train.py", """
+        import torch
+        torch.empty(1, device="cuda")
+        raise ValueError("my own mistake")
+    """)
+    assert main(["dryrun", "--", *command]) == 2
+    out, err = capfd.readouterr()
+    ours = [line for line in err.splitlines() if line.startswith("peakcast")]
+    assert len(ours) == 1 and "exit code 1 (ValueError: my own mistake)" in ours[0]
+    assert "Traceback" in err  # the script's own
+    assert "until then, peak" in " ".join(out.split())
+
+
+def test_the_scripts_words_and_exit_code_are_its_own(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\ntorch.empty(1, device='cuda')\nsys.exit(0 if sys.argv[1:] == ['--learning_rate', '1'] else 3)\n")
+    command = [sys.executable, "-m", "predictor.cli", "dryrun", "--", sys.executable, str(tmp_path / "train.py"),
+               "--learning_rate", "1"]
+    job = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+
+
+# --- other ranks --------------------------------------------------------------------------------------
+
+
+def test_a_script_of_many_ranks_runs_alone(tmp_path):
+    found = run(tmp_path, """
+        import os, torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("nccl")
+        assert (dist.get_rank(), dist.get_world_size()) == (7, 8) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.all_reduce(torch.ones(4))
+        dist.barrier()
+        words, mine, gathered = ["local"], [None], [None] * 8
+        dist.broadcast_object_list(words)
+        dist.scatter_object_list(mine, list("abcdefgh"))
+        dist.all_gather_object(gathered, {"rank": 7})
+        assert (words, mine, gathered) == (["local"], ["h"], [{"rank": 7}] * 8)
+        dist.all_reduce(torch.ones(4, device="cuda"), group=dist.new_group([6, 7]))
+        model = DistributedDataParallel(torch.nn.Linear(8, 8, device="cuda"))
+        model(torch.empty(2, 8, device="cuda")).sum().backward()
+    """, world_size=8, rank=7)
+    assert (found.exit_code, found.rank, found.world_size) == (0, 7, 8)
+
+
+@pytest.mark.parametrize(("world_size", "zero"), [(None, {}), (8, {"zero_stage": 2, "data_parallel_size": 8, "rank": 7})])
+def test_hugging_faces_trainer_holds_a_few_bytes_more_than_the_reference_loop(tmp_path, world_size, zero):
+    reference = measure(workload(tmp_path, **zero)).peak("requested_bytes")
+    found = train(tmp_path, deepspeed=ZERO2_CONFIG if zero else None, bf16=bool(zero), world_size=world_size,
+                  rank=7 if world_size else 0)
+    assert 0 < found.peak_requested_bytes - reference.bytes < SCALARS_BYTES
+    assert (found.peak.moment, found.peak.step) == (reference.moment.value, reference.step)
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    ([], "a command is missing"),
+    (["--", "no-such-program"], "no-such-program"),
+    (["--gpu", "h1000", "--", "true"], "h100-80gb"),
+    (["--rank", "8", "--world-size", "8", "--", "true"], "below the world size"),
+    (["--optimizer-steps", "0", "--", "true"], "at least 1"),
+    (["--", "true"], "before it used a GPU"),
+])
+def test_bad_input_is_one_clear_line(capsys, arguments, expected):
+    assert main(["dryrun", *arguments]) == 2
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message and expected in message
+
+
+def test_a_process_that_no_dry_run_started_is_left_alone(monkeypatch):
+    import calibrate.dryrun.inside
+
+    monkeypatch.setattr(calibrate.dryrun.inside, "_started", False)
+    calibrate.dryrun.inside.start()
+    assert not calibrate.dryrun.inside._started
+    with pytest.raises(InputError):
+        dryrun([])

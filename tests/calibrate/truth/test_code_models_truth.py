@@ -1,0 +1,34 @@
+"""Models outside transformers: measured jobs on the emulated GPU beside their predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from predictor.workload.workload import Workload
+from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator
+
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+
+OWN = (Path(__file__).parents[1] / "own_model.py")
+SCALARS_BYTES = 64
+"""DeepSpeed's norm and overflow flags are not predicted."""
+ZERO2 = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000, "overlap_comm": True}, "bf16": {"enabled": True}}
+
+
+@pytest.mark.parametrize("function, changes", [
+    ("train", {"sequence_length": 101, "per_device_train_batch_size": 3, "images_per_sample": 2, "dtype": "fp32",
+               "engine": "ddp", "data_parallel_size": 2}),
+    ("pictures", {"per_device_train_batch_size": 4, "mixed_precision": "fp16"}),
+    ("pictures", {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 8}),
+    ("train", {"sequence_length": 100, "deepspeed": ZERO2, "data_parallel_size": 4, "rank": 3,
+               "gradient_accumulation_steps": 2}),
+    ("rotary", {"sequence_length": 200, "per_device_train_batch_size": 3}),
+    ("masked", {"sequence_length": 200, "per_device_train_batch_size": 3}),
+], ids=["ddp-fp32", "mixed-precision", "evaluation", "zero2", "rotary", "no-buffer"])
+def test_a_measured_job_is_predicted(function, changes):
+    asked = Workload(model=f"{OWN}:{function}", gpu="h100-80gb", profile="none", **changes)
+    record, run, simulation = measured_and_predicted(asked)
+    assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES * (asked.engine == "deepspeed")
+    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes

@@ -1,0 +1,122 @@
+"""What fits: the longest prompt or context, and the most sequences at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.answer import maximum_load
+from predictor.answer.predict import predict
+from predictor.jobs import dispatch, inference_job
+from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.report.replies import sentences
+from predictor.workload.turns import MOST_TURNS
+from tests.predictor.generating import MISTRAL, TALK, asked
+from tests.predictor.small_models import TEXT
+
+pytestmark = pytest.mark.usefixtures("formula_cache")
+
+
+def test_what_is_said_to_fit_fits_and_no_more(model):
+    workload = asked(model["llama"], sequence_length=64, max_new_tokens=8, per_device_eval_batch_size=8,
+                     capacity_bytes=(1 << 30) + (40 << 20))
+    found = predict(workload, maximum_load=True).inference
+    for key, most, more in (("sequence_length", found.longest_prompt_tokens, 1),
+                            ("per_device_eval_batch_size", found.concurrent_sequences, 1)):
+        assert predict(workload.replace(**{key: most})).verdict == "fits"
+        assert predict(workload.replace(**{key: most + more})).verdict != "fits"
+
+
+def test_what_fits_is_said_to_be_of_no_paged_serving(model):
+    found = predict(asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
+                                   capacity_bytes=4 << 30), maximum_load=True).inference
+    assert any("not of paged serving" in line for line in found.search_limits)
+
+
+def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):
+    workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
+    most = predict(workload, maximum_load=True).inference.concurrent_sequences
+    assert most > 100 and {key.regime[0].strip("=") for key in seen} <= {"1", "many"}
+    assert predict(workload.replace(per_device_eval_batch_size=most)).verdict == "fits"
+    assert predict(workload.replace(per_device_eval_batch_size=most + 1)).verdict != "fits"
+
+
+def test_a_short_prompt_that_fits_is_the_longest_where_positions_end(model, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TEXT["llama"] | {"max_position_embeddings": 24}))
+    found = predict(asked(str(path), sequence_length=5, max_new_tokens=20, capacity_bytes=8 << 30),
+                             maximum_load=True).inference
+    assert found.longest_prompt_tokens == 24 + 1 - 20
+    assert "24 positions" in found.search_limits[0]
+
+
+def test_a_static_cache_grows_with_a_longer_prompt_as_long_as_positions_last(model):
+    """``max_cache_len`` is the least that it has room for."""
+    found = predict(asked(model["llama"], sequence_length=100, cache_implementation="static", max_cache_len=200,
+                                   capacity_bytes=80 << 30), maximum_load=True).inference
+    assert found.longest_context_tokens == 4096
+    assert "4,096 positions" in found.search_limits[0]
+
+
+def test_batches_too_small_to_be_predicted_do_not_end_the_search(model):
+    """Layers of 4 bits with a bias that would see few tokens are refused: here in a batch of one."""
+    found = predict(asked(model["llava"], sequence_length=60, max_new_tokens=3, per_device_eval_batch_size=64,
+                                   quantization={"load_in_4bit": True}, capacity_bytes=1069 << 20), maximum_load=True)
+    assert found.verdict != "fits" and 8 < found.inference.concurrent_sequences < 64
+
+
+@pytest.mark.parametrize(("most", "longest"), [(150, 129), (194, 194)])
+def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not_fit(tmp_path, monkeypatch, most,
+                                                                                     longest):
+    """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
+    monkeypatch.setattr("predictor.answer.maximum_load._fits", lambda job: job.workload.sequence_length <= most)
+    monkeypatch.setattr("predictor.answer.maximum_load._room", lambda job: most - job.workload.sequence_length)
+    job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
+    assert inference_job.unpredicted_prompts([256], 128) == [(130, 191)]
+    assert maximum_load.longest_prompt(job) == longest
+    said = maximum_load._limits_of_prompt(job, longest)
+    assert any("130 to 191" in line for line in said) == (longest == 129)
+
+
+@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
+def test_a_conversation_goes_on_for_as_many_turns_as_fit(model, batch, share):
+    workload = asked(model["llama"], conversation=TALK, per_device_eval_batch_size=batch,
+                     capacity_bytes=share + ASSUMED_RUNTIME_BYTES)
+    found = predict(workload, maximum_load=True)
+    most, context = found.inference.most_turns, found.inference.longest_context_tokens
+    assert 3 < most < MOST_TURNS and found.inference.longest_prompt_tokens is None
+    assert context == 300 + 8 - 1 + (most - 1) * (200 + 8)
+    assert f"Further turns like the last one that fit: {most - 2}, then" in " ".join(sentences(found))
+    for number in (most, most + 1):
+        going_on = workload.replace(conversation=[TALK[0]] + [TALK[1]] * (number - 1))
+        assert (predict(going_on).verdict == "fits") == (number == most)
+
+
+def test_a_conversation_that_does_not_fit_says_which_of_its_turns_do(model):
+    talk = [TALK[0], {"tokens": 3000, "new_tokens": 8}]
+    found = predict(asked(model["llama"], conversation=talk, per_device_eval_batch_size=8,
+                                   capacity_bytes=(60 << 20) + ASSUMED_RUNTIME_BYTES), maximum_load=True)
+    assert found.verdict != "fits" and found.inference.most_turns == 1
+    assert "Of its turns only the first fits: a context of 307 tokens." in sentences(found)
+
+
+def test_a_conversation_goes_on_until_positions_end(model):
+    found = predict(asked(model["llama"], conversation=[{"tokens": 1000, "new_tokens": 24}] * 2,
+                                   capacity_bytes=80 << 30), maximum_load=True).inference
+    assert found.longest_context_tokens == 4 * 1024 - 1
+    assert "4,096 positions" in found.search_limits[0]
+
+
+@given(st.integers(1, 50), st.integers(0, 4000), st.floats(0.5, 2.5), st.integers(0, 10**6), st.integers(0, 10**5))
+def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart):
+    """Room shrinks as a power of the size; what fits leaves more than none, and the last sizes are not predicted."""
+    def room(size: int) -> int | None:
+        return None if size > least + more - 7 else limit - int(size ** power)
+
+    expected = max((size for size in range(least, least + more - 6) if room(size) >= apart), default=least - 1)
+    assert maximum_load.largest(room, lambda size: room(size) >= apart, least, least + more) == expected

@@ -1,0 +1,61 @@
+"""Files of arrays: what would unpack to much, or says a shape that it has not, is refused before room is made."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from predictor.common import arrays
+from predictor.common.errors import InputError
+from predictor.formula import learned
+
+HEADER = np.frombuffer(b'{"source": "recorded jobs"}', dtype=np.uint8)
+
+
+def member(shape: str, descr: str = "|u1", data: bytes = b"xx") -> bytes:
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + data
+
+
+def archive(path, **members: bytes):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("header.npy", member(f"({len(HEADER)},)", data=HEADER.tobytes()))
+        for name, data in members.items():
+            file.writestr(f"{name}.npy", data)
+    return path
+
+
+def test_what_numpy_writes_is_read(tmp_path):
+    columns = {"a": np.arange(12, dtype=np.int64).reshape(3, 4), "b": np.zeros((0, 3), dtype=np.int32),
+               "c": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "d": np.array(7)}
+    np.savez_compressed(tmp_path / "x.npz", header=HEADER, **columns)
+    found, header = arrays.load(tmp_path / "x.npz")
+    assert header == {"source": "recorded jobs"}
+    for name, column in columns.items():
+        assert np.array_equal(found[name], column) and found[name].dtype == column.dtype
+
+
+def test_a_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "MOST_BYTES", 1 << 20)
+    path = archive(tmp_path / "x.npz", x=member("(2000000,)", data=bytes(2_000_000)))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(InputError, match="x.npz: unpacks to more than 1 MiB: not a learned formula"):
+        learned.load(path)
+
+
+@pytest.mark.parametrize("shape, descr", [
+    ("(20000000000,)", "|u1"), ("(1,)", "|V2000000000"), ("(3,)", "|u1"), ("(1,)", "|O"), ("(-2,)", "|u1")])
+def test_a_shape_that_the_data_has_not_and_objects_are_refused(tmp_path, shape, descr):
+    path = archive(tmp_path / "x.npz", x=member(shape, descr))
+    with pytest.raises(ValueError):
+        arrays.load(path)
+    with pytest.raises(InputError, match="not a learned formula, or damaged"):
+        learned.load(path)
+
+
+def test_pickled_objects_are_not_read(tmp_path):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([{}], dtype=object))
+    with pytest.raises(ValueError):
+        arrays.load(archive(tmp_path / "x.npz", x=stream.getvalue()))

@@ -1,0 +1,48 @@
+"""The formulas that come with the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor.common import gpus
+from predictor.events import workspaces
+from predictor.events.sizes import Shape
+from predictor.formula import formula, store
+from predictor.model import parser
+from predictor.model.models import find
+from tests.predictor.small import traced_at
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+from build_formulas import named_keys, planned_keys, record_keys  # noqa: E402
+
+LIMIT_BYTES = 7_500_000
+SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
+"""Shapes that no fit has seen."""
+
+
+def test_every_recipe_of_both_models_and_what_plans_and_reports_need_is_shipped_in_little_room():
+    names = {key.filename() for _, key in [*named_keys(), *planned_keys(), *record_keys()]}
+    files = {path.name: path for path in store.shipped_directory().glob("*.npz")}
+    assert names == files.keys()
+    assert sum(path.stat().st_size for path in files.values()) < LIMIT_BYTES
+
+
+SAMPLE = named_keys()[::7]
+"""Every seventh: all models, recipes, checkpointing, kernels and regimes occur."""
+
+
+@pytest.mark.parametrize("config, key", SAMPLE, ids=[f"{c.name}-{k.recipe}-{k.checkpointing}-{k.sdpa_backend}-{k.regime[0]}" for c, k in SAMPLE])
+def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
+    micro = formula.load(store.shipped_directory() / key.filename()).micro
+    model = parser.build(find(config.name), attn_implementation="sdpa", recipe=key.recipe)
+    if key.checkpointing == "on":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    shape, gpu = SHAPES[key.regime[:2]], gpus.find("h100-80gb")
+    recording = traced_at(model, shape, padding="none", sdpa_backend=key.sdpa_backend)
+    true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
+            for b in recording.buffers]
+    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
+    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true

@@ -1,0 +1,89 @@
+"""A known name builds the model that its publisher counts: unique parameters, within 0.1 % of the published number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from predictor.model import models, parser
+
+PUBLISHED = {
+    "bert-base": 109_514_298,
+    "bloom-560m": 559_214_592,
+    "convnext-tiny": 28_589_128,
+    "efficientnet-b0": 5_288_548,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2b": 2_506_172_416,
+    "gemma-3-12b": 12_187_325_040,
+    "gemma-3-27b": 27_432_406_640,
+    "gemma-3-4b": 4_300_079_472,
+    "gemma-7b": 8_537_680_896,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "idefics3-8b": 8_460_000_000,  # rounded on its page
+    "internvl3-1b": 938_193_024,
+    "internvl3-2b": 2_088_957_440,
+    "internvl3-8b": 7_944_373_760,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-11b-vision": 10_642_941_475,
+    "llama-3.2-11b-vision-instruct": 10_670_220_835,
+    "llama-3.2-1b": 1_235_814_400,
+    "llava-1.5-13b": 13_351_494_656,
+    "llava-1.5-7b": 7_063_427_072,
+    "llava-next-mistral-7b": 7_566_747_648,
+    "llava-next-vicuna-13b": 13_351_494_656 + 5_120,  # LLaVA-1.5 and the embedding of a newline
+    "llava-next-vicuna-7b": 7_063_427_072 + 4_096,
+    "llava-next-video-7b": 7_063_427_072 + 4_096,
+    "llava-onevision-qwen2-0.5b": 893_618_208 + 64 * 896,  # lmms-lab's, and the rows that its conversion adds
+    "llava-onevision-qwen2-7b": 8_030_348_832 + 2 * 64 * 3_584,
+    "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mobilenet-v2": 3_504_872 + 1_281,  # torchvision's, and a class "background"
+    "opt-1.3b": 1_315_758_080,
+    "opt-125m": 125_239_296,
+    "paligemma-3b": 2_923_466_480,
+    "paligemma2-3b": 3_032_242_416,
+    "pixtral-12b": 12_247_782_400 + 403_489_792 + 31_467_520,  # Mistral-Nemo, and by hand the tower and the projector
+    "qwen2-audio-7b": 8_397_094_912,
+    "qwen2-vl-2b": 2_208_985_600,
+    "qwen2-vl-72b": 73_405_560_320,
+    "qwen2-vl-7b": 8_291_375_616,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-vl-2b": 2_127_532_032,
+    "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696,
+    "resnet-101": 44_549_160,
+    "resnet-50": 25_557_032,
+    "roberta-base": 124_697_433,
+    "smolvlm-2.2b": 2_246_272_880,
+    "smolvlm-256m": 256_484_928,
+    "smolvlm-500m": 507_482_304,
+    "smolvlm2-2.2b": 2_246_784_880,
+    "swin-tiny": 28_288_354,
+    "t5-base": 222_903_552,
+    "t5-small": 60_506_624,
+    "vit-base": 86_567_656,
+    "whisper-large-v3": 1_543_490_560,
+}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name, published", PUBLISHED.items(), ids=PUBLISHED)
+def test_a_known_name_has_the_published_number_of_parameters(name, published):
+    model = parser.bare(models.find(name), "sdpa")
+    assert type(model).__name__ in models.find(name).document["architectures"]
+    assert abs(parameters(model) / published - 1) <= 0.001
+
+
+def test_every_known_name_has_a_published_number():
+    assert {*PUBLISHED} == {*models.known_names()}

@@ -1,0 +1,196 @@
+"""Plans: the ranking is that of trying everything, what is proposed fits, and the files say what was planned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+
+from predictor import Workload, predict
+from predictor.common.errors import InputError
+from predictor.events.facts import Parameter
+from predictor.jobs import dispatch
+from predictor.plan import document, launch, plan
+from predictor.plan.knobs import turned
+from predictor.plan.plan import workload_of
+from predictor.plan.search import Candidate, queue
+from predictor.plan.space import space
+
+GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
+OVERLAP = {"bf16": {"enabled": True},
+           "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def empty_cache(tmp_path_factory):
+    """Only shipped formulas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(empty_cache):
+    return plan(GIVEN, global_batch_size=128, trace=False)
+
+
+def test_the_ranking_is_that_of_predicting_every_configuration():
+    fixed = GIVEN | {"zero_stage": 2, "offload": "none", "gpu": "a100-40gb", "optim": "adamw_torch_fused"}
+    found = plan(fixed, global_batch_size=64, trace=False)
+    best = {}
+    for setting in space(fixed).settings:
+        for batch in (8, 4, 2, 1):
+            if predict(setting.workload(batch, 8 // batch, 1024)).verdict == "fits":
+                best.setdefault(setting.name, batch)
+    assert {one.setting.name: one.candidate.batch for one in found.found.fitting} == best
+
+
+def test_cheaper_comes_first_and_other_training_last(made):
+    keys = [(len(one.setting.differs), one.estimate.seconds_per_sample) for one in made.found.fitting]
+    assert keys == sorted(keys) and len(keys) == 5
+
+
+def test_the_wanted_global_batch_is_kept(made):
+    assert {one.candidate.batch * one.candidate.accumulation * 8 for one in made.found.fitting} == {128}
+
+
+def test_every_setting_has_one_outcome_and_few_are_composed(made):
+    found = made.found
+    outcomes = [one.setting for one in found.fitting] + found.failed + found.unseen + [one for one, _ in found.left_out]
+    assert len(outcomes) == len(set(outcomes)) == made.settings
+    assert made.counts.composed < made.settings / 2 and made.counts.traced == 0
+
+
+def test_what_is_proposed_fits_and_the_next_larger_batch_does_not(made):
+    assert predict(workload_of(made.proposed)).verdict == "fits"
+    setting, largest = made.proposed.setting, made.largest
+    assert largest.batch >= made.proposed.candidate.batch
+    assert predict(setting.workload(largest.batch, largest.accumulation, 1024)).verdict == "fits"
+    assert predict(setting.workload(largest.batch + 1, largest.accumulation, 1024)).verdict != "fits"
+
+
+def test_the_longest_sequence_fits_and_the_next_does_not():
+    given = {key: value for key, value in GIVEN.items() if key != "sequence_length"} | {"zero_stage": 2, "offload": "none"}
+    best = plan(given, maximize="sequence", top=1, trace=False).proposed
+    longest = best.candidate.sequence
+    assert longest % 64 == 0
+    assert predict(best.setting.workload(1, 1, longest)).verdict == "fits"
+    assert predict(best.setting.workload(1, 1, longest + 64)).verdict != "fits"
+
+
+def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_need():
+    found = plan(GIVEN | {"zero_stage": 2, "offload": "none", "gpu": "l4", "optim": "adamw_torch_fused"}, trace=False)
+    least = found.closest.prediction.minimum_capacity_bytes
+    assert found.proposed is None and least > found.capacity_bytes
+    assert predict(workload_of(found.closest).replace(capacity_bytes=least)).verdict == "fits"
+    assert "offload" in found.kept and "zero_stage" in found.kept
+
+
+@pytest.mark.parametrize("keys, searched, said", [
+    ({}, {"global_batch_size": 7}, "no multiple of data_parallel_size 8"), ({}, {"maximize": "sequence"}, "sequence_length is given, too"),
+    ({"per_device_train_batch_size": 3}, {"global_batch_size": 32}, "no multiple of data_parallel_size 8 x 3"),
+    ({}, {"maximize": "speed"}, "one of cost, batch, sequence"), ({"sequence_length": 10}, {}, "no room"),
+    ({"model": "llava-1.5-8b"}, {}, "not a known name"),
+], ids=["global batch", "sequence given", "batch given", "goal", "room", "model"])
+def test_what_cannot_be_planned_is_refused(keys, searched, said):
+    with pytest.raises(InputError, match=said):
+        plan(GIVEN | keys, trace=False, **searched)
+
+
+# knobs ------------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_bucket_gives_what_two_predictions_differ_by():
+    standing = Workload(**GIVEN | {"deepspeed": OVERLAP, "per_device_train_batch_size": 16, "data_parallel_size": 4, "gpu": None})
+    smaller = OVERLAP | {"zero_optimization": OVERLAP["zero_optimization"] | {"reduce_bucket_size": 50_000_000}}
+    before, after = predict(standing), predict(standing.replace(deepspeed=smaller))
+    knob = next(knob for knob in turned(standing)[1] if knob.change == "reduce_bucket_size 5e+08 → 5e+07")
+    assert knob.gives_allocated_bytes == before.peak_allocated.bytes - after.peak_allocated.bytes > 0
+
+
+def test_knobs_come_by_what_they_give_and_start_from_a_whole_configuration():
+    asked = GIVEN | {"zero_stage": 2, "per_device_train_batch_size": 4, "gradient_checkpointing": False}
+    found = plan(asked, trace=False)
+    gives = [knob.gives_allocated_bytes for knob in found.knobs if not knob.why_not]
+    assert found.standing == "given" and gives == sorted(gives, reverse=True)
+    assert found.knobs[0].change == "gradient_checkpointing off → on"
+
+
+# files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2, "offload": "optimizer"}, {"zero_stage": 3},
+                                  {"zero_stage": 3, "offload": "all"}, {"deepspeed": OVERLAP}], ids=str)
+def test_the_deepspeed_config_is_of_the_same_memory(keys):
+    asked = Workload(**GIVEN | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5} | keys)
+    config = json.loads(json.dumps(launch.deepspeed(asked, 4096)))
+    again = Workload(**GIVEN | {"deepspeed": config})
+    one, other = predict(asked), predict(again)
+    assert (again.per_device_train_batch_size, again.gradient_accumulation_steps, again.offload) == (2, 2, asked.offload)
+    assert (one.peak_allocated, one.peak_reserved) == (other.peak_allocated, other.peak_reserved)
+
+
+def test_other_engines_have_no_deepspeed_config():
+    assert launch.deepspeed(Workload(**GIVEN | {"engine": "ddp"}), 4096) is None
+
+
+def test_hugging_face_knows_every_argument(made):
+    from transformers import TrainingArguments
+
+    known = {entry.name for entry in fields(TrainingArguments)}
+    for one in made.found.fitting:
+        assert launch.training_arguments(workload_of(one)).keys() <= known
+
+
+@pytest.mark.parametrize("recipe, expected", [
+    ("finetune", ("model.vision_tower",)),
+    ("pretrain", ("model.vision_tower", "model.language_model", "lm_head")), ("full", ())])
+def test_what_the_recipe_freezes_is_named(recipe, expected):
+    asked = Workload(**GIVEN | {"recipe": recipe, "zero_stage": 2})
+    assert launch.frozen(dispatch.prepare(asked).formula.facts) == expected
+
+
+ADAPTED = {"tower.weight": False, "projector.weight": True, "projector.bias": True, **{
+    f"layers.{at}.{name}.weight": "lora" in name for at in (0, 1) for name in ("q.base_layer", "q.lora_A.default", "norm")}}
+
+
+@pytest.mark.parametrize("changes, bias, expected", [
+    ({}, "none", ((), ("projector",))), ({"projector.weight": False, "projector.bias": False}, "none", ((), ())),
+    ({"layers.0.q.lora_A.default.weight": False}, "none", (("layers.0",), ("projector",))),
+    ({"projector.weight": False}, "all", ((), ()))])
+def test_beside_adapters_peft_freezes_the_rest(changes, bias, expected):
+    facts = SimpleNamespace(parameters=[Parameter(name, (1,), 2, trains) for name, trains in (ADAPTED | changes).items()])
+    assert (launch.frozen(facts), launch.unfrozen(facts, bias)) == expected
+
+
+def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():
+    names = {"model.0.a.weight": True, "model.0.b.weight": False, "model.1.a.weight": True, "model.1.b.weight": False,
+             "head.0.weight": False, "head.1.weight": True}
+    facts = SimpleNamespace(parameters=[Parameter(name, (1,), 2, trains) for name, trains in names.items()])
+    assert launch.frozen(facts) == ("model.*.b", "head.0")
+
+
+def test_on_one_gpu_plain_pytorch_goes_before_deepspeed_at_an_equal_sequence():
+    def key(method, goal, seconds, sequence=1024):
+        setting = next(one for one in space({"model": "gpt2"}).settings if one.method == method and not one.differs)
+        cost = SimpleNamespace(seconds_per_sample=seconds)
+        return queue(setting, [Candidate(1, 1, sequence)], goal, lambda *_: cost).key
+
+    assert key("one GPU", "sequence", 2.0) < key("ZeRO-1", "sequence", 1.0)
+    assert key("ZeRO-1", "sequence", 1.0, sequence=2048) < key("one GPU", "sequence", 1.0)
+    assert key("ZeRO-1", "cost", 1.0) < key("one GPU", "cost", 2.0)
+    assert key("one GPU", "cost", 1.0) < key("ZeRO-1", "cost", 0.995) < key("one GPU", "cost", 1.01)
+
+
+def test_the_workload_file_is_the_proposed_configuration(made):
+    keys = json.loads(json.dumps(document.files(made)))["workload.json"]
+    assert Workload.from_mapping(keys).resolved() == workload_of(made.proposed).resolved()
+
+
+def test_a_recipe_that_cannot_be_predicted_is_left_out_by_name():
+    """Nobody traced LoRA in this cache."""
+    found = plan(GIVEN | {"zero_stage": 2}, vary=["recipe"], keep=["optim"], top=1, trace=False).found
+    reasons = {why for one, why in found.left_out if one.differs == ("recipe lora",)}
+    assert len(reasons) == 1 and found.fitting[0].setting.differs == ()

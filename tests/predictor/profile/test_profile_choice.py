@@ -1,0 +1,245 @@
+"""Which profile answers, when it extrapolates, and how much wider its intervals then are."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibrate.campaign import rows
+from predictor.answer.predict import predict
+from predictor.common.errors import InputError
+from predictor.common.plain import to_plain
+from predictor.events.sizes import Shape
+from predictor.jobs import dispatch
+from predictor.model.request import Request
+from predictor.profile import profile
+from predictor.profile.kinds import KINDS, LEARNED, OF_NO_KIND, kinds
+from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
+from predictor.workload.workload import KEYS, PINNED, Workload
+from tests.predictor.profile.test_profile import calibration, written
+from tests.predictor.small import small_config
+
+
+def asked(workload: Workload) -> Request:
+    """Of any shape: what kind of job it is does not depend on it."""
+    return Request.of(workload, Shape(1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Of a formula, what tells the kind of a job."""
+
+    provenance: dict[str, Any]
+
+
+
+OLD = PINNED | {"torch": "2.9.1"}
+
+
+def test_a_profile_of_another_gpu_is_refused(tmp_path):
+    path = written(tmp_path, to_plain(calibration()))
+    with pytest.raises(InputError, match="is a profile of h100-80gb, and the GPU is l40s"):
+        profile.choose(path, "l40s", PINNED, {})
+
+
+def test_no_profile_on_request():
+    assert profile.choose("none", "h100-80gb", PINNED, {}) is None
+
+
+def test_other_versions_and_far_shapes_are_extrapolation(tmp_path):
+    path = written(tmp_path, to_plain(calibration(calibrated={"tokens": (1000.0, 2000.0)})))
+    assert profile.choose(path, "h100-80gb", PINNED, {"tokens": 4000}).extrapolates == ()
+    chosen = profile.choose(path, "h100-80gb", PINNED | {"torch": "2.9.1"}, {"tokens": 4001})
+    assert chosen.extrapolates == ("torch 2.9.1 (calibrated with 2.11.0)", "tokens 4,001 (calibrated from 1,000 to 2,000)")
+
+
+@pytest.mark.parametrize("times, side", [(0, 0.0), (1, 0.005), (2, 0.01), (3, 0.02)])
+def test_an_interval_of_nothing_widens_by_half_a_percent_on_either_side_then_doubles(times, side):
+    assert widened(0.0, 0.0, times) == pytest.approx((-side, side))
+
+
+@pytest.mark.parametrize("low, high, wider", [(-0.01, 0.02, (-0.025, 0.035)), (0.01, 0.02, (-0.01, 0.03)), (-0.2, -0.1, (-0.3, 0.1))])
+def test_an_interval_widens_about_its_middle_with_0_in_it(low, high, wider):
+    assert widened(low, high, 1) == pytest.approx(wider)
+
+
+ENDS = st.floats(-0.999, 10)
+
+
+@given(low=ENDS, high=ENDS, times=st.integers(1, 10))
+def test_each_extrapolation_moves_both_ends_outwards_around_0_and_not_below_no_bytes(low, high, times):
+    low, high = min(low, high), max(low, high)
+    before, after = widened(low, high, times - 1), widened(low, high, times)
+    assert -1 <= after[0] <= min(before[0], 0) and after[1] >= max(before[1], 0) + EXTRAPOLATION
+    assert after[0] == -1 or after[0] <= before[0] - EXTRAPOLATION
+    assert math.isfinite(after[1])
+
+
+def test_a_counter_that_has_no_residuals_has_no_interval():
+    choice = Choice(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)}), "p", ("a",))
+    assert (choice.interval("reserved"), choice.interval("allocated")) == ((-EXTRAPOLATION, EXTRAPOLATION), None)
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_a_shipped_profile_widens_every_interval_when_it_extrapolates(gpu):
+    chosen = profile.choose(None, gpu, OLD, {})
+    assert len(chosen.extrapolates) == 1
+    for counter in ("requested", "allocated", "reserved"):
+        low, high = chosen.interval(counter)
+        assert low <= -EXTRAPOLATION and high >= EXTRAPOLATION, counter
+
+
+def workload(**changes) -> Workload:
+    return Workload(**{"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb"} | changes)
+
+
+def test_a_sequence_far_longer_than_those_that_were_calibrated_is_extrapolation():
+    long = workload(sequence_length=9216)  # 9,216 tokens are within the calibrated 16,384
+    assert dispatch.prepare(long).profile.extrapolates == ("sequence length 9,216 (calibrated from 768 to 4,096)",)
+
+
+@pytest.mark.parametrize("changes, what", [
+    ({"engine": "fsdp2", "data_parallel_size": 8}, "engine fsdp2 wrap=layers (calibrated with ZeRO-2, ddp, torch)"),
+    ({"zero_stage": 3, "data_parallel_size": 8}, "engine ZeRO-3 (calibrated with ZeRO-2, ddp, torch)"),
+    ({"zero_stage": 2, "offload": "optimizer"}, "engine ZeRO-2 offload optimizer (calibrated with ZeRO-2, ddp, torch)"),
+    ({"recipe": "lora"}, "recipe lora "), ({"frozen": ("*lm_head*",)}, "recipe finetune frozen "),
+    ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, "recipe lora "),
+    ({"optim": "adafactor"}, "optimizer adafactor"), ({"max_grad_norm": 0}, "optimizer adamw_torch_fused max_grad_norm 0"),
+    ({"attn_implementation": "flash_attention_2"}, "attention flash_attention_2 (calibrated with eager, sdpa "),
+    ({"dtype": "fp16"}, "precision fp16 (calibrated with bf16)"),
+    ({"mixed_precision": "bf16"}, "precision bf16 over fp32"), ({"use_liger_kernel": True}, "kernels Liger's"),
+    ({"padding": "packed"}, "padding packed (calibrated with none, right)"),
+    ({"per_device_eval_batch_size": 1}, "evaluation one (calibrated with none)"),
+    ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "checkpointing on use_reentrant (calibrated with off, on)"),
+    ({"allocator_conf": "expandable_segments:True"}, "allocator_conf expandable_segments:True (calibrated with default)"),
+])
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_a_kind_of_job_that_the_campaign_did_not_measure_is_extrapolation(gpu, changes, what):
+    job = workload(gpu=gpu, **changes)
+    backend = {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu] if job.attn_implementation == "sdpa" else ""
+    found = profile.choose(None, gpu, PINNED, {}, kinds(asked(job), Traced({"key": {"sdpa_backend": backend}})))
+    one, = found.extrapolates
+    assert one.startswith(what)
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_allocator_settings_that_were_not_covered_widen_all_intervals_but_that_of_requested_bytes(gpu):
+    sure, unsure = (predict(workload(gpu=gpu, allocator_conf=conf)) for conf in
+                    (None, "expandable_segments:True"))
+    assert unsure.peak_requested == sure.peak_requested
+    assert unsure.peak_allocated.low < sure.peak_allocated.low
+    assert unsure.peak_reserved.high - unsure.peak_reserved.bytes > sure.peak_reserved.high - sure.peak_reserved.bytes
+    level = unsure.provenance["profile"]["level"]
+    assert level["requested"] and level["allocated"] is level["reserved"] is None
+    said, = (note for note in unsure.not_modelled if "did not cover" in note)
+    assert said.endswith("allocator_conf expandable_segments:True (calibrated with default), on which requested bytes "
+                         "do not depend")
+
+
+def test_a_kind_that_moves_requested_bytes_too_widens_every_interval():
+    chosen = dispatch.prepare(workload(optim="adafactor", allocator_conf="max_split_size_mb:64")).profile
+    assert [chosen.times(counter) for counter in ("requested", "allocated", "reserved")] == [1, 2, 2]
+
+
+def test_the_order_of_a_configuration_makes_no_other_kind(tmp_path):
+    found = []
+    for turn in (1, -1):
+        path = tmp_path / f"{turn}.json"
+        path.write_text(json.dumps(dict(list(small_config().items())[::turn])))
+        found.append(KINDS["model"].text(asked(workload(model=str(path))), Traced({})))
+    assert found == ["llava of llama and clip_vision_model"] * 2
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
+def test_the_measured_jobs_of_a_shipped_profile_extrapolate_nothing(gpu):
+    for row in rows.read(profile.SHIPPED / gpu / "campaign.jsonl"):
+        job = row.workload().replace(gpu=gpu)
+        backend = job.sdpa_backend.replace("auto", {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu])
+        known = {"key": {"sdpa_backend": backend if job.attn_implementation == "sdpa" else ""}}
+        assert profile.choose(None, gpu, PINNED, {}, kinds(asked(job), Traced(known))).extrapolates == (), row.id
+
+
+def test_a_model_of_other_parts_is_extrapolation(tmp_path):
+    other = tmp_path / "config.json"
+    other.write_text(json.dumps(small_config() | {"text_config": {"model_type": "mistral"}}))
+    said = kinds(asked(workload(model=str(other))), Traced({"key": {"sdpa_backend": "cudnn"}}))
+    assert profile.choose(None, "h100-80gb", PINNED, {}, said).extrapolates == (
+        "model llava of mistral and clip_vision_model (calibrated with llava of llama and clip_vision_model, llava of "
+        "qwen2 and siglip_vision_model)",)
+
+
+def test_a_profile_from_before_kinds_were_kept_claims_none(tmp_path):
+    document = to_plain(calibration())
+    del document["covered"]
+    chosen = profile.choose(written(tmp_path, document), "h100-80gb", PINNED, {}, LEARNED)
+    assert chosen.extrapolates == ("kinds of jobs (the profile is from before they were kept)",)
+
+
+def test_every_key_of_a_workload_is_of_a_kind_or_of_none():
+    assert sorted([*OF_NO_KIND, *(key for kind in KINDS.values() for key in kind.keys)]) == sorted(KEYS)
+
+
+def test_an_extrapolation_so_strong_that_nothing_is_known_is_uncertain_and_not_a_refusal(tmp_path):
+    narrow = {quantity: (1e6, 1e6) for quantity in ("tokens", "sequence_length", "images", "data_parallel_size")}
+    path = written(tmp_path, to_plain(calibration(residuals={"reserved": Interval(-0.5, 0.5, 0.9, 60)},
+                                                  calibrated=narrow)))
+    found = predict(workload(profile=path, capacity_bytes=8 << 30))
+    assert predict(workload(profile="none", capacity_bytes=8 << 30)).verdict == "does_not_fit"
+    assert (found.verdict, found.peak_reserved.low) == ("uncertain", 0)
+
+
+# --- shipped ones ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Puts profiles among the shipped ones of the H100, by name."""
+    folder = tmp_path / "shipped" / "h100-80gb"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(profile, "SHIPPED", folder.parent)
+
+    def put(**profiles) -> None:
+        for name, one in profiles.items():
+            profile.write(str(folder / f"profile-{name}.json"), one)
+
+    return put
+
+
+def chosen() -> str:
+    return profile.choose(None, "h100-80gb", PINNED, {}).name
+
+
+def test_a_real_gpu_wins_over_an_emulated_one_of_the_same_versions(shipped):
+    shipped(a=calibration(measured_on="emulated"), b=calibration(measured_on="device", software=OLD))
+    assert chosen() == "h100-80gb/profile-b.json"
+
+
+def test_of_two_real_gpus_the_one_of_fewer_other_versions_wins(shipped):
+    shipped(a=calibration(software=OLD), b=calibration())
+    assert chosen() == "h100-80gb/profile-b.json"
+
+
+def test_of_equals_the_first_by_name_wins(shipped):
+    shipped(b=calibration(), a=calibration())
+    assert chosen() == "h100-80gb/profile-a.json"
+
+
+def test_a_bad_file_among_those_shipped_does_not_matter_to_one_that_is_named(shipped, tmp_path):
+    shipped(good=calibration())
+    (profile.SHIPPED / "h100-80gb" / "profile-bad.json").write_text("{")
+    file = written(tmp_path, to_plain(calibration()))
+    assert profile.find(file) == profile.find("h100-80gb/profile-good.json") == calibration()
+
+
+def test_a_file_wins_over_a_shipped_profile_of_the_same_name(shipped, tmp_path, monkeypatch):
+    shipped(one=calibration(peakcast_version="shipped"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h100-80gb").mkdir()
+    profile.write("h100-80gb/profile-one.json", calibration(peakcast_version="mine"))
+    assert profile.find("h100-80gb/profile-one.json").peakcast_version == "mine"

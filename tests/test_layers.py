@@ -1,0 +1,81 @@
+"""The house is in order: packages import only what lies below them, and the linter finds nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from importlinter import cli
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("predictor", "calibrate")
+FLAT = {"predictor": {"__init__", "cli", "version"}, "calibrate": {"__init__"}}
+COMMAND_TABLE = "predictor/cli.py"
+"""The only file that names modules above it: the subcommands."""
+
+
+def sources(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def named_modules(path: Path) -> Iterator[str]:
+    """Texts in a file that name a module or one of its attributes: ``calibrate.job.job``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split(".")
+            if parts[0] in PACKAGES and len(parts) > 1 and all(part.isidentifier() for part in parts):
+                yield node.value
+
+
+def module_of(name: str) -> str | None:
+    """The longest beginning of ``name`` that is a module below a package."""
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        found = ".".join(parts[:length])
+        try:
+            if find_spec(found):
+                return found
+        except ModuleNotFoundError:
+            continue
+    return None
+
+
+def layers(package: str) -> list[str]:
+    """The packages of ``pyproject.toml``'s contract, top to bottom."""
+    text = (ROOT / "pyproject.toml").read_text()
+    contract = text.partition(f'containers = ["{package}"]')[2].partition("]\n\n")[0].partition("layers = [")[2]
+    return ast.literal_eval(f"[{contract}]")
+
+
+def test_a_package_imports_only_packages_below_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.lint_imports(no_cache=True) == 0
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_lies_flat_but_the_entry_point_and_public_names(package):
+    assert {path.stem for path in (ROOT / package).glob("*.py")} == FLAT[package]
+
+
+@pytest.mark.parametrize("path", [path for path in sources(*PACKAGES) if any(named_modules(path))],
+                         ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_that_is_named_in_text_is_there_and_lies_below(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    order = layers(parts[0])
+    for name in named_modules(path):
+        module = module_of(name)
+        assert module is not None, name
+        package, room = module.split(".")[:2]
+        if str(path.relative_to(ROOT)) != COMMAND_TABLE:
+            assert package == parts[0] or parts[0] == "calibrate", name
+            assert package != parts[0] or order.index(room) >= order.index(parts[1]), name
+
+
+def test_the_linter_finds_nothing():
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", str(ROOT)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
