@@ -30,7 +30,7 @@ from calibrate.measure import warm
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
-from predictor.plan import Plan, plan
+from predictor.plan import Plan, Wanted, plan
 from predictor.plan.memory import Memory
 from predictor.plan.methods import Method
 from predictor.plan.plan import largest, workload_of
@@ -84,7 +84,7 @@ def checked(missing: list[tuple[int, dict, str]]) -> Iterator[dict]:
     for gpus, given, kind in bar(missing, "Measuring"):
         asked = gpus, json.dumps(given)
         if asked not in plans:
-            plans = {asked: plan(given | {"offload": "none"}, gpus=gpus, top=1)}
+            plans = {asked: plan(given | {"offload": "none"}, Wanted(gpus=gpus, top=1))}
         made = plans[asked]
         method = next(one for one in made.methods if one.kind == kind)
         found = accepted(made, method) if method.cheapest else rejected(method, gpus, given) if method.closest else ()
@@ -109,7 +109,7 @@ def rejected(method: Method, gpus: int, given: dict) -> Iterator[dict]:
     least = method.closest.workload(1, 1, given["sequence_length"])
     job = prepare(least)
     if FLATTENED_THERE in job.composed(least.capacity, job.rank).names:
-        other = plan(given | {"offload": "none", "engine": "ddp"}, gpus=gpus, top=1).methods
+        other = plan(given | {"offload": "none", "engine": "ddp"}, Wanted(gpus=gpus, top=1)).methods
         yield from rejected(next(one for one in other if one.kind == method.kind), gpus, given)
         return
     fails = job.judge().verdict == "does_not_fit"

@@ -29,7 +29,7 @@ from rich.table import Table
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
-from predictor.plan import plan
+from predictor.plan import Wanted, plan
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.workload.workload import Workload
@@ -64,7 +64,7 @@ def main() -> int:
 
 def check(given: dict, searched: dict) -> dict:
     """One plan, and what became of four batches of its setting."""
-    made = plan(given, **searched)
+    made = plan(given, Wanted(**searched))
     best = made.proposed
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated", "given": given,
             "searched": searched, "seconds": round(made.seconds, 2), "settings": made.settings,

@@ -54,13 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
         "capacity_bytes": _value("--capacity-bytes", Size(), arguments.capacity_bytes),
         "optimizer_steps": _value("--optimizer-steps", Whole(1, 1 << 20), arguments.optimizer_steps),
     }
-    from calibrate.dryrun.dryrun import dryrun
+    from calibrate.dryrun.dryrun import Streams, dryrun
+    from calibrate.emulator import Machine
     from predictor.common.plain import to_plain
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone
-    result = dryrun(command, gpu=arguments.gpu, events=arguments.events, output=sys.stderr.fileno() if quiet else None,
-                    **settings)
+    machine = Machine(gpu=arguments.gpu, capacity_bytes=settings.pop("capacity_bytes"), events=arguments.events)
+    result = dryrun(command, machine, streams=Streams(output=sys.stderr.fileno() if quiet else None), **settings)
 
     def report(console) -> None:
         from calibrate.report.dryrun import report

@@ -8,6 +8,8 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
@@ -30,7 +32,6 @@ the GPU's capacity is the recorded job's: engine, ranks, optimizer.
 exit codes: 0 learned, 1 learned, but a recorded peak is not reproduced to 1 %, 2 bad input or environment
 """
 
-SYMBOLS = ("batch", "sequence", "images")
 DEFAULT_SEQUENCE, DEFAULT_BATCH = 256, 4
 EXACT = 0.01
 
@@ -151,12 +152,67 @@ SCRIPT_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sam
 """Options that mean something for a script."""
 
 
+@dataclass(frozen=True)
+class Symbol:
+    """What may vary in a script's command.
+
+    Attributes:
+        mark: what stands for it there.
+        option: where its values are listed.
+        key: of a workload, whose value the listed ones lie around by default.
+        default: where that is not given either.
+        constant: without the mark, where that is not given.
+    """
+
+    name: str
+    mark: str
+    option: str
+    key: str
+    default: int
+    constant: int
+
+    def values(self, arguments: argparse.Namespace, centre: int | None) -> tuple[int, ...]:
+        """What it is recorded at.
+
+        Raises:
+            InputError: several values, and nothing in the command that they would change.
+        """
+        from calibrate.learn.shapes import values_around
+
+        used = any(self.mark in word for word in arguments.command)
+        given = _values(self.option, getattr(arguments, self.option))
+        if len(given) > 1 and not used:
+            raise InputError(f"--{self.option}: the command has no {self.mark} to put them into")
+        if used:
+            return given or values_around(self.name, centre or self.default, 0)
+        return given or (centre or self.constant,)
+
+
 def _script(arguments: argparse.Namespace):
     """The source and plan of a script."""
     from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource
-    from calibrate.learn.shapes import plan, values_around
+    from calibrate.learn.shapes import plan
     from predictor.common.gpus import DEFAULT as DEFAULT_GPU
-    from predictor.common.values import Invalid
+
+    _check_script(arguments)
+    values = _script_values(arguments)
+    world, rank = values["data_parallel_size"], values["rank"] or 0
+    if rank == "worst" or rank >= (world or 1):
+        raise InputError(f"--rank: a script is recorded as one rank, from 0 to {(world or 1) - 1}: name it")
+    check_placeholders(arguments.command, PLACEHOLDERS)
+    marks = PLACEHOLDERS
+    symbols = (Symbol("batch", marks["batch"], "batches", "per_device_train_batch_size", DEFAULT_BATCH, 1),
+               Symbol("sequence", marks["sequence"], "sequences", "sequence_length", DEFAULT_SEQUENCE, 1),
+               Symbol("images", marks["images"], "images", "images_per_sample", 1, 0))
+    shapes = plan(*(symbol.values(arguments, values[symbol.key]) for symbol in symbols), probe=not arguments.no_probe)
+    source = ScriptSource(command=tuple(arguments.command), gpu=values["gpu"] or DEFAULT_GPU,
+                          capacity_bytes=values["capacity_bytes"], world_size=world or 1, pretends=world is not None,
+                          rank=rank)
+    return source, shapes
+
+
+def _check_script(arguments: argparse.Namespace) -> None:
+    """Refuses what does not go with a script."""
     from predictor.workload.workload import KEYS
 
     if not arguments.command:
@@ -168,6 +224,13 @@ def _script(arguments: argparse.Namespace):
     for name in (*KEYS, "workload"):
         if getattr(arguments, name, None) is not None and name not in SCRIPT_KEYS:
             raise InputError(f"--{name.replace('_', '-')}: the script decides that itself: leave it out")
+
+
+def _script_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the options that mean something for a script are set to; None for those that are not given."""
+    from predictor.common.values import Invalid
+    from predictor.workload.workload import KEYS
+
     values = {}
     for name in SCRIPT_KEYS:
         text = getattr(arguments, name)
@@ -175,26 +238,7 @@ def _script(arguments: argparse.Namespace):
             values[name] = None if text is None else KEYS[name].metadata["kind"].from_text(text)
         except Invalid as error:
             raise InputError(f"--{name.replace('_', '-')} {error}") from None
-    world, rank = values["data_parallel_size"], values["rank"] or 0
-    if rank == "worst" or rank >= (world or 1):
-        raise InputError(f"--rank: a script is recorded as one rank, from 0 to {(world or 1) - 1}: name it")
-    check_placeholders(arguments.command, PLACEHOLDERS)
-    used = {symbol: any(mark in word for word in arguments.command) for symbol, mark in PLACEHOLDERS.items()}
-    lists = dict(zip(SYMBOLS, ("batches", "sequences", "images")))
-    chosen = {}
-    for symbol, key in zip(SYMBOLS, SCRIPT_KEYS):
-        given, centre = _values(lists[symbol], getattr(arguments, lists[symbol])), values[key]
-        if (given and len(given) > 1) and not used[symbol]:
-            raise InputError(f"--{lists[symbol]}: the command has no {PLACEHOLDERS[symbol]} to put them into")
-        default = {"batch": DEFAULT_BATCH, "sequence": DEFAULT_SEQUENCE, "images": 1}[symbol]
-        if used[symbol]:
-            chosen[symbol] = given or values_around(symbol, centre or default, 0)
-        else:
-            chosen[symbol] = given or (centre or int(symbol != "images"),)
-    source = ScriptSource(command=tuple(arguments.command), gpu=values["gpu"] or DEFAULT_GPU,
-                          capacity_bytes=values["capacity_bytes"], world_size=world or 1, pretends=world is not None,
-                          rank=rank)
-    return source, plan(chosen["batch"], chosen["sequence"], chosen["images"], probe=not arguments.no_probe)
+    return values
 
 
 def check_placeholders(command: list[str], known: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
 """Runs the user's own script on an emulated GPU and says what it needed.
 
-    result = dryrun(["python", "train.py"], gpu="h100-80gb", world_size=8, rank=7)
+    result = dryrun(["python", "train.py"], Machine(gpu="h100-80gb"), world_size=8, rank=7)
     result.peak_requested_bytes
 """
 
@@ -18,10 +18,9 @@ from pathlib import Path
 
 from calibrate.dryrun.inside import SETTING
 from calibrate.dryrun.inside.world import variables
-from calibrate.emulator import environment
+from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
-from predictor.common.gpus import DEFAULT as DEFAULT_GPU
 from predictor.common.suggest import show
 from predictor.version import VERSION
 
@@ -116,20 +115,27 @@ class DryRun:
     command: tuple[str, ...]
 
 
-def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: int | None = None,
-           world_size: int | None = None, rank: int = 0, events: str = "immediate",
-           optimizer_steps: int | None = None, output: int | None = None, errors: int | None = None,
-           snapshot: str | None = None) -> DryRun:
+@dataclass(frozen=True)
+class Streams:
+    """File descriptors for a command's standard output and standard error; None: ours."""
+
+    output: int | None = None
+    errors: int | None = None
+
+
+OURS = Streams()
+
+
+def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int | None = None, rank: int = 0,
+           optimizer_steps: int | None = None, streams: Streams = OURS, snapshot: str | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
-        gpu: which GPU; ``capacity_bytes`` replaces its memory.
+        machine: what they see.
         world_size: how many ranks ``torch.distributed`` reports; this process is ``rank``. None: whatever
             the command itself starts.
-        events: when events complete (see :func:`calibrate.emulator.environment`).
         optimizer_steps: end the script after so many; three are enough for the peak of a loop.
-        output: file descriptor for the command's standard output; None: ours.
-        errors: the same for its standard error.
+        streams: where the command writes.
         snapshot: also write the memory history of the reported process there, as ``peakcast measure`` does.
 
     Raises:
@@ -140,21 +146,21 @@ def dryrun(command: Sequence[str], *, gpu: str = DEFAULT_GPU, capacity_bytes: in
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
     if not command or shutil.which(command[0]) is None:
         raise InputError(f"command not found: {show(command[0]) if command else 'give one after --'}")
-    changes = environment(gpu=gpu, capacity_bytes=capacity_bytes, events=events, shadow_real_gpu=True)
+    changes = environment(machine, shadow_real_gpu=True)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None)
         changes |= {SETTING: json.dumps(asdict(settings)),
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, output, errors)
+        code = _run(command, {**os.environ, **changes}, streams)
         return _result(Path(directory), settings, command, code, snapshot)
 
 
-def _run(command: Sequence[str], variables: dict[str, str], output: int | None, errors: int | None = None) -> int:
+def _run(command: Sequence[str], variables: dict[str, str], streams: Streams) -> int:
     sys.stdout.flush()
     try:
-        job = subprocess.Popen(command, env=variables, stdout=output, stderr=errors)
+        job = subprocess.Popen(command, env=variables, stdout=streams.output, stderr=streams.errors)
     except OSError as error:
         raise InputError(f"{show(command[0])} cannot be started: {error.strerror}") from None
     try:

@@ -5,7 +5,7 @@ libraries (csrc/) stand in for CUDA's: they book memory, answer questions about
 the device, and let kernels do nothing. The caching allocator, its statistics and
 its out-of-memory errors are PyTorch's own.
 
-    env = calibrate.emulator.environment(gpu="h100-80gb")
+    env = calibrate.emulator.environment(Machine(gpu="h100-80gb"))
     subprocess.run([sys.executable, "job.py"], env={**os.environ, **env})
 
     python -m calibrate.emulator run --gpu h100-80gb -- python job.py
@@ -22,6 +22,6 @@ Known limits:
 """
 
 from .injection import Injection
-from .job_environment import environment, event_completion, events_complete_at_once, is_emulated
+from .job_environment import H100, Machine, environment, event_completion, events_complete_at_once, is_emulated
 
-__all__ = ["Injection", "environment", "event_completion", "events_complete_at_once", "is_emulated"]
+__all__ = ["H100", "Injection", "Machine", "environment", "event_completion", "events_complete_at_once", "is_emulated"]

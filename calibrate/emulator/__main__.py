@@ -12,7 +12,7 @@ from predictor.common.gpus import GPUS
 from predictor.common.streams import say
 
 from .injection import Injection
-from .job_environment import environment
+from .job_environment import Machine, environment
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,15 +35,16 @@ def main(argv: list[str] | None = None) -> int:
     if not command:
         parser.error("a command is missing: run --gpu h100-80gb -- python train.py")
     try:
-        changes = environment(
+        machine = Machine(
             gpu=arguments.gpu,
             capacity_bytes=arguments.capacity_bytes,
             context_bytes=arguments.context_bytes,
             events=arguments.events,
             devices=arguments.devices,
-            track_integers=not arguments.no_integers,
-            shadow_real_gpu=arguments.shadow_real_gpu,
             inject=Injection.from_words(arguments.inject),
+        )
+        changes = environment(
+            machine, track_integers=not arguments.no_integers, shadow_real_gpu=arguments.shadow_real_gpu
         )
         os.execvpe(command[0], command, {**os.environ, **changes})
     except InputError as error:

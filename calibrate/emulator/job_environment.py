@@ -3,6 +3,7 @@ whether this process is in one."""
 
 import ctypes
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.common.errors import InputError
@@ -20,48 +21,99 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _AUTOLOAD = Path(__file__).resolve().parent / "autoload"
 
 
-def environment(
-    *,
-    gpu: str = "h100-80gb",
-    capacity_bytes: int | None = None,
-    context_bytes: int = 0,
-    events: str = "immediate",
-    devices: int = 1,
-    track_integers: bool = True,
-    shadow_real_gpu: bool = False,
-    inject: Injection | None = None,
-) -> dict[str, str]:
-    """Variables to set, over the present ones, for a job on an emulated GPU.
+@dataclass(frozen=True)
+class Machine:
+    """The machine that a job finds: GPUs of one kind that are not there.
 
-    Builds the stand-in libraries on first use. `capacity_bytes` replaces the
-    GPU's own capacity; `context_bytes` of it are taken from the start (CUDA
-    context and whatever else is not PyTorch's). `events` complete `immediate`ly,
-    after `launches:N` later launches, or only at `synchronization`: a real GPU
-    lies between, and blocks used on two streams are reusable only then.
-    `devices` is how many such GPUs the job sees. `track_integers` keeps true
+    Attributes:
+        capacity_bytes: replaces the GPU's own capacity.
+        context_bytes: taken of it from the start (CUDA context and whatever else is not PyTorch's).
+        events: complete `immediate`ly, after `launches:N` later launches, or only at `synchronization`: a real GPU
+            lies between, and blocks used on two streams are reusable only then.
+        devices: how many such GPUs the job sees.
+        inject: makes the device another than it should be (see `injection`).
+    """
+
+    gpu: str = "h100-80gb"
+    capacity_bytes: int | None = None
+    context_bytes: int = 0
+    events: str = "immediate"
+    devices: int = 1
+    inject: Injection = Injection()
+
+    @property
+    def kind(self) -> EmulatedGpu:
+        """Which GPU it has; InputError for one that is not known."""
+        return find_gpu(self.gpu)
+
+    @property
+    def total_bytes(self) -> int:
+        """The capacity of a GPU."""
+        return self.kind.gpu.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is taken of it from the start, injected memory too."""
+        return self.context_bytes + self.inject.context_bytes
+
+    def check(self) -> None:
+        """InputError for a machine that cannot be."""
+        if not 0 <= self.taken_bytes < self.total_bytes:
+            raise InputError(f"context_bytes {self.taken_bytes} must be from 0 to below the capacity, "
+                             f"{self.total_bytes}")
+        if not 1 <= self.devices <= _MOST_DEVICES:
+            raise InputError(f"devices {self.devices} must be from 1 to {_MOST_DEVICES}")
+        launches(self.events)
+
+    def setting(self, built: Build) -> dict[str, str | int]:
+        """What the stand-in libraries are told (csrc/device.c)."""
+        gpu, architecture = self.kind.gpu, self.kind.architecture
+        major, minor = gpu.compute_capability
+        return {
+            "name": self.kind.product,
+            "capacity_bytes": self.total_bytes,
+            "context_bytes": self.taken_bytes,
+            "l2_bytes": architecture.l2_bytes,
+            "devices": self.devices,
+            "major": major,
+            "minor": minor,
+            "binary_version": _binary_version(major * 10 + minor, built.binary_versions),
+            "multiprocessors": gpu.multiprocessors,
+            "threads_per_multiprocessor": architecture.threads_per_multiprocessor,
+            "blocks_per_multiprocessor": architecture.blocks_per_multiprocessor,
+            "shared_per_block": 48 * 1024,
+            "shared_per_block_optin": gpu.shared_memory_block_bytes,
+            "shared_per_multiprocessor": gpu.shared_memory_bytes,
+            "driver_version": built.torch.cuda_number,
+            "runtime_version": built.torch.cuda_number,
+            "event_launches": launches(self.events),
+            **(self.inject.device_values() if self.inject.stated() else {}),
+        }
+
+
+H100 = Machine()
+"""One of them, as it is sold."""
+
+
+def environment(
+    machine: Machine = H100, *, track_integers: bool = True, shadow_real_gpu: bool = False
+) -> dict[str, str]:
+    """Variables to set, over the present ones, for a job on an emulated machine.
+
+    Builds the stand-in libraries on first use. `track_integers` keeps true
     values for integer and boolean tensors (see `twins`). On a machine with an
-    NVIDIA driver this refuses, unless `shadow_real_gpu`. `inject` makes the device
-    another than it should be (see `injection`).
+    NVIDIA driver this refuses, unless `shadow_real_gpu`.
     """
     refuse_inside_another()
-    inject = inject or Injection()
-    injected = bool(inject.stated())
-    context_bytes += inject.context_bytes
-    kind = find_gpu(gpu)
+    find_gpu(machine.gpu)
     if not shadow_real_gpu and has_real_driver():
         raise InputError(
             "this machine has an NVIDIA driver; an emulated GPU would hide it: "
             "say --shadow-real-gpu (shadow_real_gpu=True) if that is meant"
         )
-    capacity_bytes = kind.gpu.capacity_bytes if capacity_bytes is None else capacity_bytes
-    if not 0 <= context_bytes < capacity_bytes:
-        raise InputError(f"context_bytes {context_bytes} must be from 0 to below the capacity, {capacity_bytes}")
-    if not 1 <= devices <= _MOST_DEVICES:
-        raise InputError(f"devices {devices} must be from 1 to {_MOST_DEVICES}")
-    event_launches = launches(events)
+    machine.check()
     built = ensure_built()
-    setting = _setting(kind, built, capacity_bytes, context_bytes, event_launches, devices)
-    setting |= inject.device_values() if injected else {}
+    setting = machine.setting(built)
     python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
     # Last, so that nothing of ours hides a module of the job's.
     python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *python_path]))
@@ -71,11 +123,11 @@ def environment(
         "LD_LIBRARY_PATH": _prepend("LD_LIBRARY_PATH", str(built.directory)),
         "PYTHONPATH": python_path,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(machine.devices))),
         "TRITON_LIBCUDA_PATH": str(built.directory),
         # Kernels "compiled" here are empty: they must not reach the cache of a real GPU.
         "USE_PYTORCH_KERNEL_CACHE": "0",
-        **(inject.variables() if injected else {}),
+        **(machine.inject.variables() if machine.inject.stated() else {}),
     }
 
 
@@ -93,7 +145,7 @@ def events_complete_at_once() -> bool:
 
 
 def event_completion() -> str:
-    """When events of this process's emulated GPU complete, as :func:`environment` was told."""
+    """When events of this process's emulated GPU complete, as its :class:`Machine` says."""
     after = int(os.environ[SETTING].partition(";event_launches=")[2].partition(";")[0])
     return {0: "immediate", -1: "synchronization"}.get(after, f"launches:{after}")
 
@@ -101,32 +153,6 @@ def event_completion() -> str:
 def has_real_driver() -> bool:
     """Whether an NVIDIA kernel driver is loaded on this machine."""
     return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
-
-
-def _setting(
-    kind: EmulatedGpu, built: Build, capacity_bytes: int, context_bytes: int, event_launches: int, devices: int
-) -> dict[str, str | int]:
-    gpu, architecture = kind.gpu, kind.architecture
-    major, minor = gpu.compute_capability
-    return {
-        "name": kind.product,
-        "capacity_bytes": capacity_bytes,
-        "context_bytes": context_bytes,
-        "l2_bytes": architecture.l2_bytes,
-        "devices": devices,
-        "major": major,
-        "minor": minor,
-        "binary_version": _binary_version(major * 10 + minor, built.binary_versions),
-        "multiprocessors": gpu.multiprocessors,
-        "threads_per_multiprocessor": architecture.threads_per_multiprocessor,
-        "blocks_per_multiprocessor": architecture.blocks_per_multiprocessor,
-        "shared_per_block": 48 * 1024,
-        "shared_per_block_optin": gpu.shared_memory_block_bytes,
-        "shared_per_multiprocessor": gpu.shared_memory_bytes,
-        "driver_version": built.torch.cuda_number,
-        "runtime_version": built.torch.cuda_number,
-        "event_launches": event_launches,
-    }
 
 
 def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
@@ -144,7 +170,7 @@ def launches(events: str) -> int:
     """Launches after which an event completes: 0 at once, -1 never before a synchronization.
 
     Raises:
-        InputError: none of what :func:`environment` names.
+        InputError: none of what :class:`Machine` names.
     """
     if events == "immediate":
         return 0

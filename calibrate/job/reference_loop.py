@@ -57,14 +57,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    if workload.quantization:
-        model = checkpointed(quantized.load_to_train(workload), workload)
-        if built:
-            built(model)
-    elif workload.autotp:  # which brings each part there from the host
-        to_device(model, device="cpu")
-    elif workload.engine != "fsdp2":  # which brings each unit there and shards it
-        to_device(model)
+    model = _placed(model, workload, built)
     forward, backward, step = ENGINES[workload.engine](
         Job(workload, rank, model, facts, partial(to_device, model), mesh))
     for number in range(1, STEPS + 1):
@@ -85,6 +78,20 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         evaluated = host_batch(inputs, other)  # the training batch stays on the device
         evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated)
     torch.cuda.synchronize()
+
+
+def _placed(model, workload: Workload, built: Callable[[Any], None] | None):
+    """The model where its engine takes it over: on the device, on the host, still on meta, or loaded in narrow types,
+    which makes another one."""
+    if workload.quantization:
+        model = checkpointed(quantized.load_to_train(workload), workload)
+        if built:
+            built(model)
+    elif workload.autotp:  # which brings each part there from the host
+        to_device(model, device="cpu")
+    elif workload.engine != "fsdp2":  # which brings each unit there and shards it
+        to_device(model)
+    return model
 
 
 @torch.no_grad()
@@ -144,10 +151,7 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
         return
     chosen = list(model.modules() if modules is None else modules)
     for module in chosen:
-        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
-        module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
-        if buffers:
-            model._init_weights(module)
+        _true_buffers(model, module)
     owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
              if parameter is not None]
     made: dict[int, torch.Tensor] = {}  # tied weights are one tensor
@@ -169,6 +173,14 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
         return
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
         tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+
+
+def _true_buffers(model, module: torch.nn.Module) -> None:
+    """A module's own buffers on the host, with the values that its model starts with."""
+    buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+    module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
+    if buffers:
+        model._init_weights(module)
 
 
 def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:

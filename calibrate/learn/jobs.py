@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from calibrate.dryrun.dryrun import dryrun
+from calibrate.dryrun.dryrun import Streams, dryrun
+from calibrate.emulator import Machine
 from calibrate.learn import recorded as records
 from calibrate.learn.recorded import STEPS, Recorded
 from calibrate.learn.shapes import told
@@ -137,9 +138,9 @@ class ScriptSource:
     def record(self, shape: Shape, file: str) -> tuple[dict[str, int], dict[str, Any]]:
         with tempfile.TemporaryFile() as output:
             sys.stdout.flush()
-            found = dryrun(self.at(shape), gpu=self.gpu, capacity_bytes=self.capacity_bytes, rank=self.rank,
+            found = dryrun(self.at(shape), Machine(gpu=self.gpu, capacity_bytes=self.capacity_bytes), rank=self.rank,
                            world_size=self.world_size if self.pretends else None, optimizer_steps=STEPS,
-                           output=output.fileno(), errors=output.fileno(), snapshot=file)
+                           streams=Streams(output.fileno(), output.fileno()), snapshot=file)
         if found.out_of_memory:
             raise InputError(f"{named(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
         if found.exit_code:

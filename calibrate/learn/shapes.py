@@ -8,7 +8,7 @@ CUDA's own sizes, with their thresholds: the shapes lie around the ones that are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from predictor.common.errors import InputError
@@ -59,34 +59,61 @@ def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int]
     for values in (batches, sequences, images):
         if not 1 <= len(values) <= MOST_VALUES:
             raise InputError(f"1 to {MOST_VALUES} values of each symbol are recorded, not {len(values)}")
-    b, s, i = (list(dict.fromkeys(values)) for values in (batches, sequences, images))
-    shapes: list[Shape] = []
+    values = Values(*(tuple(dict.fromkeys(values)) for values in (batches, sequences, images)))
+    shapes = dict.fromkeys((*values.told_apart(), *(values.probes() if probe else ())))
+    alone = dict.fromkeys(values.of_one_sample() if probe else ())
+    return Plan(tuple(shapes), tuple(shape for shape in alone if shape not in shapes), longest)
 
-    def add(batch: int, sequence: int, per_sample: int) -> None:
-        shape = Shape(batch, sequence, batch * per_sample)
-        if shape not in shapes:
-            shapes.append(shape)
 
-    for k in range(max(len(b), len(s), len(i))):  # each symbol over all its values, the others along
-        add(b[min(k, len(b) - 1)], s[min(k, len(s) - 1)], i[min(k, len(i) - 1)])
-    for number, batch in enumerate(b):
-        for k in ((0, len(s) - 1) if number in (0, len(b) - 1) else (number % len(s),)):
-            add(batch, s[k], i[(number + k) % len(i)])
-    if len(s) > 2:
-        add(b[0], s[len(s) // 2], i[-1])
-        add(b[-1], s[1], i[0])
-    if len(i) > 1:
-        add(b[-1], s[0], i[-1])
-        add(b[0], s[-1], i[0])
-    alone: list[Shape] = []
-    if probe and len(s) > 1:
-        add(b[0] if len(b) < 3 else b[1], s[-1] - 5, i[0])
-    if probe and len(b) > 1 and 1 not in b:
-        add(1, s[0], i[0])
-        alone = [Shape(1, sequence, i[(number + 1) % len(i)]) for number, sequence in enumerate(s[1:])]
+@dataclass(frozen=True)
+class Values:
+    """What each symbol is recorded at, in the order that was given; shapes may come twice."""
+
+    batches: tuple[int, ...]
+    sequences: tuple[int, ...]
+    images: tuple[int, ...]
+
+    def told_apart(self) -> Iterator[Shape]:
+        """Shapes that tell every monomial apart."""
+        b, s, i = self.batches, self.sequences, self.images
+        for k in range(max(len(b), len(s), len(i))):  # each symbol over all its values, the others along
+            yield _shape(b[min(k, len(b) - 1)], s[min(k, len(s) - 1)], i[min(k, len(i) - 1)])
+        for number, batch in enumerate(b):
+            for k in ((0, len(s) - 1) if number in (0, len(b) - 1) else (number % len(s),)):
+                yield _shape(batch, s[k], i[(number + k) % len(i)])
         if len(s) > 2:
-            alone.append(Shape(1, (s[0] + s[1]) // 2 // 8 * 8, i[-1]))
-    return Plan(tuple(shapes), tuple(shape for shape in dict.fromkeys(alone) if shape not in shapes), longest)
+            yield _shape(b[0], s[len(s) // 2], i[-1])
+            yield _shape(b[-1], s[1], i[0])
+        if len(i) > 1:
+            yield _shape(b[-1], s[0], i[-1])
+            yield _shape(b[0], s[-1], i[0])
+
+    @property
+    def _varies_from_two(self) -> bool:
+        """Whether batches vary, all of more than one sample."""
+        return len(self.batches) > 1 and 1 not in self.batches
+
+    def probes(self) -> Iterator[Shape]:
+        """A sequence that is no multiple of 8, and one sample."""
+        b, s, i = self.batches, self.sequences, self.images
+        if len(s) > 1:
+            yield _shape(b[0] if len(b) < 3 else b[1], s[-1] - 5, i[0])
+        if self._varies_from_two:
+            yield _shape(1, s[0], i[0])
+
+    def of_one_sample(self) -> Iterator[Shape]:
+        """Further shapes of one sample, for where its allocations are others than those of several."""
+        if not self._varies_from_two:
+            return
+        s, i = self.sequences, self.images
+        for number, sequence in enumerate(s[1:]):
+            yield _shape(1, sequence, i[(number + 1) % len(i)])
+        if len(s) > 2:
+            yield _shape(1, (s[0] + s[1]) // 2 // 8 * 8, i[-1])
+
+
+def _shape(batch: int, sequence: int, images_per_sample: int) -> Shape:
+    return Shape(batch, sequence, batch * images_per_sample)
 
 
 def told(shape: Shape) -> str:

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from calibrate import child
-from calibrate.emulator import Injection, environment
+from calibrate.emulator import Injection, Machine, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import alone
 from calibrate.job.job import Order
@@ -53,7 +53,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
             limits what PyTorch may take.
         device: None for :func:`default_device`.
         snapshot: also write the memory history there.
-        events: when events complete on the emulated GPU (see :func:`calibrate.emulator.environment`).
+        events: when events complete on the emulated GPU (see :class:`calibrate.emulator.Machine`).
         verbose: let the job's own output through, on stderr.
         command: the words of the command line, for the record.
         inject: what makes the emulated device differ from its kind; the record says so.
@@ -70,8 +70,10 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     changes: dict[str, str] = {}
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
-        changes = environment(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events, shadow_real_gpu=True,
-                              devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1, inject=inject)
+        machine = Machine(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events,
+                          devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1,
+                          inject=inject or Injection())
+        changes = environment(machine, shadow_real_gpu=True)
     elif inject is not None:
         raise InputError("nothing can be injected into a real GPU: device must be emulated")
     if workload.allocator_conf:

@@ -32,7 +32,8 @@ def ask(module: str, where: Where, *words: str, variables: Mapping[str, str] | N
     if where.device is MeasuredOn.EMULATED:
         from calibrate import emulator
 
-        changes = emulator.environment(gpu=where.gpu, events=where.events, inject=where.inject, shadow_real_gpu=True)
+        machine = emulator.Machine(gpu=where.gpu, events=where.events, inject=where.inject or emulator.Injection())
+        changes = emulator.environment(machine, shadow_real_gpu=True)
     environment = {**os.environ, **changes, **(variables or {})}
     process = subprocess.run(**child.python(module, *words, variables=environment), capture_output=True, text=True)
     for line in process.stdout.splitlines():

@@ -127,24 +127,33 @@ class Operators:
 
 
 def grid() -> Iterator[Call]:
-    """Attention of LLaVA-1.5's language model and vision tower, of SigLIP, of other heads, layouts, masks and groups;
-    patches of vision towers."""
+    """Every call that is made: attention by each backend, and convolutions."""
     for backend in BACKENDS:
-        for batch, sequence in ((1, 512), (1, 4096), (4, 1024), (4, 1333), (8, 2048), (16, 1024)):
-            yield Attention(backend, batch, 32, sequence, 128)
-        for batch in (1, 4, 16):
-            yield Attention(backend, batch, 16, 577, 64, causal=False)
-            yield Attention(backend, batch, 16, 729, 72, causal=False)
-        for apart, gradient_apart in ((True, False), (False, True), (True, True)):
-            yield Attention(backend, 4, 32, 1333, 128, apart=apart, gradient_apart=gradient_apart)
-        for width in (72, 80, 96, 160, 192, 256):
-            yield Attention(backend, 2, 8, 300, width)
-        if backend != "flash":
-            yield Attention(backend, 4, 32, 1024, 128, masked=True)
-            yield Attention(backend, 4, 32, 1333, 128, masked=True)
-        if backend != "efficient":
-            yield Attention(backend, 4, 12, 1024, 128, key_heads=2)
-            yield Attention(backend, 4, 12, 1333, 128, key_heads=2)
+        yield from attention(backend)
+    yield from convolutions()
+
+
+def attention(backend: str) -> Iterator[Attention]:
+    """LLaVA-1.5's language model and vision tower, SigLIP, other heads, layouts, masks and groups."""
+    for batch, sequence in ((1, 512), (1, 4096), (4, 1024), (4, 1333), (8, 2048), (16, 1024)):
+        yield Attention(backend, batch, 32, sequence, 128)
+    for batch in (1, 4, 16):
+        yield Attention(backend, batch, 16, 577, 64, causal=False)
+        yield Attention(backend, batch, 16, 729, 72, causal=False)
+    for apart, gradient_apart in ((True, False), (False, True), (True, True)):
+        yield Attention(backend, 4, 32, 1333, 128, apart=apart, gradient_apart=gradient_apart)
+    for width in (72, 80, 96, 160, 192, 256):
+        yield Attention(backend, 2, 8, 300, width)
+    if backend != "flash":
+        yield Attention(backend, 4, 32, 1024, 128, masked=True)
+        yield Attention(backend, 4, 32, 1333, 128, masked=True)
+    if backend != "efficient":
+        yield Attention(backend, 4, 12, 1024, 128, key_heads=2)
+        yield Attention(backend, 4, 12, 1333, 128, key_heads=2)
+
+
+def convolutions() -> Iterator[Convolution]:
+    """Patches of vision towers."""
     for pictures in (1, 4, 16):
         for side, patch, channels in ((336, 14, 1024), (384, 14, 1152), (224, 16, 768), (1024, 16, 768)):
             for input_gradient in (False, True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibrate.records.record import Peak, Predicted
 from calibrate.training import ahead
@@ -18,6 +18,20 @@ from predictor.workload.workload import Workload
 SHOWN = ("line", "full", "nothing")
 MOST_ASKED = 3
 """Of several largest batches, so many are predicted for the record."""
+
+
+class Foreseen(NamedTuple):
+    """What is kept of a prediction once its training ran.
+
+    Attributes:
+        workload: of the batch that needs most of those that ran; the keys that were read, where they make none.
+        predicted: its prediction; None: there is none.
+        not_predicted: why.
+    """
+
+    workload: Workload | Mapping[str, Any]
+    predicted: Predicted | None
+    not_predicted: str | None
 
 
 class Foresight:
@@ -116,10 +130,11 @@ class Foresight:
         if isinstance(workload, Workload) and not foreseen:
             self._foresee(workload, size)
 
-    def recorded(self, may_ask: bool) -> tuple[Workload | Mapping[str, Any], Predicted | None, str | None]:
-        """The workload of the batch that needs most of those that ran, its prediction, or why there is none.
+    def recorded(self, may_ask: bool) -> Foreseen:
+        """What was foreseen of the batch that needs most of those that ran.
 
-        Without a workload, the keys that were read. ``may_ask``: whether there is time to predict one that was not.
+        Args:
+            may_ask: whether there is time to predict one that was not.
         """
         ran = [one for one in self._largest.values() if isinstance(one, Workload)][:MOST_ASKED]
         if not ran and self._reading is not None and self._reading.complete:
@@ -133,9 +148,10 @@ class Foresight:
             except InputError as error:
                 why = str(error)
         if not predicted:
-            return (self._as_ran(ran[0], None)[0] if ran else self._reading.keys if self._reading else {}), None, why
+            keys = self._reading.keys if self._reading else {}
+            return Foreseen(self._as_ran(ran[0], None)[0] if ran else keys, None, why)
         worst = max(predicted, key=lambda workload: predicted[workload].peak_requested.bytes)
-        return worst, predicted[worst], None
+        return Foreseen(worst, predicted[worst], None)
 
     def _as_ran(self, workload: Workload, said: Predicted | None) -> tuple[Workload, Predicted | None]:
         """Without the evaluation, if none has run yet."""

@@ -289,9 +289,8 @@ class Watcher:
             return
         self._look()
         stats = self._peaks.look()
-        workload, predicted, why = self._foresight.recorded(may_ask=not refused)
         self.record = written.record(
-            workload=workload, predicted=predicted, not_predicted=why, moments=self._peaks.rows(), memory_stats=stats,
+            self._foresight.recorded(may_ask=not refused), moments=self._peaks.rows(), memory_stats=stats,
             used_bytes=self._used, out_of_memory=self._refusal, clock=self._clock,
             in_training=InTraining(self._loop, self._step - 1, self._foresight.largest,
                                    tuple(self._said.warnings.values()), self._foresight.smaller,

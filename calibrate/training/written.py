@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from calibrate.dryrun.inside import SETTING
 from calibrate.emulator import event_completion, is_emulated
@@ -20,11 +19,11 @@ from calibrate.records.record import (
     InTraining,
     MeasuredJob,
     OutOfMemory,
-    Predicted,
     RankChoice,
     Record,
 )
 from calibrate.training import loop_keys
+from calibrate.training.foresight import Foreseen
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 from predictor.common.suggest import named
@@ -65,15 +64,14 @@ def path_of(path: str, rank: int, ranks: int) -> str:
     return path
 
 
-def record(*, workload: Workload | Mapping[str, Any], predicted: Predicted | None, not_predicted: str | None,
-           in_training: InTraining, moments: tuple[MomentPeaks, ...], memory_stats: Mapping[str, int],
-           used_bytes: int, out_of_memory: OutOfMemory | None, clock: Clock) -> Record:
+def record(foreseen: Foreseen, *, in_training: InTraining, moments: tuple[MomentPeaks, ...],
+           memory_stats: Mapping[str, int], used_bytes: int, out_of_memory: OutOfMemory | None, clock: Clock) -> Record:
     """As it stands now.
 
     Args:
-        workload: or the keys that were read, where they make none.
         used_bytes: the most that was used of the device.
     """
+    workload = foreseen.workload
     rank, ranks = loop_keys.ranks()
     job = MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(event_completion() if is_emulated() else None),
@@ -85,8 +83,8 @@ def record(*, workload: Workload | Mapping[str, Any], predicted: Predicted | Non
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION,
         workload=workload.resolved() if isinstance(workload, Workload) else dict(workload), rank=rank,
         rank_chosen_by=RankChoice.LAUNCHER if ranks > 1 else RankChoice.WORKLOAD, job=job,
-        command=tuple(getattr(sys, "orig_argv", sys.argv)), snapshot=None, predicted=predicted,
-        not_predicted=not_predicted, in_training=in_training)
+        command=tuple(getattr(sys, "orig_argv", sys.argv)), snapshot=None, predicted=foreseen.predicted,
+        not_predicted=foreseen.not_predicted, in_training=in_training)
 
 
 def _group(ranks: int) -> str:

@@ -49,36 +49,13 @@ class Dataset:
         Raises:
             InputError: fewer samples than a batch has, or a workload that says how many images each has.
         """
-        size = workload.per_device_train_batch_size
-        if learned.is_named(workload.model):
-            raise InputError(f"model {show(workload.model, 200)}: a learned formula answers for one shape, not for "
-                             "samples yet: ask it for the tokens of the longest batch")
-        if "images_per_sample" not in workload.filled_in:
-            raise InputError("images_per_sample: the samples say how many images each has; leave it out")
-        if workload.per_device_eval_batch_size:
-            raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
-        for key, other in (("padding", workload.padding == "packed"), ("quantization", workload.quantization)):
-            if other:
-                raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
-                                 "leave one of them out")
-        if len(workload.image_sizes) > 1:
-            raise InputError(f"image_size {workload.image_size}: samples do not say which has which: give one")
-        if size > len(samples):
-            raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
-        if size > MOST_IN_A_BATCH:
-            raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
-        config = models.find(workload.model)
-        check_pictures(workload, config)
-        if config.kind is Kind.IMAGE:
-            raise InputError(f"samples: {config.name} takes no tokens: all its batches are alike")
-        if config.kind is Kind.TEXT:
-            if samples.images.max() > 1:
-                raise InputError(f"samples: some have images, which {config.name} does not take")
-            samples = replace(samples, images=np.zeros_like(samples.images))
+        _check_workload(workload)
+        _check_size(workload.per_device_train_batch_size, samples)
+        samples = _of_model(samples, workload)
         if workload.sequence_length is None:
             workload = workload.fill(sequence_length=int(samples.tokens.max()))
         samples = samples.cut(workload.sequence_length)
-        varied = size > 1 and samples.tokens.min() < samples.tokens.max()
+        varied = workload.per_device_train_batch_size > 1 and samples.tokens.min() < samples.tokens.max()
         return cls(workload.fill(padding="right") if varied else workload, samples, progress)
 
     @property
@@ -187,3 +164,41 @@ def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int]
         return between(low, middle) + between(middle, high)
 
     return np.array([*(between(0, most_images) if most_images else ()), first(most_images)])
+
+
+def _check_workload(workload: Workload) -> None:
+    """Refuses a workload that says what samples say, or that is not predicted with them."""
+    if learned.is_named(workload.model):
+        raise InputError(f"model {show(workload.model, 200)}: a learned formula answers for one shape, not for "
+                         "samples yet: ask it for the tokens of the longest batch")
+    if "images_per_sample" not in workload.filled_in:
+        raise InputError("images_per_sample: the samples say how many images each has; leave it out")
+    if workload.per_device_eval_batch_size:
+        raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
+    for key, other in (("padding", workload.padding == "packed"), ("quantization", workload.quantization)):
+        if other:
+            raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
+                             "leave one of them out")
+    if len(workload.image_sizes) > 1:
+        raise InputError(f"image_size {workload.image_size}: samples do not say which has which: give one")
+
+
+def _check_size(size: int, samples: Samples) -> None:
+    """Refuses a batch that samples do not fill, or that is too large to say how likely others are."""
+    if size > len(samples):
+        raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
+    if size > MOST_IN_A_BATCH:
+        raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
+
+
+def _of_model(samples: Samples, workload: Workload) -> Samples:
+    """What the workload's model takes of them."""
+    config = models.find(workload.model)
+    check_pictures(workload, config)
+    if config.kind is Kind.IMAGE:
+        raise InputError(f"samples: {config.name} takes no tokens: all its batches are alike")
+    if config.kind is Kind.TEXT:
+        if samples.images.max() > 1:
+            raise InputError(f"samples: some have images, which {config.name} does not take")
+        samples = replace(samples, images=np.zeros_like(samples.images))
+    return samples

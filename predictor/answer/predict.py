@@ -17,9 +17,9 @@ from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 
-def predict(workload: Workload, *, timeline: bool = False, history: bool = False, minimum_capacity: bool = False,
-            maximum_load: bool = False, samples: Samples | None = None, progress: Progress | None = None,
-            tell: Callable[[int], None] = lambda _: None) -> Prediction:
+def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
+            minimum_capacity: bool | Callable[[int], None] = False, maximum_load: bool = False,
+            samples: Samples | None = None, progress: Progress | None = None) -> Prediction:
     """Predict one workload's peak memory.
 
     Args:
@@ -27,12 +27,12 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
         history: keep the memory history that it is of (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
-            ``max_split_size_mb`` up to a minute.
+            ``max_split_size_mb`` up to a minute; a function in place of True hears of each limit, in bytes, that the
+            search tries.
         maximum_load: of inference, also search the longest prompt, or the most turns, and the most sequences that fit:
             some seconds.
         samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
-        tell: hears of each limit, in bytes, that the search tries.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not
@@ -45,8 +45,9 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         job = drawn.worst()
     else:
         job = dispatch.prepare(workload, progress)
+    searching = [minimum_capacity] if callable(minimum_capacity) else []
     found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                   minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+                   minimum_capacity_bytes=job.minimum_capacity(*searching) if minimum_capacity else None)
     if workload.mode == "inference":
         held = replies.inference(job)
         held = searched(job, held, progress) if maximum_load else held

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     replicas, gpus = arguments.data_parallel_size, arguments.gpus
     arguments.data_parallel_size = replicas or (gpus and str(gpus))
     found = options.given(arguments)
-    from predictor.plan import document, plan
+    from predictor.plan import Wanted, document, plan
     from predictor.plan.space import DATA, TENSOR, VARYING
 
     given, whole = found.values, None
@@ -72,9 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         given = {name: value for name, value in given.items() if name != DATA}
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
-    made = plan(given, gpus=gpus, whole=whole, source=found.source, label=found.label,
-                global_batch_size=arguments.global_batch_size, maximize=arguments.maximize, top=arguments.top,
-                vary=arguments.vary, keep=arguments.keep, trace=not arguments.no_trace, progress=output.progress)
+    wanted = Wanted(gpus=gpus, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
+                    top=arguments.top, vary=arguments.vary, keep=arguments.keep)
+    made = plan(given, wanted, whole=whole, source=found.source, label=found.label, trace=not arguments.no_trace,
+                progress=output.progress)
     documents = document.files(made) if arguments.write is not None else {}
     if documents:  # none where nothing fits, nor of a learned job
         document.write(arguments.write, documents)

@@ -48,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     workload = options.workload(arguments)
     from predictor.answer.predict import predict
 
-    prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
+    prediction = predict(workload, history=bool(arguments.snapshot),
+                         minimum_capacity=arguments.minimum_capacity and output.searching,
                          maximum_load=arguments.maximum_load,
-                         samples=options.samples(arguments), progress=output.progress, tell=output.searching)
+                         samples=options.samples(arguments), progress=output.progress)
     if prediction.history is not None:
         from predictor import snapshot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,7 +17,7 @@ from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
-from predictor.plan.search import GOALS, Candidate, Configuration, Found, Queue, predicted, queue, walk
+from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.plan.states import least_bytes
 from predictor.workload.source import Source
@@ -27,6 +27,8 @@ from predictor.workload.workload_rules import MOST_TOKENS
 MOST_BATCH = 4_096
 LONGEST, LENGTH_STEP = 131_072, 64
 """Samples of a micro batch and tokens of a sample that are looked at, where the user does not say."""
+COST = Wanted()
+"""The cheapest sample, on as many GPUs as the keys say."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,63 @@ class Plan:
         return self.found.fitting[0] if self.found.fitting else None
 
 
-def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size: int | None = None,
-         maximize: str = "cost", top: int = 5, vary: Collection[str] = (), keep: Collection[str] = (),
-         trace: bool = True, label: Callable[[str], str] = str, progress: Progress | None = None,
-         whole: Mapping[str, Any] | None = None, source: Source | None = None) -> Plan:
+@dataclass(frozen=True)
+class Waiting:
+    """The settings of a space, ready to be walked.
+
+    Attributes:
+        queues: those that can be predicted, with their shapes.
+        left_out: the others, and why.
+        configurations: how many shapes there are of all.
+    """
+
+    queues: tuple[Queue, ...]
+    left_out: tuple[tuple[Setting, str], ...]
+    configurations: int
+
+    @classmethod
+    def of(cls, made: Space, examples: Examples, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
+        """Every setting with its shapes, in the order of what is wanted."""
+        job = examples.job
+        candidates = lru_cache(partial(_candidates, made.fixed, job, wanted, label))
+        queues, left_out, configurations = [], [], 0
+        for setting in made.settings:
+            try:
+                shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size)
+                configurations += len(shapes)
+                queues.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
+            except InputError as error:
+                left_out.append((setting, str(error)))
+        return cls(tuple(queues), tuple(left_out), configurations)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The configuration from which knobs are turned: what it is called, its peaks, and what each knob would give."""
+
+    name: str
+    workload: Workload
+    before: knobs.Peaks
+    knobs: tuple[knobs.Knob, ...]
+
+    @classmethod
+    def of(cls, name: str, workload: Workload) -> Standing:
+        """Turns every knob of it.
+
+        Raises:
+            InputError: it cannot be predicted.
+        """
+        return cls(name, workload, *knobs.turned(workload))
+
+
+def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True, label: Callable[[str], str] = str,
+         progress: Progress | None = None, whole: Mapping[str, Any] | None = None,
+         source: Source | None = None) -> Plan:
     """Search the space around what the user fixed.
 
     Args:
         given: keys of a workload, with ``gpu`` or ``capacity_bytes``; each is kept, all others may vary.
-        gpus: all that there are, replicas x ranks that share layers; None: as many as the keys say, which then stay.
-        global_batch_size: samples of an optimizer step on all GPUs together; None: as they come.
-        maximize: what comes first, one of :data:`GOALS`.
-        top: configurations to find.
-        vary, keep: axes (:data:`predictor.plan.space.AXES`).
+        wanted: what the search is for.
         trace: whether what no formula is shipped for may be traced.
         label: what a key is called in messages.
         progress: wraps the shapes that are traced.
@@ -98,52 +144,53 @@ def plan(given: Mapping[str, Any], *, gpus: int | None = None, global_batch_size
         InputError: keys that no workload may have, or that leave nothing to plan.
     """
     started = time.perf_counter()
-    if maximize not in GOALS:
-        raise InputError(f"maximize {maximize}: one of {', '.join(GOALS)}")
+    _check(given, label)
+    wanted = _with_batch_of(whole, wanted, label)
+    made, memory = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole), Memory(progress, trace)
+    examples = Examples(made, memory)
+    made = examples.revised()
+    waiting = Waiting.of(made, examples, wanted, label)
+    found = walk(waiting.queues, memory, wanted.top, examples.job.workload.capacity)
+    found.left_out += waiting.left_out
+    if not found.fitting and not found.failed:
+        raise InputError(found.left_out[0][1])
+    best = found.fitting[0] if found.fitting else None
+    closest = None if best else _closest(waiting.queues, memory)
+    chosen = best or closest
+    try:
+        standing = Standing.of(*_standing(whole, made, chosen))
+    except InputError as error:  # what the user has now
+        found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
+        standing = Standing.of(*_found(chosen))
+    workload = standing.workload
+    return Plan(
+        goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
+        global_batch_size=wanted.global_batch_size, capacity_bytes=workload.capacity, found=found,
+        methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
+        settings=len(made.settings), configurations=waiting.configurations, counts=memory.counts,
+        largest=largest(best, wanted.maximize, memory) if best else None, closest=closest,
+        kept=made.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
+        assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
+        not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
+        source=source, seconds=time.perf_counter() - started)
+
+
+def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
+    """Refuses keys that no plan can be made of."""
     if given.get("mode") == "inference":
         raise InputError(f"{label('mode')} is inference, but a plan is for training: leave it out, or use peakcast "
                          "predict")
     if given.get("gpu") is None and given.get("capacity_bytes") is None:
         raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
-    if whole and global_batch_size is None and maximize == "cost":
-        now = Workload.from_mapping(whole, label)
-        global_batch_size = now.per_device_train_batch_size * now.gradient_accumulation_steps * now.data_parallel_size
-    made, memory = space(given, vary, keep, label, gpus, whole), Memory(progress, trace)
-    examples = Examples(made, memory)
-    made = examples.revised()
-    candidates = lru_cache(partial(_candidates, made.fixed, examples.job, maximize, global_batch_size, label))
-    queues, left_out, configurations = [], [], 0
-    for setting in made.settings:
-        try:
-            shapes = candidates(setting.keys.get(DATA) or examples.job.workload.data_parallel_size)
-            configurations += len(shapes)
-            queues.append(queue(setting, shapes, maximize, *examples.known(setting)))
-        except InputError as error:
-            left_out.append((setting, str(error)))
-    found = walk(queues, memory, top, examples.job.workload.capacity)
-    found.left_out += left_out
-    if not found.fitting and not found.failed:
-        raise InputError(found.left_out[0][1])
-    best = found.fitting[0] if found.fitting else None
-    closest = None if best else _closest(queues, memory)
-    try:
-        standing, workload = _standing(whole, made, best or closest)
-        before, turned = knobs.turned(workload)
-    except InputError as error:  # what the user has now
-        found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
-        standing, workload = _found(best or closest)
-        before, turned = knobs.turned(workload)
-    return Plan(
-        goal=maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
-        global_batch_size=global_batch_size, capacity_bytes=workload.capacity, found=found,
-        methods=methods(found, queues, memory) if workload.world_size > 1 else (),
-        settings=len(made.settings), configurations=configurations, counts=memory.counts,
-        largest=largest(best, maximize, memory) if best else None, closest=closest,
-        kept=made.kept, standing=standing, before=before,
-        knobs=turned, assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
-        not_modelled=(best or closest).prediction.not_modelled + (
-            source.left_out(workload_of(best or closest)) if source else ()), source=source,
-        seconds=time.perf_counter() - started)
+
+
+def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Callable[[str], str]) -> Wanted:
+    """What is wanted, with the samples of an optimizer step that the user has now, where none are and cost counts."""
+    if not whole or wanted.global_batch_size is not None or wanted.maximize != "cost":
+        return wanted
+    now = Workload.from_mapping(whole, label)
+    return replace(wanted, global_batch_size=now.per_device_train_batch_size * now.gradient_accumulation_steps *
+                   now.data_parallel_size)
 
 
 class Examples:
@@ -209,7 +256,7 @@ class Examples:
         return workload.recipe, workload.tensor_parallel_size
 
 
-def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | None, label: Callable[[str], str],
+def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
                 degree: int) -> list[Candidate]:
     """Every shape of so many replicas that agrees with what the user fixed.
 
@@ -217,7 +264,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, maximize: str, total: int | 
         InputError: keys that contradict what is to be found.
     """
     batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
-    facts = job.formula.facts
+    facts, maximize, total = job.formula.facts, wanted.maximize, wanted.global_batch_size
     sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
     if sought in fixed:
         raise InputError(f"maximize {maximize}: {label(sought)} is given, too: leave it out")

@@ -8,7 +8,7 @@ the last answer is never composed, and of a setting only its best shape is an an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,30 @@ GOALS = ("cost", "batch", "sequence")
 """What comes first: a cheap step, many samples in a micro batch, or long ones."""
 WORTH = 0.01
 """The share of the cost that an engine has to save on one GPU: less than that is nothing, in an estimate."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is for.
+
+    Attributes:
+        gpus: all that there are, replicas x ranks that share layers; None: as many as the keys say, which then stay.
+        global_batch_size: samples of an optimizer step on all GPUs together; None: as they come.
+        maximize: what comes first, one of :data:`GOALS`.
+        top: configurations to find.
+        vary, keep: axes (:data:`predictor.plan.space.AXES`).
+    """
+
+    gpus: int | None = None
+    global_batch_size: int | None = None
+    maximize: str = "cost"
+    top: int = 5
+    vary: Collection[str] = ()
+    keep: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.maximize not in GOALS:
+            raise InputError(f"maximize {self.maximize}: one of {', '.join(GOALS)}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugi
 """Plugins that are known: the first two for what their own keys say, the others change no step."""
 MULTIPLE = 64
 """Tokens, where ``pad_to_multiple_of`` says nothing."""
+LORA = trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
 LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMHeadModel")
 """Ends of names of transformers' classes with a head of next tokens."""
 
@@ -154,16 +155,38 @@ def _attention(reading: Reading) -> str | None:
 
 
 def _trained(reading: Reading, name: str) -> None:
-    adapter, found = reading["adapter"], hub.parts(name)
+    adapter = reading["adapter"]
     if adapter not in (None, "lora", "qlora"):
         raise reading.wrong("adapter", f"{adapter} is not supported: lora and qlora are")
     if adapter is None:
-        if reading["load_in_4bit"]:
-            raise reading.wrong("load_in_4bit", "is on, but adapter is not given: weights of 4 bits do not train")
-        reading.put("recipe", "finetune" if reading["freeze_mm_modules"] else "full", "freeze_mm_modules")
-        if reading["freeze_mm_modules"]:
-            trainer.freeze_projector(reading, name, "freeze_mm_modules")
+        _without_adapters(reading, name)
         return
+    _adapters(reading, adapter)
+    if not any(key in reading for key in (*KERNELS, "trust_remote_code")):  # check_auto_enable_lora_kernels
+        reading.note(f"{', '.join(KERNELS)}: axolotl's own kernels of adapters, which it turns on where none is named "
+                     "and the model has them")
+    parts = hub.parts(name)
+    if parts:
+        trainer.freeze_projector(reading, name, "adapter")
+    if reading["load_in_4bit"]:
+        reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16",
+                                     "prepare": "trl", **({"llm_int8_skip_modules": ["lm_head"]} if parts else {}),
+                                     **(reading["bnb_config_kwargs"] or {})},
+                    "load_in_4bit", "bnb_config_kwargs", "embeddings_skip_upcast")
+
+
+def _without_adapters(reading: Reading, name: str) -> None:
+    """The model's own weights train, all or without towers and projector."""
+    if reading["load_in_4bit"]:
+        raise reading.wrong("load_in_4bit", "is on, but adapter is not given: weights of 4 bits do not train")
+    reading.put("recipe", "finetune" if reading["freeze_mm_modules"] else "full", "freeze_mm_modules")
+    if reading["freeze_mm_modules"]:
+        trainer.freeze_projector(reading, name, "freeze_mm_modules")
+
+
+def _adapters(reading: Reading, adapter: str) -> None:
+    """The adapters that train, as the keys of LoRA and peft say."""
     if reading["lora_r"] is None:
         raise reading.wrong("lora_r", f"is not given, but adapter is {adapter}: axolotl has no default")
     targets = "all-linear" if reading["lora_target_linear"] else reading["lora_target_modules"]
@@ -175,24 +198,13 @@ def _trained(reading: Reading, name: str) -> None:
     if adapter == "lora" and reading["load_in_4bit"]:  # loaders/model.py, _set_quantization_config
         raise reading.wrong("load_in_4bit", "is on, but adapter is lora, for which axolotl makes layers fp32 instead: "
                                             "give adapter qlora")
-    trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
-                 targets=targets, by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
+    trainer.lora(reading, LORA, targets=targets,
+                 by=("adapter", *_given(reading, "lora_target_linear", "lora_target_modules")))
     flags = {"use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora",
              "autocast_adapter_dtype": "peft_autocast_adapter_dtype"}
     chosen = {ours: reading[theirs] for ours, theirs in flags.items() if theirs in reading}
     if chosen:
         trainer.change(reading, "lora", reading.workload["lora"] | chosen, *(flags[key] for key in chosen))
-    if not any(key in reading for key in (*KERNELS, "trust_remote_code")):  # check_auto_enable_lora_kernels
-        reading.note(f"{', '.join(KERNELS)}: axolotl's own kernels of adapters, which it turns on where none is named "
-                     "and the model has them")
-    if found:
-        trainer.freeze_projector(reading, name, "adapter")
-    if reading["load_in_4bit"]:
-        reading.put("quantization", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-                                     "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bf16",
-                                     "prepare": "trl", **({"llm_int8_skip_modules": ["lm_head"]} if found else {}),
-                                     **(reading["bnb_config_kwargs"] or {})},
-                    "load_in_4bit", "bnb_config_kwargs", "embeddings_skip_upcast")
 
 
 def _checkpointing(reading: Reading) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 from predictor.common.errors import InputError
 from predictor.common.suggest import show
@@ -20,6 +20,7 @@ TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": 
 """Commands of frameworks -> what they train by."""
 RLHF = re.compile(r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py")
 SHELLS = ("bash", "sh")
+PYTHON = re.compile(r"python[\d.]*")
 PASSING_ON = ("nohup", "exec", "env")
 """What runs the command behind it."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -98,47 +99,54 @@ def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[she
 
 def parse(words: Sequence[str], name: str) -> Command | None:
     """The parts of a command in the file of that name; None for one that runs no program that could train."""
-    command = Command()
     before = list(takewhile(lambda word: ASSIGNMENT.fullmatch(word) or word in PASSING_ON, words))
-    rest = list(words[len(before):])
-    command.environment |= {match[1]: match[2] for word in before if (match := ASSIGNMENT.fullmatch(word))}
-    if not rest:
+    if len(before) == len(words):
         return None
-    first, rest = os.path.basename(rest[0]), rest[1:]
-    if first == "srun" or first in SHELLS and rest and re.fullmatch(r"-\w*c", rest[0]):
-        inner = _step(rest, name) if first == "srun" else _inner(rest[1:], f"{name}: {first} {rest[0]}")
-        if inner:
-            inner.environment = command.environment | inner.environment
-        return inner
-    if first in TOOLS and rest[:1] and rest[0] in TOOLS[first]:
-        if first == "axolotl":
-            return _of_axolotl(command, rest[1:], name)
-        command.program, command.words = f"{first} {rest[0]}", rest[1:]
-        return command
-    if re.fullmatch(r"python[\d.]*", first):
-        while rest and rest[0] in ("-u", "-O", "-B"):
-            rest.pop(0)
-        if rest[:1] == ["-m"] and len(rest) > 1:
-            module = rest[1]
-            if module in LAUNCHING_MODULES:
-                return _launched(command, LAUNCHING_MODULES[module], rest[2:], name)
-            command.program, command.words = module, rest[2:]
-        elif rest:
-            command.program, command.words = rest[0], rest[1:]
-        return command if command.program else None
-    if first == "accelerate" and rest[:1] == ["launch"]:
-        return _launched(command, "accelerate", rest[1:], name)
-    if first in ("deepspeed", "torchrun"):
-        return _launched(command, first, rest, name)
-    if first.endswith(".py"):
-        command.program, command.words = first, rest
-        return command
-    return None
+    first, *rest = words[len(before):]
+    program = os.path.basename(first)
+    read = next((read for programs, read in READERS if programs.fullmatch(program)), None)
+    found = read(program, rest, name) if read else None
+    if found:
+        found.environment = {match[1]: match[2] for word in before if (match := ASSIGNMENT.fullmatch(word))} | \
+            found.environment
+    return found
 
 
-def _inner(words: list[str], name: str) -> Command | None:
-    """The one training of ``bash -c TEXT``."""
-    found = _training(shell.commands(words[0], name) if words else [], name, "commands")
+def _script(program: str, words: list[str], name: str) -> Command:
+    """A Python file that runs by itself."""
+    return Command(program=program, words=words)
+
+
+def _python(program: str, words: list[str], name: str) -> Command | None:
+    """What Python runs: a file, or with ``-m`` a module, which may be a launcher."""
+    words = list(dropwhile(lambda word: word in ("-u", "-O", "-B"), words))
+    if words[:1] == ["-m"] and len(words) > 1:
+        words = words[1:]
+        if words[0] in LAUNCHING_MODULES:
+            return _launched(LAUNCHING_MODULES[words[0]], words[1:], name)
+    return Command(program=words[0], words=words[1:]) if words and words[0] else None
+
+
+def _tool(tool: str, words: list[str], name: str) -> Command | None:
+    """What a framework's own command trains by."""
+    if not words or words[0] not in TOOLS[tool]:
+        return None
+    if tool == "axolotl":
+        return _of_axolotl(words[1:], name)
+    return Command(program=f"{tool} {words[0]}", words=words[1:])
+
+
+def _accelerate(program: str, words: list[str], name: str) -> Command | None:
+    """``accelerate launch``; its other commands train nothing."""
+    return _launched(program, words[1:], name) if words[:1] == ["launch"] else None
+
+
+def _inner(program: str, words: list[str], name: str) -> Command | None:
+    """The one training of ``bash -c TEXT``; None for a shell that runs a file."""
+    if not words or not re.fullmatch(r"-\w*c", words[0]):
+        return None
+    name = f"{name}: {program} {words[0]}"
+    found = _training(shell.commands(words[1], name) if words[1:] else [], name, "commands")
     if not found:
         return None
     line, made = found
@@ -147,29 +155,27 @@ def _inner(words: list[str], name: str) -> Command | None:
     return made
 
 
-def _step(words: list[str], name: str) -> Command | None:
+def _step(program: str, words: list[str], name: str) -> Command | None:
     """What Slurm's ``srun`` starts, behind options of its own."""
     starts = (*launchers.PACKAGES, *TOOLS, *SHELLS)
     at = next((at for at, word in enumerate(words) if os.path.basename(word) in starts or
-               re.fullmatch(r"python[\d.]*", os.path.basename(word))), len(words))
+               PYTHON.fullmatch(os.path.basename(word))), len(words))
     found = parse(words[at:], name)
     if found and not found.launcher:
         found.launcher = "srun"
     return found
 
 
-def _launched(command: Command, launcher: str, rest: list[str], name: str) -> Command | None:
-    command.launcher = launcher
-    command.options, words = launchers.options(launcher, rest, name)
-    if words and re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):  # deepspeed --no_python python train.py
+def _launched(launcher: str, rest: list[str], name: str) -> Command | None:
+    options, words = launchers.options(launcher, rest, name)
+    if words and PYTHON.fullmatch(os.path.basename(words[0])):  # deepspeed --no_python python train.py
         words = words[1:]
     if not words:
         return None
-    command.program, command.words = words[0], words[1:]
-    return command
+    return Command(launcher=launcher, options=options, program=words[0], words=words[1:])
 
 
-def _of_axolotl(command: Command, words: list[str], name: str) -> Command | None:
+def _of_axolotl(words: list[str], name: str) -> Command | None:
     """What ``axolotl train FILE --launcher torchrun -- OPTIONS`` starts, options being the launcher's
     (axolotl 0.19, cli/utils/train.py, ``launch_training``)."""
     at = words.index("--") if "--" in words else len(words)
@@ -186,9 +192,20 @@ def _of_axolotl(command: Command, words: list[str], name: str) -> Command | None
     if launcher not in ("accelerate", "torchrun", "python"):
         raise InputError(f"{name}: --launcher is {show(launcher)}: axolotl's are accelerate, torchrun and python")
     if launcher != "python":
-        return _launched(command, launcher, [*handed, "-m", "axolotl.cli.train", *own], name)
-    command.program, command.words = "axolotl.cli.train", own
-    return command
+        return _launched(launcher, [*handed, "-m", "axolotl.cli.train", *own], name)
+    return Command(program="axolotl.cli.train", words=own)
+
+
+READERS: tuple[tuple[re.Pattern[str], Callable[[str, list[str], str], Command | None]], ...] = (
+    (re.compile("srun"), _step),
+    (re.compile("|".join(SHELLS)), _inner),
+    (re.compile("|".join(TOOLS)), _tool),
+    (PYTHON, _python),
+    (re.compile("accelerate"), _accelerate),
+    (re.compile("deepspeed|torchrun"), _launched),
+    (re.compile(r".*\.py", re.DOTALL), _script),
+)
+"""Programs -> what reads the words behind them, in the file of a name."""
 
 
 def _trains(command: Command) -> bool:

@@ -162,9 +162,11 @@ class Variables:
         if cut := SUBSTRING.fullmatch(inner):
             return self._substring(part, *cut.groups())
         match = PARAMETER.fullmatch(inner)
-        if not match:
-            return self._unread(text, part.line)
-        name, index, colon, sign, word = match.groups()
+        return self._parameter(part, *match.groups()) if match else self._unread(text, part.line)
+
+    def _parameter(self, part: Part, name: str, index: str | None, colon: str | None, sign: str | None,
+                   word: str | None) -> str | list[str]:
+        """A variable's value, or an element of an array's, or what ``${NAME:-WORD}`` and its like have instead."""
         if self.sourced and name not in self.values and not re.match(r"\d|SLURM_", name):  # which no file sets
             self.may_be_set(name, self.sourced)
         item = self.values.get(name)

@@ -44,9 +44,31 @@ def use(reading: Reading) -> None:
         InputError: FSDP1, or what is not predicted.
     """
     config, by = _config(reading), [key for key in ("fsdp", "fsdp_config", "fsdp_version") if key in reading.written]
+    words = _words(reading)
+    _check(reading, words, config)
+    fsdp: dict[str, Any] = {"wrap": "accelerate", "reshard_after_forward": _flag(
+        reading, config, "reshard_after_forward", RESHARDS[words[0]] if words else True)}
+    wrapped = config.get("transformer_layer_cls_to_wrap")
+    if wrapped:
+        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
+    if reading.half:
+        fsdp["param_dtype"] = reading.half
+    reading.put("engine", "fsdp2", *by[:1])
+    reading.put("fsdp", fsdp, *by, *filter(None, [reading.half]))
+    _weights(reading)
+    if _flag(reading, config, "activation_checkpointing", False):
+        _checkpointing(reading, by)
+
+
+def _words(reading: Reading) -> list[str]:
+    """Those of ``fsdp``, without the one that version 2 always does."""
     words = reading["fsdp"]
     words = words.split() if isinstance(words, str) else words if isinstance(words, (list, tuple)) else ()
-    words = [str(word) for word in words if word != "auto_wrap"]
+    return [str(word) for word in words if word != "auto_wrap"]
+
+
+def _check(reading: Reading, words: list[str], config: dict[str, Any]) -> None:
+    """Refuses FSDP1, and what of version 2 is not predicted."""
     if str(config.get("version", 2)) != "2":
         raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:
@@ -61,23 +83,16 @@ def use(reading: Reading) -> None:
     policy = str(config.get("auto_wrap_policy", WRAPS))
     if policy.upper() != WRAPS:
         raise reading.wrong("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
-    fsdp: dict[str, Any] = {"wrap": "accelerate", "reshard_after_forward": _flag(
-        reading, config, "reshard_after_forward", RESHARDS[words[0]] if words else True)}
-    wrapped = config.get("transformer_layer_cls_to_wrap")
-    if wrapped:
-        fsdp["transformer_layer_cls_to_wrap"] = wrapped.split(",") if isinstance(wrapped, str) else wrapped
-    if reading.half:
-        fsdp["param_dtype"] = reading.half
-    reading.put("engine", "fsdp2", *by[:1])
-    reading.put("fsdp", fsdp, *by, *filter(None, [reading.half]))
-    _weights(reading)
-    if _flag(reading, config, "activation_checkpointing", False):
-        if reading["gradient_checkpointing"]:  # transformers 5.17, trainer.py, create_accelerator_and_postprocess
-            raise reading.wrong("gradient_checkpointing", "is on, and so is activation_checkpointing of FSDP: the "
-                                                          "Trainer stops there; keep one")
-        reading.put("gradient_checkpointing", True, *by)
-        reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
-                     "checkpointing", wrapped)
+
+
+def _checkpointing(reading: Reading, by: list[str]) -> None:
+    """FSDP's wrappers that recompute, as the model's own checkpointing."""
+    if reading["gradient_checkpointing"]:  # transformers 5.17, trainer.py, create_accelerator_and_postprocess
+        raise reading.wrong("gradient_checkpointing", "is on, and so is activation_checkpointing of FSDP: the "
+                                                      "Trainer stops there; keep one")
+    reading.put("gradient_checkpointing", True, *by)
+    reading.note("fsdp_config activation_checkpointing: FSDP's wrappers are predicted as transformers' own "
+                 "checkpointing", wrapped)
 
 
 def _config(reading: Reading) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def _adapters(reading: Reading, name: str) -> None:
     if everywhere:
         targets = trainer.parts_with_adapters(name, not reading["freeze_vision_tower"], False,
                                               not reading["freeze_language_model"])
-    trainer.lora(reading, r="lora_rank", alpha="lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"],
-                 dropout="lora_dropout", extra="additional_target", targets=targets,
+    alpha = "lora_alpha" if "lora_alpha" in reading else 2 * reading["lora_rank"]
+    trainer.lora(reading, trainer.LoraKeys("lora_rank", alpha, "lora_dropout", "additional_target"), targets=targets,
                  by=("finetuning_type", "lora_target"))
     trainer.freeze_projector(reading, name, "finetuning_type")
     if reading["quantization_bit"]:

@@ -89,7 +89,7 @@ def _trained(reading: Reading, name: str) -> None:
                                                "alone: keep one")
         reading.put("recipe", "pretrain", "tune_mm_mlp_adapter")
     elif reading["lora_enable"]:
-        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets=None,
+        trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout"), targets=None,
                      by=("lora_enable",), bias=reading["lora_bias"])
         reading.put("lora", reading.workload["lora"] | {"autocast_adapter_dtype": False}, "lora_r", "lora_alpha",
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")

@@ -184,33 +184,37 @@ class _Shell:
 
     def _command(self, words: list[Word], certain: bool) -> None:
         first = words[0].keyword
-        if first in DECLARING or all(word.assigned for word in words):
-            for word in words[first in DECLARING:]:
-                if word.assigned:
-                    self._assign(word, certain)
-                elif any(part.expands for part in word.parts):  # export $(cat .env)
-                    self._source("a command's output")
-                name = word.assigned[1] if word.assigned else word.keyword
-                if first == "export" or (first == "declare" and any(other.keyword == "-x" for other in words)):
-                    self.exported.add(name)
+        declares = first in DECLARING or all(word.assigned for word in words)
+        if declares:
+            self._declare(words, certain)
         for name in set_otherwise(words):
             self.known.lines[name] = self.known.line
             self.known.forget(name, "is set by a command")
-        if first in DECLARING or all(word.assigned for word in words):
-            return
         if first == "unset":
             for word in words[1:]:
                 self.known.values.pop(word.keyword, None)
-            return
+        elif not declares:
+            self._start(words)
+
+    def _declare(self, words: list[Word], certain: bool) -> None:
+        """Assigns the variables of a declaration, or of assignments that stand alone, and exports them if it says."""
+        first = words[0].keyword
+        exports = first == "export" or (first == "declare" and any(word.keyword == "-x" for word in words))
+        for word in words[first in DECLARING:]:
+            if word.assigned:
+                self._assign(word, certain)
+            elif any(part.expands for part in word.parts):  # export $(cat .env)
+                self._source("a command's output")
+            if exports:
+                self.exported.add(word.assigned[1] if word.assigned else word.keyword)
+
+    def _start(self, words: list[Word]) -> None:
+        """Runs a command with its words expanded: here what changes this shell's variables, others are found."""
         leading = next((at for at, word in enumerate(words) if not word.assigned), len(words))
         found = ["".join(self.known.expanded(word, False)) for word in words[:leading]]
         found += [text for word in words[leading:] for text in self.known.expanded(word)]
-        if found[leading:leading + 1] in (["source"], ["."]):
-            self._source("".join(found[leading + 1:leading + 2]) or "a command's output")
-        elif found[:1] == ["eval"] and LEFT.match(found[1] if found[1:] else ""):
-            self._source("a command's output", bool(HOOK.fullmatch(re.sub("['\"]", "", " ".join(found[1:])))))
-        elif found[:1] and found[0] in CONDA and found[1:2] in (["activate"], ["deactivate"]):
-            self._source(" ".join(found[:2]), True)
+        if sourced := _sourced(found, leading):
+            self._source(*sourced)
         elif found[:1] == ["eval"]:
             self.run(" ".join(found[1:]), self.known.line)
         elif found:
@@ -227,3 +231,16 @@ class _Shell:
             self.known.forget(name)
         else:
             self.known.values[name] = item
+
+
+def _sourced(words: list[str], leading: int) -> tuple[str, bool] | None:
+    """What a command, behind so many ``leading`` assignments, lets set variables of this shell, and whether that only
+    activates an environment; None for one that starts a program."""
+    command = words[leading:]
+    if command[:1] in (["source"], ["."]):
+        return "".join(command[1:2]) or "a command's output", False
+    if words[:1] == ["eval"] and LEFT.match("".join(words[1:2])):
+        return "a command's output", bool(HOOK.fullmatch(re.sub("['\"]", "", " ".join(words[1:]))))
+    if words[:1] and words[0] in CONDA and words[1:2] in (["activate"], ["deactivate"]):
+        return " ".join(words[:2]), True
+    return None

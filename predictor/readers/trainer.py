@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.common.errors import InputError
@@ -185,22 +185,40 @@ def evaluation_left_out(size: int) -> str:
     return f"the evaluation of batches of {size} (where it can be predicted: per_device_eval_batch_size)"
 
 
-def lora(reading: Reading, *, r: str, alpha: str | float, dropout: str, targets: Any, by: tuple[str, ...],
-         extra: str = "", bias: str = "none") -> None:
-    """The ``lora`` key, by names of keys (``alpha`` also a number); targets None or ``all-linear`` alone are the
-    language model's linear layers."""
-    found: dict[str, Any] = {"r": reading[r], "lora_alpha": reading[alpha] if isinstance(alpha, str) else alpha,
-                             "lora_dropout": reading[dropout]}
+@dataclass(frozen=True)
+class LoraKeys:
+    """What a framework calls the settings of LoRA.
+
+    Attributes:
+        alpha: a number where the framework derives it from others.
+        extra: what trains beside the adapters, where the framework has such a key.
+    """
+
+    r: str
+    alpha: str | float
+    dropout: str
+    extra: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The keys."""
+        return [key for key in (self.r, self.alpha, self.dropout, self.extra) if isinstance(key, str) and key]
+
+
+def lora(reading: Reading, keys: LoraKeys, *, targets: Any, by: tuple[str, ...], bias: str = "none") -> None:
+    """The ``lora`` key; targets None or ``all-linear`` alone are the language model's linear layers."""
+    found: dict[str, Any] = {
+        "r": reading[keys.r], "lora_alpha": reading[keys.alpha] if isinstance(keys.alpha, str) else keys.alpha,
+        "lora_dropout": reading[keys.dropout]}
     if targets:
         found["target_modules"] = targets if isinstance(targets, str) else \
             targets[0] if tuple(targets) == ("all-linear",) else list(targets)
-    if extra and reading[extra]:
-        found["modules_to_save"] = list(reading[extra])
+    if keys.extra and reading[keys.extra]:
+        found["modules_to_save"] = list(reading[keys.extra])
     found |= {flag: True for flag in ("use_rslora", "use_dora") if flag in reading.form.fields and reading[flag]}
     found |= {"bias": bias} if bias != "none" else {}
     reading.put("recipe", "lora", *by)
-    names = [r, *([alpha] if isinstance(alpha, str) else []), dropout, *([extra] if extra else []), *by]
-    reading.put("lora", found, *names)
+    reading.put("lora", found, *keys.names, *by)
 
 
 LINEAR = "q_proj|k_proj|v_proj|o_proj|out_proj|qkv|proj|gate_proj|up_proj|down_proj|fc1|fc2|linear_fc1|linear_fc2"

@@ -119,7 +119,7 @@ def rules(reading: Reading) -> None:
         reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
                      "it needs less")
-        trainer.lora(reading, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", extra="lora_modules_to_save",
+        trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"),
                      targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")

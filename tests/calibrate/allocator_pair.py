@@ -255,9 +255,9 @@ def main() -> None:
 
 def run(completion: str, first: int, count: int) -> Iterator[dict]:
     """Play sequences in a job of its own on the emulated GPU; an object for each, as it ends."""
-    from calibrate.emulator import environment
+    from calibrate.emulator import Machine, environment
 
-    variables = {**os.environ, **environment(events=completion, track_integers=False)}
+    variables = {**os.environ, **environment(Machine(events=completion), track_integers=False)}
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         variables.pop(name, None)
     command = [sys.executable, "-m", "tests.calibrate.allocator_pair", "--completion", completion, "--first",

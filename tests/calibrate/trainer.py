@@ -8,7 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from calibrate.dryrun.dryrun import DryRun, dryrun
+from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
+from calibrate.emulator import H100, Machine
 from tests.calibrate.small_jobs import BATCH, SEQUENCE
 from tests.predictor.small import small_config
 
@@ -23,7 +24,7 @@ FROZEN_TOWER = "model.model.vision_tower.requires_grad_(False)"
 
 
 def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOWER, world_size: int | None = None,
-          rank: int = 0, callback: str = "", gpu: dict[str, Any] | None = None, ends: int = 0,
+          rank: int = 0, callback: str = "", machine: Machine = H100, ends: int = 0,
           errors: int | None = None, **arguments: Any) -> DryRun:
     """Three steps of the samples that measured jobs have.
 
@@ -31,7 +32,7 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
         dtype: of the weights, as it is made on the CPU.
         prepare: lines that make ``model`` ready to train.
         callback: an expression, evaluated in the script where ``PeakcastCallback`` is known.
-        gpu: further arguments of ``dryrun``.
+        machine: on which it runs.
         ends: the exit code that the script should have.
         errors: file descriptor for its standard error.
         arguments: of ``TrainingArguments``, over :data:`ARGUMENTS`; the samples are those of evaluations too.
@@ -53,8 +54,8 @@ def train(directory: Path, *, dtype: str = "bfloat16", prepare: str = FROZEN_TOW
         Trainer(model=model, args=arguments, train_dataset=[sample] * 64, eval_dataset=[sample] * 64,
                 callbacks=callbacks).train()
     """).replace("PREPARE", textwrap.dedent(prepare).strip()).replace("CALLBACK", _callbacks(callback)))
-    found = dryrun([sys.executable, str(script)], output=subprocess.DEVNULL, world_size=world_size, rank=rank,
-                   errors=errors, **gpu or {})
+    found = dryrun([sys.executable, str(script)], machine, world_size=world_size, rank=rank,
+                   streams=Streams(subprocess.DEVNULL, errors))
     assert found.exit_code == ends
     assert ends or found.optimizer_steps == (ARGUMENTS | arguments)["max_steps"]
     return found

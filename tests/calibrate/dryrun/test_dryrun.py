@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.dryrun.dryrun import DryRun, dryrun
+from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.cli import main
@@ -38,7 +38,7 @@ def script(path: Path, text: str) -> list[str]:
 
 
 def run(path: Path, text: str, **settings) -> DryRun:
-    return dryrun(script(path / "train.py", text), output=subprocess.DEVNULL, **settings)
+    return dryrun(script(path / "train.py", text), streams=Streams(subprocess.DEVNULL), **settings)
 
 
 # --- what is said of a run --------------------------------------------------------------------------

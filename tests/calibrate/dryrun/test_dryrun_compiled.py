@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.dryrun.dryrun import dryrun
+from calibrate.dryrun.dryrun import Streams, dryrun
 from predictor.cli import main
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator
@@ -74,7 +74,7 @@ def test_what_is_not_compiled_for_the_gpu_runs(tmp_path):
         for backend in ("eager", "aot_eager"):
             torch.compile(scaled, backend=backend)(x).backward()
         torch.compile(scaled)(torch.ones(4))
-    """), output=subprocess.DEVNULL)
+    """), streams=Streams(subprocess.DEVNULL))
     assert (found.exit_code, found.processes) == (0, 1)
 
 
@@ -94,6 +94,6 @@ def test_a_kernel_of_the_scripts_own_is_timed_by_few_runs(tmp_path):
                                  key=["count"])(double)
         kernel[(4,)](x, 64)
         open({str(path)!r}, "w").write(str(len(runs)))
-    """), output=subprocess.DEVNULL)
+    """), streams=Streams(subprocess.DEVNULL))
     assert found.exit_code == 0
     assert 2 < int(path.read_text()) < 40

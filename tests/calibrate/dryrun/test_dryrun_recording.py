@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.dryrun.dryrun import DryRun, dryrun
+from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
 from calibrate.dryrun.inside.recording import Ring
 from calibrate.emulator import environment
 from tests.calibrate.small_jobs import needs_emulator
@@ -99,7 +99,7 @@ def on_the_bare_gpu(command: list[str]) -> None:
 def loop(directory: Path, record: str = "", stop: str = "", **settings) -> DryRun:
     """The loop with lines that record, each on a line of its own whether there are any or not."""
     command = script(directory / "train.py", LOOP.replace("RECORD", record or "pass").replace("STOP", stop or "pass"))
-    return dryrun(command, output=subprocess.DEVNULL, **settings)
+    return dryrun(command, streams=Streams(subprocess.DEVNULL), **settings)
 
 
 # --- the script's --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def both(tmp_path_factory) -> tuple[dict, dict]:
     command = script(directory / "reads.py", READS + "    parts = {}\n" + parts
                      + '    pickle.dump(parts, open(sys.argv[1], "wb"))\n')
     found = []
-    for run in (on_the_bare_gpu, lambda words: dryrun(words, output=subprocess.DEVNULL)):
+    for run in (on_the_bare_gpu, lambda words: dryrun(words, streams=Streams(subprocess.DEVNULL))):
         run([*command, str(directory / "read.pickle")])
         found.append(pickle.loads((directory / "read.pickle").read_bytes()))
     return tuple(found)

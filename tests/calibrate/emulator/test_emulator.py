@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from calibrate.emulator import build, environment, is_emulated
+from calibrate.emulator import Machine, build, environment, is_emulated
 from calibrate.emulator.devices import find_gpu
 from predictor.common.errors import InputError
 from predictor.common.gpus import GPUS
 from tests.calibrate.small_jobs import ROOT, needs_emulator
 
 
-def run_job(script: str, *, extra: dict[str, str] | None = None, **settings) -> dict:
+def run_job(script: str, *, extra: dict[str, str] | None = None, track_integers: bool = True, **machine) -> dict:
     """Run a script on an emulated GPU, in a process of its own; it calls `answer(dict)` at its end."""
     prelude = "import json, torch\ndef answer(facts): print('ANSWER' + json.dumps(facts), flush=True)\n"
-    variables = {**os.environ, **environment(**settings), **(extra or {})}
+    variables = {**os.environ, **environment(Machine(**machine), track_integers=track_integers), **(extra or {})}
     job = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)],
         env=variables, capture_output=True, text=True, cwd=ROOT, timeout=120,
@@ -81,12 +81,12 @@ def test_a_real_driver_is_not_hidden_unasked(monkeypatch):
 
 def test_an_unknown_event_setting_is_refused():
     with pytest.raises(InputError, match="launches:N"):
-        environment(events="later")
+        environment(Machine(events="later"))
 
 
 def test_a_context_larger_than_the_gpu_is_refused():
     with pytest.raises(InputError, match="below the capacity"):
-        environment(capacity_bytes=2**30, context_bytes=2**30)
+        environment(Machine(capacity_bytes=2**30, context_bytes=2**30))
 
 
 @needs_emulator

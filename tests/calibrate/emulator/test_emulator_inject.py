@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from calibrate.emulator import Injection, environment, injection
+from calibrate.emulator import Injection, Machine, environment, injection
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn, read
 from predictor.common.errors import InputError
@@ -163,7 +163,7 @@ def test_nothing_is_taken_without_an_injection(ordinary):
 
 @needs_emulator
 def test_an_injection_of_nothing_is_none():
-    assert environment(inject=Injection()) == environment()
+    assert environment(Machine(inject=Injection())) == environment()
 
 
 @needs_emulator

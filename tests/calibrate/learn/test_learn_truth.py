@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from calibrate.dryrun.dryrun import dryrun
+from calibrate.dryrun.dryrun import Streams, dryrun
 from calibrate.learn.jobs import WorkloadSource
 from calibrate.learn.learn import learn
 from calibrate.learn.shapes import Plan
@@ -61,7 +61,7 @@ def test_a_script_with_placeholders_is_predicted_where_it_never_ran(tmp_path, ca
     assert code == 0 and json.loads(capsys.readouterr().out)["lists"][0]["interpolated"] == []
     # attention's row sums are rounded up to 32 tokens: 56, 104 and 168 show that
     answer = predict(Workload(model=path, per_device_train_batch_size=2, sequence_length=120, profile="none"))
-    seen = dryrun([*command, "120"], optimizer_steps=3, output=2)
+    seen = dryrun([*command, "120"], optimizer_steps=3, streams=Streams(output=2))
     assert peaks(answer) == (seen.peak_requested_bytes, seen.peak_allocated_bytes, seen.peak_reserved_bytes)
     # SGD keeps one momentum a parameter
     assert answer.factors[Factor.OPTIMIZER_STATES] == answer.factors[Factor.PARAMETERS]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.dryrun.dryrun import DryRun, dryrun
-from calibrate.emulator import environment
+from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
+from calibrate.emulator import Machine, environment
 from calibrate.records import record as records
 from calibrate.records.record import Record
 from calibrate.regression import files
@@ -68,7 +68,7 @@ def zero2(directory, formula_cache) -> Ran:
 
 @pytest.fixture(scope="module")
 def no_room(directory, formula_cache) -> Ran:
-    return ran(directory / "no_room", gpu={"capacity_bytes": NO_ROOM}, ends=1)
+    return ran(directory / "no_room", machine=Machine(capacity_bytes=NO_ROOM), ends=1)
 
 
 @pytest.fixture(params=["plain", "zero2"])
@@ -134,7 +134,7 @@ def test_an_evaluation_after_the_record_was_written_is_recorded_with_it(director
 
 
 def test_an_evaluation_that_finds_no_memory_is_recorded_as_the_end(directory):
-    made = ran(directory / "died", gpu={"capacity_bytes": NO_ROOM_TO_EVALUATE}, ends=1, **EVALUATED | {"per_device_eval_batch_size": 16 * BATCH})
+    made = ran(directory / "died", machine=Machine(capacity_bytes=NO_ROOM_TO_EVALUATE), ends=1, **EVALUATED | {"per_device_eval_batch_size": 16 * BATCH})
     failure = made.record.job.out_of_memory
     assert (failure.moment, failure.step, made.record.predicted.peak_requested.moment) == (Moment.EVALUATION, 4, Moment.EVALUATION)
     comparison = compare(files.read([made.path])[0][0])
@@ -206,7 +206,7 @@ def loop(directory, formula_cache) -> Ran:
         kind=document.pop("model_type"), document=document, batch=BATCH, sequence=SEQUENCE, record=str(made / "run.json"),
         snapshot=str(made / "run.pickle"))))
     with open(made / "errors.txt", "w+") as errors:
-        found = dryrun([sys.executable, str(made / "train.py")], output=subprocess.DEVNULL, errors=errors.fileno())
+        found = dryrun([sys.executable, str(made / "train.py")], streams=Streams(subprocess.DEVNULL, errors.fileno()))
         errors.seek(0)
         said = [line.rstrip("\n") for line in errors if line.startswith("peakcast: ")]
     assert found.exit_code == 0, (made / "errors.txt").read_text()

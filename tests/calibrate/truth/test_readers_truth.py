@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from calibrate.dryrun.dryrun import dryrun
+from calibrate.dryrun.dryrun import Streams, dryrun
 from predictor.cli import Parser
 from predictor.commands import options
 from predictor.jobs import dispatch
@@ -87,7 +87,7 @@ def test_axolotls_qlora_needs_what_its_file_is_read_as_and_adapters_of_fp32(tmp_
             gradient_checkpointing=True, gradient_checkpointing_kwargs={{"use_reentrant": True}}),
             train_dataset=[{{"input_ids": ids, "labels": ids}}] * 64).train()
     """))
-    found = dryrun([sys.executable, str(tmp_path / "train.py")], output=subprocess.DEVNULL)
+    found = dryrun([sys.executable, str(tmp_path / "train.py")], streams=Streams(subprocess.DEVNULL))
     predicted = dispatch.prepare(asked).run(asked.capacity, 0).peak
     wide, inner = LLAMA["hidden_size"], LLAMA["intermediate_size"]
     adapters = LLAMA["num_hidden_layers"] * RANK * (4 * 2 * wide + 3 * (wide + inner))

@@ -12,7 +12,7 @@ from predictor import Workload, predict
 from predictor.common.errors import InputError
 from predictor.events.facts import Parameter
 from predictor.jobs import dispatch
-from predictor.plan import document, launch, plan
+from predictor.plan import Wanted, document, launch, plan
 from predictor.plan.knobs import turned
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, queue
@@ -33,12 +33,12 @@ def empty_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(empty_cache):
-    return plan(GIVEN, global_batch_size=128, trace=False)
+    return plan(GIVEN, Wanted(global_batch_size=128), trace=False)
 
 
 def test_the_ranking_is_that_of_predicting_every_configuration():
     fixed = GIVEN | {"zero_stage": 2, "offload": "none", "gpu": "a100-40gb", "optim": "adamw_torch_fused"}
-    found = plan(fixed, global_batch_size=64, trace=False)
+    found = plan(fixed, Wanted(global_batch_size=64), trace=False)
     best = {}
     for setting in space(fixed).settings:
         for batch in (8, 4, 2, 1):
@@ -73,7 +73,7 @@ def test_what_is_proposed_fits_and_the_next_larger_batch_does_not(made):
 
 def test_the_longest_sequence_fits_and_the_next_does_not():
     given = {key: value for key, value in GIVEN.items() if key != "sequence_length"} | {"zero_stage": 2, "offload": "none"}
-    best = plan(given, maximize="sequence", top=1, trace=False).proposed
+    best = plan(given, Wanted(maximize="sequence", top=1), trace=False).proposed
     longest = best.candidate.sequence
     assert longest % 64 == 0
     assert predict(best.setting.workload(1, 1, longest)).verdict == "fits"
@@ -96,7 +96,7 @@ def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_n
 ], ids=["global batch", "sequence given", "batch given", "goal", "room", "model"])
 def test_what_cannot_be_planned_is_refused(keys, searched, said):
     with pytest.raises(InputError, match=said):
-        plan(GIVEN | keys, trace=False, **searched)
+        plan(GIVEN | keys, Wanted(**searched), trace=False)
 
 
 # knobs ------------------------------------------------------------------------------------------------
@@ -191,6 +191,6 @@ def test_the_workload_file_is_the_proposed_configuration(made):
 
 def test_a_recipe_that_cannot_be_predicted_is_left_out_by_name():
     """Nobody traced LoRA in this cache."""
-    found = plan(GIVEN | {"zero_stage": 2}, vary=["recipe"], keep=["optim"], top=1, trace=False).found
+    found = plan(GIVEN | {"zero_stage": 2}, Wanted(vary=["recipe"], keep=["optim"], top=1), trace=False).found
     reasons = {why for one, why in found.left_out if one.differs == ("recipe lora",)}
     assert len(reasons) == 1 and found.fitting[0].setting.differs == ()

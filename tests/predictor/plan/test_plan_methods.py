@@ -16,7 +16,7 @@ from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.model import parser, tensor_parallel
 from predictor.model.model_config import ModelConfig
-from predictor.plan import cost, plan
+from predictor.plan import Wanted, cost, plan
 from predictor.plan.document import files, to_json
 from predictor.plan.plan import workload_of
 from predictor.plan.reductions import Reductions
@@ -145,7 +145,7 @@ def made(tmp_path_factory):
         patch.setenv("PEAKCAST_CACHE", str(folder / "cache"))
         asked = {"model": str(folder / "config.json"), "sequence_length": 64, "gpu": "h100-80gb", "dtype": "bf16",
                  "gradient_checkpointing": False, "optim": "adamw_torch_fused", "offload": "none"}
-        yield plan(asked, gpus=4, global_batch_size=16, top=1)
+        yield plan(asked, Wanted(gpus=4, global_batch_size=16, top=1))
 
 
 def test_the_cheapest_of_each_kind_fits_and_is_of_all_gpus(made):
@@ -193,7 +193,7 @@ def test_autotp_is_planned_where_it_is_asked_for(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small_llama()))
     found = plan({"model": str(path), "recipe": "full", "sequence_length": 64, "gpu": "l4", "zero_stage": 1,
-                  "tensor_parallel_size": 2}, gpus=4, global_batch_size=8)
+                  "tensor_parallel_size": 2}, Wanted(gpus=4, global_batch_size=8))
     written = files(found)
     assert written["ds_config.json"]["tensor_parallel"] == {"autotp_size": 2} and "training_arguments.json" in written
     assert (workload_of(found.proposed).data_parallel_size, workload_of(found.proposed).zero_stage) == (2, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from predictor import readers
 from predictor.cli import main
-from predictor.plan import plan
+from predictor.plan import Wanted, plan
 from predictor.plan.space import space
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_config, small_llama
@@ -72,21 +72,21 @@ def test_weights_of_bf16_are_no_other_training_where_the_configuration_has_them(
 
 
 def test_frozen_weights_are_of_bf16_where_adapters_alone_train(llama):
-    made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, global_batch_size=8, top=9)
+    made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
     assert {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.kind == ALONE} == {UNDER: (), NARROW: ()}
     assert made.proposed.setting.method == UNDER
 
 
 def test_weights_of_bf16_are_another_training_where_more_than_adapters_trains(tmp_path):
     llava = written(tmp_path, "config.json", small_config())
-    made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, global_batch_size=8, top=9)
+    made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
     differs = {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.kind == ALONE}
     assert differs[WIDE] == () and all("without fp32 master weights" in "".join(differs[name]) for name in (UNDER, NARROW))
 
 
 def test_both_dtypes_that_are_given_are_those_of_the_plain_loop(llama):
     given = {"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30, "dtype": "bf16", "mixed_precision": "bf16"}
-    found = plan(given | FEW, global_batch_size=8).found
+    found = plan(given | FEW, Wanted(global_batch_size=8)).found
     assert [(one.setting.method, one.setting.differs) for one in found.fitting] == [(UNDER, ())]
 
 
@@ -95,7 +95,7 @@ def test_weights_of_fp32_are_not_called_bf16():
 
 
 def test_on_one_gpu_a_plain_loop_that_fits_is_shown_though_it_costs_more(llama):
-    made = plan({"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, global_batch_size=8, top=1)
+    made = plan({"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=1))
     first, plain = made.found.fitting
     assert (first.setting.kind, plain.setting.method) == ("", WIDE)
     assert first.estimate.seconds_per_sample < plain.estimate.seconds_per_sample and not first.setting.differs + plain.setting.differs

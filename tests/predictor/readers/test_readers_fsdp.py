@@ -10,6 +10,7 @@ import pytest
 
 from predictor import readers
 from predictor.common.errors import InputError
+from predictor.workload.workload import Workload
 
 SWIFT = {"model": "Qwen/Qwen2.5-7B-Instruct", "tuner_type": "full", "max_length": 512}
 FSDP = """distributed_type: FSDP
@@ -69,6 +70,15 @@ def test_llama_factorys_checkpoints_go_by_the_launchers_fsdp_whatever_its_own_sa
     found, source = launched(tmp_path, text, f"{FACTORY} --fsdp")
     assert found["gradient_checkpointing_kwargs"] == {"use_reentrant": reentrant}
     assert source.place("engine") == "the command: --fsdp"
+
+
+def test_checkpointing_of_fsdp_beside_a_named_layer_is_noted_under_fsdp2_alone(tmp_path):
+    text = FSDP.format("true").replace("{fsdp_version", "{fsdp_activation_checkpointing: true, fsdp_version")
+    found, source = launched(tmp_path, text)
+    workload = Workload.from_mapping(found)
+    said, plain = "\n".join(source.left_out(workload)), Workload(model="llama-3.1-8b", sequence_length=512)
+    assert found["gradient_checkpointing"] and "FSDP's wrappers are predicted as transformers' own" in said
+    assert not any("FSDP's wrappers" in line for line in source.left_out(plain))
 
 
 def test_checkpoints_of_fsdp_and_of_the_trainer_together_are_refused(tmp_path):
