@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write predictor/model_facts.json: parameters by module and tokens per image of every known name.
+"""Write predictor/answer/model_facts.json: parameters by module and tokens per image of every known name.
 
     pip install -e '.[trace]'
     python scripts/list_models.py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write profiles/workspaces.md: every operator with a workspace, its formula and where PyTorch allocates it.
+"""Write profiles/pages/workspaces.md: every operator with a workspace, its formula and where PyTorch allocates it.
 
     pip install -e '.[trace]'
     python scripts/list_workspaces.py
@@ -18,7 +18,7 @@ from predictor.common.files import write_whole
 from predictor.events import workspaces
 from predictor.trace import operators
 
-TARGET = Path(__file__).resolve().parents[1] / "profiles" / "workspaces.md"
+TARGET = Path(__file__).resolve().parents[1] / "profiles" / "pages" / "workspaces.md"
 HEAD = """# Workspaces
 
 What each operator allocates on CUDA beyond its results, and the file and function of PyTorch 2.11 that allocates it,

@@ -1,4 +1,4 @@
-"""The compact rows of ``scripts/compare_emulated.py`` and ``compare_verdicts.py``: what their ``job`` means."""
+"""The compact rows of the checks ``emulated`` and ``verdicts``, among others: what their ``job`` means."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 def row(job: Mapping[str, Any], found: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A row as scripts write it: its version, what it is of and what was found."""
+    """A row as checks write it: its version, what it is of and what was found."""
     return {"schema_version": SCHEMA_VERSION, **more, "job": dict(job), **found}
 
 

@@ -136,7 +136,7 @@ def _row(document: dict[str, Any], file: str, line: int) -> list[Case]:
     return [_case(row.record, row.workload(), file, line, group=row.group, causes=causes)]
 
 
-# --- rows of scripts/ -------------------------------------------------------------------------------
+# --- rows of checks ---------------------------------------------------------------------------------
 
 
 def _compact(document: dict[str, Any], file: str, line: int) -> list[Case]:

@@ -4,7 +4,7 @@ DeepSpeed 0.19.8: runtime/engine.py (``_apply_autotp_partitioning``) takes trans
 (module_inject/tp_plan_converter.py), and puts its layers (module_inject/layers.py) where the plan has a linear layer;
 embeddings stay whole. A trace needs no DeepSpeed: :class:`Column` and :class:`Row` allocate as its ``LinearLayer`` and
 ``LinearAllreduce`` do, which is measured (tests/calibrate/truth/test_autotp_truth.py,
-scripts/check_tensor_parallel.py).
+scripts/check.py tensor_parallel).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every request of the replay set is answered as it was recorded.
 
 A number moves only with its cause and a measurement in the commit that moves it; wording may be recorded anew:
-``python scripts/check_replay.py --record``.
+``python scripts/check.py replay --record``.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def test_a_job_is_fitted_where_nothing_else_is_said(tmp_path):
     assert (job.role, job.group) == ("fit", "listed")
 
 
-def test_the_jobs_of_the_device_script_are_jobs():
-    jobs = listed.read(ROOT / "scripts" / "device_jobs.json")
+def test_the_jobs_of_the_device_check_are_jobs():
+    jobs = listed.read(ROOT / "calibrate" / "checks" / "device.json")
     assert [sum(job.role == role for job in jobs) for role in design.ROLES] == [12, 7, 6]
 
 

@@ -20,7 +20,7 @@ def outcomes(request) -> list[dict]:
 
 
 def test_every_counter_and_address_is_pytorchs_after_every_event(outcomes):
-    """scripts/compare_allocator.py runs 12,000 more; a difference comes with its shortest sequence."""
+    """scripts/check.py allocator runs 12,000 more; a difference comes with its shortest sequence."""
     assert len(outcomes) == SEQUENCES
     assert [outcome for outcome in outcomes if "difference" in outcome] == []
 

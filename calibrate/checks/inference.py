@@ -1,0 +1,116 @@
+"""Measure jobs of inference on emulated GPUs, beside predictions, call by call.
+
+    pip install -e '.[test]'
+    python scripts/check.py inference                # what is not measured yet, then the table: some minutes
+    python scripts/check.py inference --table-only   # the table from what is saved
+
+No GPU is needed. The jobs are those of calibrate/checks/inference.json, by what they stand for; what was measured goes
+to profiles/evidence/inference.jsonl, one line a job; jobs that are there are not run again. The table is
+profiles/pages/inference.md.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from typing import Any
+
+from calibrate.checks import kept
+from calibrate.checks.kept import Row
+from calibrate.checks.outcome import Outcome
+from calibrate.checks.peaks import name_of
+from calibrate.checks.places import EVIDENCE, PAGES
+from calibrate.measure import measure as measuring
+from calibrate.regression import compact
+from predictor.answer import replies
+from predictor.answer.prediction import TurnMemory
+from predictor.common.plain import to_plain
+from predictor.jobs import dispatch, survival
+from predictor.workload.workload import Workload
+
+PAGE = PAGES / "inference.md"
+COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+SHARED = {"mode": "inference", "gpu": "h100-80gb", "capacity_bytes": compact.PLENTY_BYTES, "profile": "none"}
+HEAD = """# Inference, measured and predicted
+
+Peaks in bytes of calls of transformers' `generate` on emulated GPUs (400 GiB of memory, so that each is measured to its
+end; an H100 unless the job says otherwise), and predicted less measured. Made by `python scripts/check.py inference` on
+{date} from `evidence/inference.jsonl`, which has the date and software of each measurement. {jobs} jobs: requested off
+by at most {requested:.4%}, allocated by {allocated:.4%}, reserved by {reserved:.4%}; of prefill and decoding of each
+call, requested by {moments:.4%}.
+
+| line | job | requested | off by | allocated | off by | reserved | off by |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+TURNS = """
+## {line}: {job}
+
+Requested bytes, turn by turn.
+
+| turn | role | tokens in | images | new tokens | in cache | cache | prefill | off by | decode | off by |
+| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def jobs(given: Namespace) -> list[Row]:
+    return kept.listed(__file__)
+
+
+def measured(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Peaks of one job, and of each moment of each call; bytes. Start-up is call 0."""
+    record = measuring.measure(Workload(**(SHARED | job)))
+    return {
+        "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
+        "software": {name: record.job.software[name] for name in ("torch", "transformers")},
+        "seconds": round(record.job.seconds, 1), "moment": record.peak("requested_bytes").moment.value,
+        "moments": [to_plain(row) for row in record.job.moments],
+    } | {name: record.peak(name).bytes for name in COUNTERS}
+
+
+measure = kept.Kept(EVIDENCE / "inference.jsonl", kept.compact_row(measured), forked=True)
+
+
+class Errors:
+    """The largest error of each counter so far, as a fraction."""
+
+    def __init__(self) -> None:
+        self.worst = dict.fromkeys((*COUNTERS, "moments"), 0.0)
+
+    def cells(self, what: str, predicted: int, found: int) -> str:
+        """What was measured, and how far a prediction is off."""
+        self.worst[what] = max(self.worst[what], abs(predicted - found) / found)
+        return f"{found:,} | {predicted - found:+,}"
+
+
+def table(rows: list[Row], given: Namespace) -> Outcome:
+    """All measured jobs beside predictions; those of conversations turn by turn, too."""
+    errors = Errors()
+    compared = [compare(row, errors) for row in kept.bar(rows, "Predicting")]
+    head = HEAD.format(date=date.today().isoformat(), jobs=len(rows), moments=errors.worst["moments"],
+                       **{name.removesuffix("_bytes"): errors.worst[name] for name in COUNTERS})
+    text = head + "".join(sorted(line for line, _ in compared)) + "".join(turns for _, turns in compared)
+    return Outcome(errors.worst, {PAGE: text})
+
+
+def compare(row: Row, errors: Errors) -> tuple[str, str]:
+    """The row of a job in the table, and its turns."""
+    workload = Workload(**(SHARED | row["job"]))
+    job = dispatch.prepare(workload)
+    run = job.run(workload.capacity)
+    played = survival.play(run, job.setup.allocator, total_bytes=workload.capacity)
+    peaks = (run.peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
+    cells = [errors.cells(name, peak, row[name]) for name, peak in zip(COUNTERS, peaks)]
+    line = f"| {row['group']} | {name_of(row['job'])} | {' | '.join(cells)} |\n"
+    turns = "".join(turn_lines(replies.inference(job).turns, row, errors))
+    return line, TURNS.format(line=row["group"], job=name_of(row["job"])) + turns if workload.conversation else ""
+
+
+def turn_lines(turns: Iterable[TurnMemory], row: Row, errors: Errors) -> Iterator[str]:
+    """A line for each call."""
+    found = {(moment["step"], moment["moment"]): moment["requested_bytes"] for moment in row["moments"]}
+    for turn in turns:
+        highest = [errors.cells("moments", size, found[turn.turn, moment]) for moment, size in (
+            ("prefill", turn.prefill_peak_requested_bytes), ("decode", turn.decode_peak_requested_bytes)) if size]
+        yield (f"| {turn.turn} | {turn.role} | {turn.tokens:,} | {turn.images} | {turn.new_tokens} | "
+               f"{turn.cached_tokens:,} | {turn.cache_bytes:,} | {' | '.join(highest)} |\n")

@@ -1,0 +1,133 @@
+"""Measure jobs of every model that peakcast knows by name on the emulated H100, beside predictions.
+
+    pip install -e '.[test]'
+    python scripts/check.py models                # what is not measured yet, then the table: an hour or two
+    python scripts/check.py models --table-only   # the table from what is saved: each model is traced, half an hour
+
+No GPU is needed. The jobs are those of calibrate/checks/models.json, two of each model, of other recipes and shapes;
+what was measured goes to profiles/evidence/models.jsonl, one line a job; jobs that are there are not run again. Each
+prediction of the table, profiles/pages/models.md, is a first one, in a process and a cache of its own: its time and
+memory are in the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from calibrate import child
+from calibrate.checks import kept, peaks
+from calibrate.checks.kept import Row
+from calibrate.checks.outcome import Outcome
+from calibrate.checks.places import EVIDENCE, PAGES, ROOT
+from calibrate.regression.cases import Case
+from calibrate.regression.compare import Comparison, compare
+from predictor.jobs import dispatch
+from predictor.model import models
+from predictor.workload.workload import Workload
+
+FILE, PAGE = EVIDENCE / "models.jsonl", PAGES / "models.md"
+HEAD = """# Every model, measured and predicted
+
+Peaks in bytes of jobs on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted less
+measured. Made by `python scripts/check.py models` on {date} from `evidence/models.jsonl`, which has the date and
+software of each measurement. {jobs} jobs of {models} models: allocated off by {mean:.4%} in the mean and at most
+{most:.4%}, reserved at most {reserved:.4%}. The last columns are of a first prediction: model built, traced and fitted
+in a process and a cache of its own, on {cores} cores: at most {seconds:.0f} s and {memory:.1f} GB.
+
+| kind | job | requested | off by | allocated | off by | reserved | off by | seconds | GB |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+GROWTH = """
+## What a first prediction costs
+
+Of one full training step of Qwen2.5-VL with a picture of 512 x 512, plain PyTorch: of its three sizes, and of the 7B
+with other numbers of layers in its language model.
+
+| model | layers | parameters | seconds | GB |
+| --- | ---: | ---: | ---: | ---: |
+"""
+SIZES = ("qwen2.5-vl-3b", "qwen2.5-vl-7b", "qwen2.5-vl-72b")
+DEEPER, LAYERS = SIZES[1], (7, 14, 56, 112)
+
+
+@dataclass(frozen=True)
+class First:
+    """What a first prediction took: wall time, and the most memory of its process."""
+
+    seconds: float
+    resident_bytes: int
+    found: Comparison
+
+
+def jobs(given: Namespace) -> list[Row]:
+    return kept.listed(__file__)
+
+
+measure = kept.Kept(FILE, kept.compact_row(peaks.measured))
+
+
+def table(rows: list[Row], given: Namespace) -> Outcome:
+    """All measured jobs beside first predictions, and what these cost."""
+    cases, _ = peaks.cases(FILE)
+    found = [first(case) for case in kept.bar(cases, "Predicting")]
+    errors = {counter: [abs(one.found.error(counter)) for one in found] for counter in ("allocated", "reserved")}
+    head = HEAD.format(
+        date=date.today().isoformat(), jobs=len(found), models=len({one.found.case.model for one in found}),
+        mean=statistics.fmean(errors["allocated"]), most=max(errors["allocated"]), reserved=max(errors["reserved"]),
+        cores=os.cpu_count(), seconds=max(one.seconds for one in found),
+        memory=max(one.resident_bytes for one in found) / 1e9)
+    lines = [f"{peaks.line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
+             for one in sorted(found, key=lambda one: one.found.case.group)]
+    return Outcome({"allocated": max(errors["allocated"])},
+                   {PAGE: head + "".join(lines) + GROWTH + "".join(growth())})
+
+
+def first(case: Case) -> First:
+    """A prediction in a process and a cache of its own, then the comparison with what it left in the cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["PEAKCAST_CACHE"] = cache
+        return First(*predicted(case.workload.resolved()), compare(case))
+
+
+def growth() -> Iterator[str]:
+    """Rows of models that differ in size alone, then in depth alone."""
+    for name in SIZES:
+        yield row_of(name, models.find(name).document)
+    document = models.find(DEEPER).document
+    for layers in LAYERS:
+        yield row_of(DEEPER, document | {"text_config": document["text_config"] | {"num_hidden_layers": layers}})
+
+
+def row_of(name: str, document: dict) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PEAKCAST_CACHE"] = folder
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(document))
+        job = {"model": folder, "image_size": 512, "sequence_length": 512, "recipe": "full", "gpu": "h100-80gb"}
+        seconds, resident = predicted(job)
+        facts = dispatch.prepare(Workload(**job)).formula.facts
+    parameters = sum(tensor.numel for tensor in facts.parameters if not tensor.buffer)
+    layers = document["text_config"]["num_hidden_layers"]
+    return f"| {name} | {layers} | {parameters:,} | {seconds:.1f} | {resident / 1e9:.2f} |\n"
+
+
+def predicted(job: dict) -> tuple[float, int]:
+    """Seconds that a prediction takes as a user asks for it, and the most bytes of memory of its process."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as workload:
+        json.dump(job, workload)
+        workload.flush()
+        begun = time.monotonic()
+        command = child.python("predictor.cli", "predict", "--workload", workload.name, "--json")
+        process = subprocess.Popen(**command, stdout=subprocess.DEVNULL, cwd=ROOT)
+        _, _, usage = os.wait4(process.pid, 0)
+        return time.monotonic() - begun, usage.ru_maxrss * 1024

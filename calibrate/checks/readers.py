@@ -1,0 +1,217 @@
+"""Compares what the readers know of LLaMA-Factory, ms-swift and axolotl with the packages themselves.
+
+Each key and each default of a format beside the package's own argument classes, and the examples of
+tests/predictor/configurations beside what the package makes of them. Needs the packages, which do not go together
+with our own versions of transformers:
+
+    pip install --no-deps llamafactory ms-swift axolotl     (and what importing them asks for)
+    DISABLE_VERSION_CHECK=1 python scripts/check.py readers
+
+What was found goes to profiles/evidence/readers.json. transformers and DeepSpeed are compared by the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrate.checks.outcome import Outcome
+from calibrate.checks.places import EVIDENCE, ROOT
+from predictor.common.errors import InputError
+
+PACKAGES = ("llamafactory", "ms-swift", "axolotl")
+EXAMPLES = ROOT / "tests/predictor/configurations"
+EXPLAINED = {("axolotl", "max_grad_norm"): "handed on only where it is given: transformers' default",
+             ("swift", "sequence_parallel_size"): "1 is off"}
+OFF = (None, False, "", 0, 0.0, (), [], "no", "none")
+TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 112,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320, "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16"}
+ON_THE_CPU = {"use_cpu": True, "report_to": "none", "output_dir": "out"}
+
+
+def options(parser: ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, default=EVIDENCE / "readers.json", metavar="FILE",
+                        help="default: profiles/evidence/readers.json")
+
+
+def jobs(given: Namespace) -> Mapping[str, Callable[[], dict[str, Any]]]:
+    return {"llamafactory": llamafactory, "swift": swift, "axolotl": axolotl}
+
+
+def measure(jobs: Mapping[str, Callable[[], dict[str, Any]]], given: Namespace) -> dict[str, dict[str, Any]]:
+    """What each package says, beside its reader.
+
+    Raises:
+        InputError: a package is not there.
+    """
+    os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
+    for name in PACKAGES:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(f"{name} is not installed: pip install --no-deps llamafactory ms-swift axolotl, and what "
+                             "importing them asks for, in an environment of their own") from None
+    return {name: check() for name, check in jobs.items()}
+
+
+def table(found: dict[str, dict[str, Any]], given: Namespace) -> Outcome:
+    """What differs, by format."""
+    document = {"measured_at": datetime.date.today().isoformat(), "command": "python scripts/check.py readers",
+                "versions": {name: importlib.metadata.version(name) for name in (*PACKAGES, "transformers", "torch")},
+                "formats": found}
+    shown = []
+    for name, result in found.items():
+        wrong = {key: item for key, item in result.items() if item and isinstance(item, (list, dict))}
+        shown.append(f"{name} {result['keys']} keys, {result['defaults']} defaults and {result['example']} values of "
+                     f"the example: {wrong or 'all the same'}")
+    differences = sum(len(result[key]) for result in found.values()
+                      for key in ("unknown", "differing", "example_differing"))
+    return Outcome({"differences": differences}, {given.output: json.dumps(document, indent=1, default=str) + "\n"},
+                   tuple(shown))
+
+
+def compared(name: str, defaults: Mapping[str, Any], example: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """One format: ``defaults`` of the package by key; of an example what the package has, and what was read."""
+    from predictor.readers import FORMATS
+
+    form = __import__(f"predictor.readers.{FORMATS[name]}", fromlist=["FORMAT"]).FORMAT
+    ours = {key: field.default for key, field in form.fields.items() if key in defaults}
+    differing = {key: {"package": defaults[key], "reader": value} for key, value in ours.items()
+                 if plain(value) != plain(defaults[key]) and not (value in OFF and defaults[key] in OFF)
+                 and (name, key) not in EXPLAINED}
+    return {"keys": len(defaults), "unknown": sorted(
+                defaults.keys() - form.fields.keys() - form.without_effect - form.renamed.keys()),
+            "defaults": len(ours), "differing": differing, "example": len(example),
+            "example_differing": {key: {"package": theirs, "reader": read} for key, (theirs, read) in example.items()
+                                  if plain(theirs) != plain(read)}}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; enumerations by their value, lists of one word as that word."""
+    value = getattr(value, "value", value)
+    value = list(value) if isinstance(value, tuple) else value
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def of_dataclasses(*classes: type) -> dict[str, Any]:
+    """Defaults of dataclasses by key."""
+    return {entry.name: entry.default_factory() if entry.default_factory is not dataclasses.MISSING else
+            None if entry.default is dataclasses.MISSING else entry.default
+            for each in classes for entry in dataclasses.fields(each) if entry.init}
+
+
+def llamafactory() -> dict[str, Any]:
+    """hparams."""
+    import peft  # noqa: F401  before transformers.training_args
+    from llamafactory.hparams import parser as hparams
+
+    from predictor.common.files import read_mapping
+    from predictor.readers import read
+
+    values, _ = read(path=str(EXAMPLES / "llamafactory.yaml"))
+    document = read_mapping(EXAMPLES / "llamafactory.yaml", "the example") | ON_THE_CPU
+    model, data, training, finetuning, _ = hparams._parse_train_args(
+        {key: item for key, item in document.items() if key != "warmup_ratio"})
+    example = {
+        "sequence_length": (data.cutoff_len, values["sequence_length"]),
+        "lora.r": (finetuning.lora_rank, values["lora"]["r"]),
+        "lora.lora_alpha": (finetuning.lora_alpha, values["lora"]["lora_alpha"]),
+        "lora.lora_dropout": (finetuning.lora_dropout, values["lora"]["lora_dropout"]),
+        "image_size": (model.image_max_pixels, values["image_size"] ** 2),
+        "gradient_checkpointing": (not model.disable_gradient_checkpointing, values["gradient_checkpointing"]),
+        "use_reentrant": (model.use_reentrant_gc, values["gradient_checkpointing_kwargs"]["use_reentrant"]),
+        **of_trainer(training, values)}
+    return compared("llamafactory", of_dataclasses(*hparams._TRAIN_ARGS), example)
+
+
+def of_trainer(training: Any, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What Hugging Face's training arguments of an example have."""
+    keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "optim")
+    return {key: (getattr(training, key), values[key]) for key in keys}
+
+
+def swift() -> dict[str, Any]:
+    """swift/arguments; its example on a small language model, as the package reads the model's own files."""
+    from swift.arguments import SftArguments
+
+    from predictor.readers import command, read
+
+    path = EXAMPLES / "swift.sh"
+    given = command.from_script(path.read_text(), path.name, str(path)).values
+    values, _ = read(path=str(path), options={"data_parallel_size": 1})
+    chosen = {key: given[key] for key in ("per_device_train_batch_size", "lora_rank", "max_length")}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(TINY))
+        made = SftArguments(
+            model=folder, model_type="llama", template="llama", dataset=["x"], torch_dtype=given["torch_dtype"],
+            tuner_type=given["train_type"], **{key: int(item) for key, item in chosen.items()}, use_cpu=True,
+            report_to=[], output_dir=folder, add_version=False)
+    example = {
+        "sequence_length": (made.max_length, values["sequence_length"]),
+        "lora.r": (made.lora_rank, values["lora"]["r"]),
+        "lora.lora_alpha": (made.lora_alpha, values["lora"]["lora_alpha"]),
+        "lora.lora_dropout": (made.lora_dropout, values["lora"]["lora_dropout"]),
+        "bf16": (made.bf16, values["dtype"] == "bf16"), "dtype": (str(made.torch_dtype), "torch.bfloat16"),
+        **of_trainer(made.training_args, values)}
+    from swift import arguments as package
+
+    from predictor.readers.swift import builtin
+
+    folder = Path(package.__file__).parents[1] / "config"
+    for name in ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"):
+        theirs, ours = json.loads((folder / f"{name}.json").read_text()), builtin(name)
+        quiet = ("zero_quantized_weights", "zero_quantized_gradients")  # both off
+        zero = {key: item for key, item in theirs["zero_optimization"].items() if key not in quiet}
+        example[f"deepspeed {name}"] = (zero, ours["zero_optimization"])
+        example[f"deepspeed {name}, rest"] = ({key: theirs[key] for key in ours if ours[key] == "auto"},
+                                              {key: item for key, item in ours.items() if item == "auto"})
+    return compared("swift", of_dataclasses(SftArguments), example)
+
+
+def axolotl() -> dict[str, Any]:
+    """utils/schemas, with the plugins for Liger's kernels and cut cross entropy."""
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    from predictor.common.files import read_mapping
+    from predictor.readers import read
+
+    fields = dict(AxolotlInputConfig.model_fields)
+    for plugin, name in (("liger", "LigerArgs"), ("cut_cross_entropy", "CutCrossEntropyArgs")):
+        fields |= getattr(of_plugin(plugin), name).model_fields
+    defaults = {key: entry.get_default(call_default_factory=True) if not entry.is_required() else None
+                for key, entry in fields.items()} | {"cut_cross_entropy": None}  # on only with its plugin
+    document = read_mapping(EXAMPLES / "axolotl.yml", "the example")
+    made = AxolotlInputConfig(**{key: item for key, item in document.items() if item is not None})
+    values, _ = read(path=str(EXAMPLES / "axolotl.yml"))
+    names = {"per_device_train_batch_size": "micro_batch_size", "sequence_length": "sequence_len", "optim": "optimizer",
+             "gradient_accumulation_steps": "gradient_accumulation_steps", "weight_decay": "weight_decay",
+             "gradient_checkpointing": "gradient_checkpointing"}
+    example = {ours: (getattr(made, theirs), values[ours]) for ours, theirs in names.items()}
+    example |= {f"lora.{ours}": (getattr(made, theirs), values["lora"][ours]) for ours, theirs in (
+        ("r", "lora_r"), ("lora_alpha", "lora_alpha"), ("lora_dropout", "lora_dropout"))}
+    example["attention"] = (made.attn_implementation, "flash_attention_2")
+    return compared("axolotl", defaults, example)
+
+
+def of_plugin(name: str) -> Any:
+    """The arguments of a plugin of axolotl, without what running it would import."""
+    import importlib.util
+
+    import axolotl as package
+
+    path = Path(package.__path__[0]) / "integrations" / name / "args.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_args", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic looks annotations up there
+    spec.loader.exec_module(module)
+    return module

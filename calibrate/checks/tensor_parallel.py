@@ -1,0 +1,54 @@
+"""Measure tensor-parallel jobs on the emulated H100, first and last ranks, and put predictions beside them.
+
+    pip install -e '.[test]'
+    python scripts/check.py tensor_parallel                # what is not measured yet, then the table: an hour
+    python scripts/check.py tensor_parallel --table-only   # the table from what is saved: formulas are traced
+
+No GPU is needed. The jobs are those of calibrate/checks/tensor_parallel.json; what was measured goes to
+profiles/evidence/tensor_parallel.jsonl, one line a job; jobs that are there are not run again. The table is
+profiles/pages/tensor_parallel.md.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from datetime import date
+
+from calibrate.checks import kept, peaks
+from calibrate.checks.kept import Row
+from calibrate.checks.outcome import Outcome
+from calibrate.checks.places import EVIDENCE, PAGES
+
+FILE, PAGE = EVIDENCE / "tensor_parallel.jsonl", PAGES / "tensor_parallel.md"
+HEAD = """# Tensor parallelism, measured and predicted
+
+Peaks in bytes of one rank on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted
+less measured. transformers shards the model by its own `tp_plan`; with `engine ddp` PyTorch's DistributedDataParallel
+goes around it, over a mesh of data-parallel x tensor-parallel ranks. The lines of AutoTP are DeepSpeed's: it shards by
+that plan too, and ZeRO (`zero_stage`) goes over the data-parallel ranks. The group is PyTorch's `fake` one; under DDP
+it is NCCL's own with nobody behind it. Made by `python scripts/check.py tensor_parallel` on {date} from
+`evidence/tensor_parallel.jsonl`, which has the date and software of each measurement. {jobs} jobs, off by at most:
+{worst}.
+
+| line | job | requested | off by | allocated | off by | reserved | off by |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def jobs(given: Namespace) -> list[Row]:
+    return kept.listed(__file__)
+
+
+measure = kept.Kept(FILE, kept.compact_row(peaks.measured), forked=True)
+
+
+def table(rows: list[Row], given: Namespace) -> Outcome:
+    """All measured jobs beside predictions, in the order of the list."""
+    cases, skipped = peaks.cases(FILE)
+    groups = list(dict.fromkeys(asked["group"] for asked in jobs(given)))
+    found = peaks.compared(cases, by=lambda case: groups.index(case.group))
+    worst = peaks.worst(found)
+    head = HEAD.format(date=date.today().isoformat(), jobs=len(found),
+                       worst=", ".join(f"{counter} {error:.4%}" for counter, error in worst.items()))
+    return Outcome({"requested": worst["requested"], "rows that cannot be read": skipped},
+                   {PAGE: head + "".join(map(peaks.line_of, found))})

@@ -1,0 +1,69 @@
+"""The check ``device`` and its page: what they say of what is there, and of what is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from calibrate.checks import device, device_page
+from calibrate.probes.libraries import Libraries, Use
+from calibrate.probes.operators import Answer, Operators
+from calibrate.records.record import Device
+from predictor.common.errors import InputError
+from predictor.common.plain import to_plain
+
+HERE = Device("NVIDIA H200", 1 << 37, (9, 0), 132, "1", None), {"torch": "2.11.0"}
+MIB = 1 << 20
+
+
+def saved(directory, name: str, document) -> None:
+    (directory / name).write_text(json.dumps(to_plain(document)))
+
+
+def test_each_stage_has_what_it_took_beyond_pytorchs_segments(tmp_path):
+    uses = Use("before", 2 * MIB, None, 0), Use("CUDA context", 502 * MIB, 500 * MIB, 20 * MIB)
+    saved(tmp_path, "device-libraries.json", Libraries("device", *HERE, uses))
+    assert "| CUDA context | 480.0 |" in list(device_page.library_uses(tmp_path))
+
+
+def test_a_call_with_a_private_workspace_is_listed_with_it(tmp_path):
+    answer = Answer({"kind": "attention", "backend": "cudnn"}, (100, 60, 40, -40), (100, 60))
+    saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
+    assert "| attention: backend cudnn | 160 | +40 | 40 |" in list(device_page.operator_calls(tmp_path))
+
+
+def test_a_call_that_its_library_refuses_is_counted_apart(tmp_path):
+    answer = Answer({"kind": "attention"}, None, (1,), "No available kernel.")
+    saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
+    [_, text, why] = device_page.operator_calls(tmp_path)
+    assert text.startswith("0 of 0 calls") and why == "1 more are refused by their library: No available kernel.\n"
+
+
+def test_a_history_that_cannot_be_replayed_is_a_row_that_says_why(tmp_path):
+    (tmp_path / "broken.pickle.gz").write_bytes(b"nothing")
+    row = device.replayed(tmp_path / "broken.pickle.gz")
+    (tmp_path / "device-replays.jsonl").write_text(json.dumps({"id": "0a", **row}) + "\n")
+    assert f"| 0a |  |  |  |  | {row['error']} |" in list(device_page.replays(tmp_path))
+
+
+def test_a_side_that_was_not_measured_is_said(tmp_path):
+    saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (Use("before", 0, None, 0),)))
+    assert "Nothing was measured on a real GPU yet." in device_page.page_of("h200", tmp_path)
+
+
+def test_a_page_of_nothing_is_refused(tmp_path):
+    with pytest.raises(InputError, match="nothing was measured there"):
+        device_page.page_of("h200", tmp_path)
+
+
+def test_without_the_gpu_nothing_is_left(check, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check.main(["device", "--gpu", "h200", "--directory", str(tmp_path / "new")]) == 2
+    assert "PyTorch finds no CUDA device" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("pair, difference", [
+    ("emulated of device", 0.25), ("predicted of device", -0.5), ("predicted of emulated", -0.6)])
+def test_a_difference_is_how_much_more_the_first_has(pair, difference):
+    assert device_page.Peaks(device=8, emulated=10, predicted=4).differences()[pair] == difference
