@@ -122,7 +122,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
-    from predictor.workload.workload import ALSO_CALLED
+    from predictor.workload.keys import ALSO_CALLED
 
     options = parser._option_string_actions
     name = argument.partition("=")[0]

@@ -32,7 +32,7 @@ from predictor.model import models
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
 from predictor.plan.space import space
-from predictor.workload.workload import PINNED
+from predictor.workload.keys import PINNED
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 TARGET, RECORDS = PROFILES / "formulas", [PROFILES / "h100-80gb", PROFILES / "a100-80gb"]

@@ -99,7 +99,7 @@ def rejected(method: Method, gpus: int, given: dict) -> Iterator[dict]:
     least = method.closest.workload(1, 1, given["sequence_length"])
     job = prepare(least)
     if FLATTENED_THERE in job.composed(least.capacity, job.rank).names:
-        other = plan(given | {"offload": "none", "engine": "ddp"}, Wanted(Wanted(gpus=gpus, top=1))).methods
+        other = plan(given | {"offload": "none", "engine": "ddp"}, Wanted(gpus=gpus, top=1)).methods
         yield from rejected(next(one for one in other if one.kind == method.kind), gpus, given)
         return
     fails = job.judge().verdict == "does_not_fit"

@@ -8,7 +8,7 @@ import os
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.suggest import named
-from predictor.workload.workload import KEYS
+from predictor.workload.keys import KEYS
 
 
 def run(arguments: argparse.Namespace) -> int:

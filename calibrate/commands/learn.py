@@ -213,7 +213,7 @@ def _script(arguments: argparse.Namespace):
 
 def _check_script(arguments: argparse.Namespace) -> None:
     """Refuses what does not go with a script."""
-    from predictor.workload.workload import KEYS
+    from predictor.workload.keys import KEYS
 
     if not arguments.command:
         raise InputError("a command is missing after --: peakcast learn -o FILE -- python train.py --batch {batch}")

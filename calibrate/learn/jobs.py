@@ -29,7 +29,8 @@ from predictor.common.suggest import show
 from predictor.events.sizes import Shape
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
-from predictor.workload.workload import PINNED, Workload
+from predictor.workload.keys import PINNED
+from predictor.workload.workload import Workload
 
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 PLACEHOLDERS = {"batch": "{batch}", "sequence": "{sequence}", "images": "{images}"}

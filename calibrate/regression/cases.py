@@ -14,7 +14,8 @@ from calibrate.campaign.rows import Unexplained
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.values import Table
-from predictor.workload.workload import KEYS, PINNED, Workload
+from predictor.workload.keys import KEYS, PINNED
+from predictor.workload.workload import Workload
 
 COUNTERS = ("requested", "allocated", "reserved", "device")
 """Peaks, in this order everywhere: ``requested_bytes.all.peak``, ``max_memory_allocated``, ``max_memory_reserved`` and

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from predictor.commands import options, output
 from predictor.common.errors import InputError
 from predictor.common.values import thaw
-from predictor.workload.workload import KEYS, Workload
+from predictor.workload.keys import KEYS
+from predictor.workload.workload import Workload
 
 EXAMPLES = """examples:
   peakcast explore llava-1.5-7b -o page.html

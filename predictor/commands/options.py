@@ -14,8 +14,9 @@ from predictor.common.files import read_mapping
 from predictor.common.suggest import named
 from predictor.common.values import Flag, Invalid, Later, Table
 from predictor.model import models
-from predictor.workload.workload import KEYS, Workload, check_names
-from predictor.workload.workload_rules import HOW_CHECKPOINTED
+from predictor.workload.contradictions import HOW_CHECKPOINTED
+from predictor.workload.keys import KEYS, check_names
+from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:
     from predictor.answer.prediction import Prediction

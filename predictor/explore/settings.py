@@ -23,10 +23,10 @@ from predictor.model import models
 from predictor.model.model_config import Kind
 from predictor.profile import calibrated
 from predictor.workload import code_names
+from predictor.workload.contradictions import HOW_CHECKPOINTED
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.source import OVERRIDDEN
 from predictor.workload.workload import Workload
-from predictor.workload.workload_rules import HOW_CHECKPOINTED
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"

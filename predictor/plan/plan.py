@@ -20,9 +20,9 @@ from predictor.plan.methods import Method, methods
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.plan.states import least_bytes
+from predictor.workload.limits import MOST_TOKENS
 from predictor.workload.source import Source
 from predictor.workload.workload import Workload
-from predictor.workload.workload_rules import MOST_TOKENS
 
 MOST_BATCH = 4_096
 LONGEST, LENGTH_STEP = 131_072, 64

@@ -16,7 +16,8 @@ from predictor.common.values import Invalid
 from predictor.formula.learned import is_named
 from predictor.plan.cost import NODE
 from predictor.plan.precision import TRIED, Precision, own, tried
-from predictor.workload.workload import KEYS, Workload
+from predictor.workload.keys import KEYS
+from predictor.workload.workload import Workload
 
 BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
 DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"

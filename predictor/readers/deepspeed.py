@@ -13,11 +13,11 @@ from predictor.common.values import thaw
 from predictor.model import hub
 from predictor.readers.fields import Format, Given
 from predictor.readers.reading import Reading
-from predictor.workload import deepspeed_config
+from predictor.workload import deepspeed_config, deepspeed_releases, deepspeed_settings
 from predictor.workload.deepspeed_keys import READ as KNOWN
 from predictor.workload.deepspeed_keys import SECTIONS, WITHOUT_EFFECT
+from predictor.workload.keys import PINNED
 from predictor.workload.source import DEFAULT, READ, Source, value
-from predictor.workload.workload import PINNED
 
 FILLED = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
@@ -125,15 +125,15 @@ def _world_size(reading: Reading, parts: int, name: str) -> int:
 def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]):
     """Every value of a config that memory depends on: read, put in for "auto", or DeepSpeed's default."""
     stage = deepspeed_config.parse(document, name)["zero_optimization.stage"]
-    release = deepspeed_config.release(PINNED["deepspeed"])
+    release = deepspeed_releases.release(PINNED["deepspeed"])
     for dotted in KNOWN:
         given, key = _at(document, dotted), dotted.rpartition(".")[2]
         if given == "auto" and dotted in put_in:
             yield value(f"deepspeed.{dotted}", put_in[dotted], READ, name, dotted, because="auto")
         elif given is not None:
             yield value(f"deepspeed.{dotted}", given, READ, name, dotted)
-        elif key in deepspeed_config.DEFAULTS and (stage == 3 or not key.startswith("stage3")):
-            default = stage == 3 if key == "overlap_comm" else deepspeed_config.default(key, release)
+        elif key in deepspeed_releases.DEFAULTS and (stage == 3 or not key.startswith("stage3")):
+            default = stage == 3 if key == "overlap_comm" else deepspeed_releases.default(key, release)
             yield value(f"deepspeed.{dotted}", default, DEFAULT, f"DeepSpeed {PINNED['deepspeed']}")
 
 
@@ -158,7 +158,7 @@ def alone(given: Given) -> tuple[dict[str, Any], Source]:
     settings = deepspeed_config.parse(given.values, given.name)
     workload: dict[str, Any] = {"deepspeed": given.path or thaw(given.values)}
     found = [value("deepspeed", workload["deepspeed"], READ, given.name)]
-    for theirs, ours in deepspeed_config.SAME_AS.items():
+    for theirs, ours in deepspeed_settings.SAME_AS.items():
         if settings.get(theirs) not in (None, "auto"):
             found.append(value(ours, settings[theirs], READ, given.name, theirs))
     found += rows(given.values, given.name, {})

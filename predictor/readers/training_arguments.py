@@ -9,8 +9,8 @@ from predictor.readers import trainer, weights
 from predictor.readers.fields import OFF, Format, noted, part, refused, to
 from predictor.readers.reading import Reading
 from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
-from predictor.workload.workload import PINNED
-from predictor.workload.workload_rules import MOST_SAMPLES, MOST_STEPS
+from predictor.workload.keys import PINNED
+from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
 
 RELEASE = PINNED["transformers"]
 BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 << 22)

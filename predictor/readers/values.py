@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from predictor.common.suggest import show
@@ -51,12 +52,11 @@ class Mapped:
             raise Invalid(f"must be a JSON object, not {show(text)}") from None
 
 
+@dataclass(frozen=True)
 class FlagOr(Flag):
     """True or false, or one of a few words."""
 
-    def __init__(self, *words: str) -> None:
-        object.__setattr__(self, "words", words)
-        object.__setattr__(self, "metavar", None)
+    words: tuple[str, ...] = field(default=(), kw_only=True)
 
     def check(self, given: Any) -> Any:
         return given if given in self.words and isinstance(given, str) else super().check(given)

@@ -11,7 +11,8 @@ from predictor.formula.formula import Formula
 from predictor.jobs import dispatch, training_job
 from predictor.model import models
 from predictor.model.request import Request, gpu_of
-from predictor.workload.workload import KEYS, Workload
+from predictor.workload.keys import KEYS
+from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,8 @@ from predictor.profile.profile import (
     Runtime,
 )
 from predictor.profile.profile_rules import COUNTERS
-from predictor.workload.workload import PINNED, Workload
+from predictor.workload.keys import PINNED
+from predictor.workload.workload import Workload
 from tests.predictor.formula.test_formula import key, made
 
 H100 = gpus.find("h100-80gb")

@@ -21,7 +21,8 @@ from predictor.model.request import Request
 from predictor.profile import profile
 from predictor.profile.kinds import KINDS, LEARNED, OF_NO_KIND, kinds
 from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
-from predictor.workload.workload import KEYS, PINNED, Workload
+from predictor.workload.keys import KEYS, PINNED
+from predictor.workload.workload import Workload
 from tests.predictor.profile.test_profile import calibration, written
 from tests.predictor.small import small_config
 

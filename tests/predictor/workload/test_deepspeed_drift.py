@@ -2,8 +2,8 @@
 
 import pytest
 
-from predictor.workload.deepspeed_config import default
 from predictor.workload.deepspeed_keys import known
+from predictor.workload.deepspeed_releases import default
 
 deepspeed = pytest.importorskip("deepspeed", reason="needs the extra: pip install peakcast[calibrate]")
 

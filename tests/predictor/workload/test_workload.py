@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.common.errors import InputError
+from predictor.workload.keys import KEYS
 from predictor.workload.modes import OF_INFERENCE
-from predictor.workload.workload import KEYS, Workload
+from predictor.workload.workload import Workload
 
 ENOUGH = {"model": "llava-1.5-7b", "sequence_length": 1024}
 

@@ -1,0 +1,384 @@
+"""Which keys of a workload contradict each other: one table, in the order in which they are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.suggest import show
+from predictor.common.values import Invalid
+from predictor.workload import deepspeed_settings, modes, optimizers
+from predictor.workload.case import Case
+from predictor.workload.deepspeed_keys import REFUSED_IN_STAGE_3
+from predictor.workload.deepspeed_releases import AUTOTP_SINCE, OTHER_DTYPES_SINCE, SINCE, release
+from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.key_problem import KeyProblem
+from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
+
+HOW_CHECKPOINTED = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
+"""Keys that say nothing where checkpointing is turned off."""
+THE_ONE_FOUND = ""
+"""Stands for the key that :attr:`Contradiction.found` names."""
+IN_FILE = "config"
+"""A message about the content of the user's DeepSpeed config starts with the name of its file."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """One way in which keys contradict each other.
+
+    Attributes:
+        keys: those that do; the message is about the first. Keys of a DeepSpeed config have their dotted names.
+        found: what is wrong in a case: None or false where nothing is; an error says all itself.
+        says: the message behind the first key, as text or made from the case and what was found.
+        place: what the message starts with instead of the first key: :data:`IN_FILE`, or a key as it is.
+    """
+
+    keys: tuple[str, ...]
+    found: Callable[[Case], Any]
+    says: str | Callable[[Case, Any], str]
+    place: str = ""
+
+    def error(self, case: Case, found: Any) -> InputError:
+        """What is raised where something is found."""
+        sentence = self.says if isinstance(self.says, str) else self.says(case, found)
+        if self.place:
+            return InputError(f"{case.config_name if self.place == IN_FILE else self.place}: {sentence}")
+        return KeyProblem(found if self.keys[0] == THE_ONE_FOUND else self.keys[0], sentence)
+
+
+def check(case: Case, table: Iterable[Contradiction]) -> None:
+    """Refuses a case by the first line of a table that finds something.
+
+    Raises:
+        InputError: two keys that contradict each other, or a DeepSpeed config that cannot be read.
+    """
+    for line in table:
+        found = line.found(case)
+        if found is not None and found is not False:
+            raise found if isinstance(found, InputError) else line.error(case, found)
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _first(keys: Iterable[str]) -> str | None:
+    return next(iter(keys), None)
+
+
+def _of_the_other_mode(case: Case) -> str | None:
+    mode = case["mode"]
+    return _first(key for key, value in case.asked.items()
+                  if not modes.has(mode, key) and (mode, key, value) not in modes.SAYS_NOTHING)
+
+
+def _deepspeed_key(case: Case) -> str | None:
+    """The key that asks for DeepSpeed."""
+    return _first(key for key in ("deepspeed", "zero_stage") if key in case.asked)
+
+
+def _needs_an_engine(case: Case) -> bool:
+    learned = case["model"].endswith(".npz")  # which holds its engine: it says itself what it refuses
+    return (case["engine"] != "deepspeed" and case["data_parallel_size"] > 1
+            and not ENGINES[case["engine"]].several and not learned)
+
+
+def _differs(theirs: str, ours: str) -> Callable[[Case], bool]:
+    def found(case: Case) -> bool:
+        value = case.settings.get(theirs)
+        return value not in (None, "auto") and ours in case.asked and case.asked[ours] != value
+    return found
+
+
+def _undecided_dtype(case: Case) -> bool:
+    return case["deepspeed"] is not None and "dtype" not in case.given and case.config.get("bf16.enabled") != "auto"
+
+
+def _batch_sizes(case: Case) -> Invalid | None:
+    """Why the batch sizes do not make DeepSpeed's ``train_batch_size``."""
+    total, parts = case.config.get("train_batch_size"), case["tensor_parallel_size"]
+    if total in (None, "auto"):
+        return None
+    called = "data_parallel_size" if parts == 1 else "data_parallel_size x tensor_parallel_size"
+    try:
+        deepspeed_settings.batch_sizes(total, *(case.given.get(key) for key in deepspeed_settings.BATCH_KEYS),
+                                       case["data_parallel_size"] * parts, called)
+    except Invalid as error:
+        return error
+    return None
+
+
+def _optimizer_arguments(case: Case) -> Invalid | None:
+    try:
+        optimizers.read(case["optim"], case["optim_args"])
+    except Invalid as error:
+        return error
+    return None
+
+
+def _refused_optimizer(case: Case) -> str | None:
+    """Why the engine cannot have the optimizer."""
+    refused, engine = optimizers.OPTIMIZERS[case["optim"]].refused_by, case["engine"]
+    return refused.get(engine) or refused.get(f"{engine} {case['dtype']}")
+
+
+def _trains_quantized(case: Case) -> bool:
+    return case["quantization"] is not None and case["mode"] == "training"
+
+
+def _in_fp32(case: Case) -> bool:
+    """Whether attention runs in fp32, as peft's preparation of quantized models has it."""
+    return _trains_quantized(case) and case["quantization"]["prepare"] == "peft" and case["engine"] != "deepspeed"
+
+
+def _too_high_rank(case: Case) -> bool:
+    return case["rank"] != "worst" and case["rank"] >= case["data_parallel_size"] * case["tensor_parallel_size"]
+
+
+def _ranks(case: Case, _: Any) -> str:
+    degree, parts = case["data_parallel_size"], case["tensor_parallel_size"]
+    named = f"data_parallel_size {degree}" + (f" x tensor_parallel_size {parts}" if parts > 1 else "")
+    return f"is {case['rank']}, but {named} has the ranks 0 to {degree * parts - 1}"
+
+
+def _batch(case: Case) -> int:
+    return max(case["per_device_train_batch_size"], case["per_device_eval_batch_size"] or 1)
+
+
+def _tokens(case: Case) -> int:
+    return _batch(case) * (case["sequence_length"] or 1)
+
+
+def _by_deepspeed(case: Case) -> bool:
+    return case["engine"] == "deepspeed"
+
+
+def _not_modelled_in_stage_3(case: Case) -> tuple[str, Any] | None:
+    """The first option of stage 3 that changes memory, with its value."""
+    section = case["deepspeed"]["zero_optimization"] if case.stage == 3 else {}
+    return next(((written, section[written]) for key, harmless in REFUSED_IN_STAGE_3.items()
+                 for written in (key, key.removeprefix("stage3_"))
+                 if section.get(written, harmless) not in (harmless, None, "auto")), None)
+
+
+def _other_degree(case: Case) -> int | None:
+    """The degree that ``tensor_parallel.tp`` says, where ``autotp_size`` says another."""
+    again = case.config.get("tensor_parallel.tp", {"tp_size": 1})["tp_size"]
+    return None if again in (1, case.config.get("tensor_parallel.autotp_size")) else again
+
+
+def _other_degree_said(case: Case, again: int) -> str:
+    size = case.config.get("tensor_parallel.autotp_size")
+    return (f"tensor_parallel.tp.tp_size is {again}, but tensor_parallel.autotp_size "
+            f"{'is not given' if size is None else f'is {size}'}: leave tp out")
+
+
+def _without_norm(case: Case) -> bool:
+    return case["engine"] == "deepspeed" and case.config.get("zero_optimization.compute_grad_norm") is False
+
+
+IN_A_DEEPSPEED_CONFIG = (
+    Contradiction(("deepspeed",), lambda c: c.unreadable, "cannot be read", IN_FILE),
+    Contradiction(("bf16.enabled", "fp16.enabled"),
+                  lambda c: c.config.get("bf16.enabled") is True and c.config.get("fp16.enabled") is True,
+                  "bf16.enabled and fp16.enabled are both true: keep one", IN_FILE),
+    Contradiction(("zero_optimization.stage",), lambda c: c["deepspeed"] is not None and c.stage is None,
+                  "zero_optimization.stage is not given", IN_FILE),
+    Contradiction(("zero_optimization.offload_param", "zero_optimization.stage"),
+                  lambda c: deepspeed_settings.offloads(c.config, "param") and c.stage != 3,
+                  "zero_optimization.offload_param needs stage 3: remove it", IN_FILE),
+    Contradiction(("tensor_parallel.tp", "tensor_parallel.autotp_size"), _other_degree, _other_degree_said, IN_FILE),
+    Contradiction(("optimizer", "zero_optimization.stage"),
+                  lambda c: c.stage == 0 and c.config.get("optimizer") == "adamw_torch_fused",
+                  "the optimizer section makes DeepSpeed's FusedAdam, which is not supported yet in stage 0: leave the "
+                  "section out, or add torch_adam true to its params", IN_FILE),
+    Contradiction((*REFUSED_IN_STAGE_3, "zero_optimization.stage"), _not_modelled_in_stage_3,
+                  lambda c, found: f"zero_optimization.{found[0]} {show(found[1])} is not supported in stage 3: what "
+                                   "it does to memory is not modelled yet", IN_FILE),
+    Contradiction(("managed_gradient_accumulation", "zero_optimization.stage"),
+                  lambda c: c.stage == 1 and c["deepspeed"].get("managed_gradient_accumulation") is False,
+                  "managed_gradient_accumulation false is not supported in stage 1: gradients would be reduced in "
+                  "step()", IN_FILE),
+)
+"""Of a DeepSpeed config alone."""
+
+CONTRADICTIONS = (
+    Contradiction(("model",), lambda c: "model" not in c.asked, "is not given: name one, such as llava-1.5-7b"),
+    Contradiction((THE_ONE_FOUND, "mode"), _of_the_other_mode,
+                  lambda c, _: "is of training, but mode is inference: leave it out" if c["mode"] == "inference" else
+                  "is of inference, but mode is training: leave it out, or add mode inference"),
+    # inference
+    Contradiction((THE_ONE_FOUND, "conversation"),
+                  lambda c: _first(key for key in modes.ANSWERED_BY_TURNS if key in c.asked)
+                  if c["conversation"] is not None else None,
+                  "is given, but so is conversation, whose turns say that: leave one of them out"),
+    Contradiction(("cache_implementation", "conversation"),
+                  lambda c: c["conversation"] is not None and c["cache_implementation"] != "dynamic",
+                  lambda c, _: f"is {show(c['cache_implementation'])}, which is not predicted for a conversation yet: "
+                               "use dynamic"),
+    Contradiction(("max_cache_len", "cache_implementation"),
+                  lambda c: c["max_cache_len"] is not None and c["cache_implementation"] != "static",
+                  "is given, but only a static cache has a length of its own: add cache_implementation static"),
+    Contradiction(("attn_implementation", "mode"),
+                  lambda c: c["mode"] == "inference" and c["attn_implementation"] == "flash_attention_2",
+                  "is flash_attention_2, which is not predicted with mode inference: use sdpa"),
+    Contradiction(("block_size", "gpu_memory_utilization"),
+                  lambda c: c["block_size"] is not None and c["gpu_memory_utilization"] is None,
+                  "is of paged serving: add gpu_memory_utilization"),
+    Contradiction(("gpu_memory_utilization",),
+                  lambda c: c["gpu_memory_utilization"] is not None and not 0 < c["gpu_memory_utilization"] <= 1,
+                  lambda c, _: f"is {c['gpu_memory_utilization']:g}: it must be above 0 and at most 1"),
+    # what trains, and how it is recomputed
+    Contradiction(("gradient_checkpointing_modules", "gradient_checkpointing"),
+                  lambda c: bool(c["gradient_checkpointing_modules"]) and not c["gradient_checkpointing"],
+                  "are named, but gradient_checkpointing is off"),
+    Contradiction(("gradient_checkpointing_kwargs", "gradient_checkpointing"),
+                  lambda c: not c["gradient_checkpointing"] and any(c["gradient_checkpointing_kwargs"].values()),
+                  "are given, but gradient_checkpointing is off: leave one of them out"),
+    Contradiction(("frozen", "trainable"),
+                  lambda c: _first(pattern for pattern in c["trainable"] if pattern in c["frozen"]),
+                  lambda c, both: f"names {show(both)}, and so does trainable: leave one of them out"),
+    Contradiction(("lora", "recipe"),
+                  lambda c: c.asked.get("lora") is not None and c.asked.get("recipe", "lora") != "lora",
+                  lambda c, _: f"is given, but recipe is {c.asked['recipe']}: leave one of them out"),
+    Contradiction(("lora", "recipe"), lambda c: c.asked.get("lora", ()) is None and c["recipe"] == "lora",
+                  "is switched off, but recipe is lora: leave one of them out"),
+    # the engine
+    *(Contradiction((key, "engine"), lambda c, key=key, name=name: c["engine"] != name and c[key] is not None,
+                    f"is given, but engine is not {name}: add engine {name}")
+      for name, entry in ENGINES.items() for key in entry.settings),
+    Contradiction(("ddp",), lambda c: bool(c["ddp"]) and c["ddp"]["bucket_cap_mb"] == 0,
+                  "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25"),
+    Contradiction(("quantization", "engine"), lambda c: bool(c["fsdp"] and c["quantization"]),
+                  "is given, which is not predicted with engine fsdp2, nor measured: leave one of them out"),
+    Contradiction(("gradient_checkpointing_kwargs", "engine"),
+                  lambda c: bool(c["fsdp"]) and c["gradient_checkpointing"]
+                  and c["gradient_checkpointing_kwargs"]["use_reentrant"],
+                  "has use_reentrant true, which is not modelled yet with engine fsdp2: make it false"),
+    Contradiction(("versions", "engine"), lambda c: bool(c["fsdp"]) and release(c["versions"]["torch"]) < OLDEST_FSDP2,
+                  lambda c, _: f"names torch {c['versions']['torch']}: FSDP2 is predicted for "
+                               f"{_dotted(OLDEST_FSDP2[:2])} and later"),
+    Contradiction(("offload", "zero_stage", "deepspeed"),
+                  lambda c: c["offload"] is not None and _deepspeed_key(c) is None,
+                  "is DeepSpeed's: add zero_stage"),
+    Contradiction(("engine", "zero_stage", "deepspeed"),
+                  lambda c: _deepspeed_key(c) if c["engine"] != "deepspeed" else None,
+                  lambda c, key: f"is {c['engine']}, but {key} is given: leave one of them out"),
+    Contradiction(("data_parallel_size", "engine"), _needs_an_engine,
+                  "above 1 needs an engine: add zero_stage 2 or engine ddp"),
+    Contradiction(("engine", "zero_stage", "deepspeed"), lambda c: _by_deepspeed(c) and _deepspeed_key(c) is None,
+                  "is deepspeed, but neither deepspeed nor zero_stage is given: add zero_stage 2"),
+    Contradiction(("versions", "engine"), lambda c: _by_deepspeed(c) and c.release < OLDEST_DEEPSPEED,
+                  lambda c, _: f"names DeepSpeed {c['versions']['deepspeed']}: {_dotted(OLDEST_DEEPSPEED)} or later is "
+                               "predicted"),
+    # a DeepSpeed config, alone and beside the other keys
+    *IN_A_DEEPSPEED_CONFIG,
+    *(Contradiction((ours, theirs), _differs(theirs, ours),
+                    lambda c, _, ours=ours, theirs=theirs:
+                    f"is {c.asked[ours]}, but {c.config_name} has {theirs} {c.settings[theirs]}: leave one of them out")
+      for theirs, ours in deepspeed_settings.SAME_AS.items()),
+    Contradiction(("fp16.enabled", "dtype"), lambda c: _undecided_dtype(c) and c.config.get("fp16.enabled") == "auto",
+                  'fp16.enabled is "auto", and nothing says what it becomes: give dtype fp16 or fp32', IN_FILE),
+    Contradiction(("bf16.enabled", "dtype"), _undecided_dtype,
+                  'bf16.enabled is not true: add "bf16": {"enabled": true}, or give dtype fp16 or fp32', IN_FILE),
+    *(Contradiction(("dtype", f"{dtype}.enabled"),
+                    lambda c, dtype=dtype: c.given.get("dtype") == dtype and c.config.get(f"{dtype}.enabled") is False,
+                    lambda c, _, dtype=dtype: f"is {dtype}, but {c.config_name} has {dtype}.enabled false: leave one "
+                                              "of them out")
+      for dtype in ("bf16", "fp16")),
+    Contradiction(("train_batch_size", *deepspeed_settings.BATCH_KEYS), _batch_sizes, lambda c, error: str(error),
+                  IN_FILE),
+    *(Contradiction(("train_batch_size", key),
+                    lambda c, key=key: c.config.get("train_batch_size") not in (None, "auto") and c[key] > MOST[key],
+                    lambda c, _, key=key: f"train_batch_size {c.config['train_batch_size']} makes {key} {c[key]:,}, "
+                                          "which is too many", IN_FILE)
+      for key in deepspeed_settings.BATCH_KEYS),
+    Contradiction(("offload", "zero_stage"), lambda c: bool(c["offload"]) and c["zero_stage"] == 0,
+                  "is given, but zero_stage 0 offloads nothing: leave one of them out"),
+    Contradiction(("offload", "zero_stage"), lambda c: c["offload"] in ("parameters", "all") and c["zero_stage"] != 3,
+                  lambda c, _: f"is {c['offload']}, which needs zero_stage 3"),
+    # precision: loss scaling takes no fp16 gradients; DeepSpeed has weights of the dtype that it computes in
+    Contradiction(("mixed_precision", "engine"), lambda c: c["mixed_precision"] != "none" and _by_deepspeed(c),
+                  lambda c, _: f"is {c['mixed_precision']}, but DeepSpeed trains without autocast: leave it out and "
+                               f"give dtype {c['mixed_precision']}"),
+    Contradiction(("dtype", "mixed_precision"),
+                  lambda c: c["mixed_precision"] != "none" and c["dtype"] != "fp32"
+                  and (c["dtype"], c["mixed_precision"]) != ("bf16", "bf16"),
+                  lambda c, _: f"is {c['dtype']}, but mixed_precision {c['mixed_precision']} goes over fp32 weights: "
+                               "leave one of them out"),
+    Contradiction(("sdpa_backend", "dtype"),
+                  lambda c: c["mixed_precision"] == "none" and c["dtype"] == "fp32"
+                  and c["sdpa_backend"] in ("flash", "cudnn"),
+                  lambda c, _: f"is {c['sdpa_backend']}, whose kernels take no fp32: leave it out, or use efficient or "
+                               "math"),
+    # the optimizer
+    Contradiction(("optim_args", "optim"), _optimizer_arguments, lambda c, error: str(error)),
+    Contradiction(("optim", "offload"),
+                  lambda c: c.offloads_states and bool(optimizers.OPTIMIZERS[c["optim"]].arguments.get("is_paged")),
+                  lambda c, _: f"is {c['optim']}, but what is offloaded is not paged: use one that is not"),
+    Contradiction(("optim", "engine", "dtype"), _refused_optimizer, lambda c, why: f"is {c['optim']}: {why}"),
+    Contradiction(("per_device_eval_batch_size", "engine"),
+                  lambda c: bool(c["per_device_eval_batch_size"])
+                  and not ENGINES[name_of(c["engine"], c["zero_stage"])].whole,
+                  "is given, but the evaluation of sharded parameters is not modelled: leave it out"),
+    # layers of 4 or 8 bits
+    Contradiction(("quantization", "mode"),
+                  lambda c: c["mode"] == "inference" and "prepare" in (c["quantization"] or ()),
+                  "has prepare, which is of training, but mode is inference: leave it out"),
+    Contradiction(("quantization", "recipe"), lambda c: _trains_quantized(c) and c["recipe"] != "lora",
+                  lambda c, _: f"is given, but recipe is {c['recipe']}: weights of 4 or 8 bits do not train; add "
+                               "recipe lora"),
+    Contradiction(("mixed_precision", "quantization"),
+                  lambda c: _trains_quantized(c) and c["mixed_precision"] == "fp16",
+                  "is fp16: with quantization the other weights are bf16: leave it out"),
+    Contradiction(("dtype", "quantization"), lambda c: _trains_quantized(c) and c["dtype"] != "bf16",
+                  lambda c, _: f"is {c['dtype']}: with quantization the other weights are loaded in bf16"),
+    Contradiction(("sdpa_backend", "quantization"), lambda c: _in_fp32(c) and c["sdpa_backend"] in ("flash", "cudnn"),
+                  lambda c, _: f"is {c['sdpa_backend']}, but quantization's prepare peft makes attention run in fp32, "
+                               "which that kernel does not take: leave it out"),
+    # sizes
+    Contradiction(("rank", "data_parallel_size", "tensor_parallel_size"), _too_high_rank, _ranks),
+    Contradiction(("sdpa_backend", "attn_implementation"),
+                  lambda c: c["attn_implementation"] != "sdpa" and c["sdpa_backend"] != "auto",
+                  lambda c, _: f"is {c['sdpa_backend']}, which attn_implementation {c['attn_implementation']} does not "
+                               "use"),
+    Contradiction(("sequence_length", "per_device_train_batch_size"), lambda c: _tokens(c) > MOST_TOKENS,
+                  lambda c, _: f"x per_device_train_batch_size is {_tokens(c):,} tokens: at most {MOST_TOKENS:,} are "
+                               "predicted"),
+    Contradiction(("images_per_sample", "per_device_train_batch_size"),
+                  lambda c: _batch(c) * (c["images_per_sample"] or 1) > MOST_IMAGES,
+                  f"x per_device_train_batch_size is above {MOST_IMAGES:,} images"),
+    # what a release of DeepSpeed would stop at
+    *(Contradiction((option, "versions"),
+                    lambda c, option=option, since=since:
+                    _by_deepspeed(c) and c.config.get(option) is not None and c.release < since,
+                    lambda c, _, option=option, since=since:
+                    f"{option} exists since DeepSpeed {_dotted(since)}, and versions.deepspeed is {_dotted(c.release)}"
+                    ": remove it or change the version", IN_FILE)
+      for option, since in SINCE.items()),
+    Contradiction(("zero_optimization.compute_grad_norm", "zero_optimization.stage"),
+                  lambda c: _without_norm(c) and c.stage not in (1, 2),
+                  "zero_optimization.compute_grad_norm false needs stage 1 or 2: leave it out", IN_FILE),
+    Contradiction(("zero_optimization.compute_grad_norm", "gradient_clipping"),
+                  lambda c: _without_norm(c) and bool(c.clipping),
+                  lambda c, _: "zero_optimization.compute_grad_norm false needs gradient_clipping 0, not "
+                               f"{c.clipping:g}", IN_FILE),
+    Contradiction(("dtype", "versions"),
+                  lambda c: _by_deepspeed(c) and c["dtype"] != "bf16" and c.release < OTHER_DTYPES_SINCE,
+                  lambda c, _: f"dtype {c['dtype']} is predicted for DeepSpeed {_dotted(OTHER_DTYPES_SINCE)} and later",
+                  "versions"),
+    Contradiction(("data_types.param_dtype", "dtype"),
+                  lambda c: _by_deepspeed(c) and c.config.get("data_types.param_dtype", c["dtype"]) != c["dtype"],
+                  lambda c, _: f"data_types.param_dtype is {c.config['data_types.param_dtype']}, but dtype is "
+                               f"{c['dtype']}: leave it out", IN_FILE),
+    Contradiction(("zero_optimization.compute_grad_norm", "offload"), lambda c: _without_norm(c) and c.offloads_states,
+                  "zero_optimization.compute_grad_norm false does not go with offload_optimizer: leave it out",
+                  IN_FILE),
+    Contradiction(("tensor_parallel_size", "versions"),
+                  lambda c: _by_deepspeed(c) and c["tensor_parallel_size"] > 1 and c.release < AUTOTP_SINCE,
+                  f"tensor_parallel_size with DeepSpeed (AutoTP) is predicted for DeepSpeed {_dotted(AUTOTP_SINCE)} "
+                  "and later", "versions"),
+)

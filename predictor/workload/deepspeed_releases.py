@@ -1,0 +1,49 @@
+"""What DeepSpeed's releases differ in: the defaults of their options, and the options that they know."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+# Defaults by the first DeepSpeed release that has them (found by running each release).
+DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
+    "gradient_clipping": (((0, 0, 0), 0.0), ((0, 19, 3), 1.0)),
+    "check_grad_overflow": (((0, 0, 0), False), ((0, 19, 3), True)),
+    "contiguous_gradients": (((0, 0, 0), True),),
+    "overlap_comm": (((0, 0, 0), False),),  # DeepSpeed's None means stage 3 only
+    "reduce_scatter": (((0, 0, 0), True),),
+    "reduce_bucket_size": (((0, 0, 0), 500_000_000),),
+    "allgather_bucket_size": (((0, 0, 0), 500_000_000),),
+    "round_robin_gradients": (((0, 0, 0), False),),
+    "use_multi_rank_bucket_allreduce": (((0, 0, 0), True),),
+    "parameter_alignment": (((0, 0, 0), False),),
+    "compute_grad_norm": (((0, 0, 0), True),),
+    "sub_group_size": (((0, 0, 0), 1_000_000_000),),
+    "stage3_prefetch_bucket_size": (((0, 0, 0), 50_000_000),),
+    "stage3_param_persistence_threshold": (((0, 0, 0), 100_000),),
+    "stage3_model_persistence_threshold": (((0, 0, 0), sys.maxsize),),
+    "stage3_max_live_parameters": (((0, 0, 0), 1_000_000_000),),
+    "stage3_max_reuse_distance": (((0, 0, 0), 1_000_000_000),),
+    "stage3_allgather_sequential": (((0, 0, 0), False),),
+}
+# Options by the first release that knows them; earlier ones stop with an error.
+SINCE = {
+    "bf16.check_grad_overflow": (0, 17, 1),
+    "zero_optimization.parameter_alignment": (0, 19, 7),
+    "zero_optimization.compute_grad_norm": (0, 19, 7),
+}
+OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
+AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
+FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
+
+
+def release(version: str) -> tuple[int, int, int]:
+    """``"0.19.8+cu130"`` as ``(0, 19, 8)``."""
+    major, minor, patch = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version).groups()
+    return int(major), int(minor), int(patch or 0)
+
+
+def default(name: str, version: tuple[int, int, int]) -> Any:
+    """What DeepSpeed of that release takes when the config does not say."""
+    return [value for since, value in DEFAULTS[name] if since <= version][-1]
