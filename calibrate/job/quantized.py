@@ -44,6 +44,6 @@ def load(workload: Workload):
 def load_to_train(workload: Workload):
     """The same with its adapters."""
     dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way
-    return parser.ready(load(workload), recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+    return parser.ready(load(workload), workload.recipe, parser.Patterns(workload.trainable, workload.frozen),
                         lora=replace(lora.adapters(workload), dtype=dtype),
                         quantization=quantization.quantized(workload), device="cpu")

@@ -108,7 +108,7 @@ def build_model(workload: Workload):
     request = Request.of(workload)
     config = code_models.at(request.config, request.shape)
     model = parser.build(config, attn_implementation=workload.attn_implementation,
-                         recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
+                         recipe=workload.recipe, patterns=parser.Patterns(workload.trainable, workload.frozen),
                          lora=lora.adapters(workload), dtype=workload.dtype,
                          quantization=quantization.quantized(workload))
     if workload.use_liger_kernel:

@@ -74,12 +74,9 @@ class CachingAllocator:
         """Allocate ``size`` bytes (1 or more) on a stream; raises OutOfMemory."""
         if self._queues:
             events.process(self)
-        if size > MIN_BLOCK:
-            rounded = (size + 511) & -512 if self._divisions is None else round_to_division(size, self._divisions)
-        elif size > 0:
-            rounded = MIN_BLOCK
-        else:
+        if size <= 0:
             raise ValueError(f"a block of {size} bytes")
+        rounded = (size + 511) & -512 if self._divisions is None else round_to_division(size, self._divisions)
         try:
             arena = (self._small if rounded <= SMALL_SIZE else self._large)[stream]
         except KeyError:

@@ -9,6 +9,9 @@ from predictor.allocator.allocator import CachingAllocator
 from predictor.allocator.out_of_memory import OutOfMemory
 from predictor.events.events import Kind
 
+OF_NO_BUFFER = {Kind.EMPTY_CACHE: CachingAllocator.empty_cache, Kind.SYNCHRONIZE: CachingAllocator.synchronize}
+"""Kind of an event that concerns no buffer -> what the allocator does."""
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -64,11 +67,8 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
                 return Simulation(allocator, peak_at, reserved_at_peak, index, error)
             if allocator.peak_allocated_bytes > peak:
                 peak, peak_at, reserved_at_peak = allocator.peak_allocated_bytes, index, allocator.reserved_bytes
-        elif kind >= Kind.RECORD_STREAM:
-            if size:
-                allocator.record_stream(blocks[buffer], kind - Kind.RECORD_STREAM)
-        elif kind == Kind.EMPTY_CACHE:
-            allocator.empty_cache()
-        else:
-            allocator.synchronize()
+        elif kind < Kind.RECORD_STREAM:
+            OF_NO_BUFFER[kind](allocator)
+        elif size:
+            allocator.record_stream(blocks[buffer], kind - Kind.RECORD_STREAM)
     return Simulation(allocator, peak_at, reserved_at_peak)

@@ -19,7 +19,7 @@ from predictor.allocator.settings import AllocatorSettings
 
 
 def round_to_division(size: int, divisions: tuple[int, ...]) -> int:
-    """A request above 512 bytes rounded up to the next of so many equal steps between two powers of 2."""
+    """A request rounded up to the next of so many equal steps between two powers of 2, but to whole blocks if small."""
     log2 = size.bit_length() - 1
     steps = divisions[min(max(log2 - ROUNDUP_START_LOG2, 0), ROUNDUP_INTERVALS - 1)]
     if steps <= 1 or size <= MIN_BLOCK * steps:

@@ -23,6 +23,7 @@ from predictor.jobs import training_job
 from predictor.model import models
 from predictor.model.model_config import Kind
 from predictor.model.request import Request
+from predictor.workload import compared
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -175,10 +176,9 @@ def _check_workload(workload: Workload) -> None:
         raise InputError("images_per_sample: the samples say how many images each has; leave it out")
     if workload.per_device_eval_batch_size:
         raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
-    for key, other in (("padding", workload.padding == "packed"), ("quantization", workload.quantization)):
-        if other:
-            raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
-                             "leave one of them out")
+    for key in compared.SAMPLES.unseen(vars(workload)):
+        raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
+                         "leave one of them out")
     if len(workload.image_sizes) > 1:
         raise InputError(f"image_size {workload.image_size}: samples do not say which has which: give one")
 

@@ -109,8 +109,9 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
         config = code_models.at(request.config, request.shape)
     with model_facts.building(config):
         model = parser.build(config, attn_implementation="sdpa", recipe=workload.recipe,
-                             trainable=workload.trainable, frozen=workload.frozen, lora=lora.adapters(workload),
-                             dtype=workload.dtype, quantization=quantization.quantized(workload))
+                             patterns=parser.Patterns(workload.trainable, workload.frozen),
+                             lora=lora.adapters(workload), dtype=workload.dtype,
+                             quantization=quantization.quantized(workload))
         known = model_facts.built(config, model, *workload.image_sizes)
         tokens = _tokens(config, model, tuple(dict.fromkeys(SIZES + workload.image_sizes)))
         facts = parser.describe(model, max(known.tokens_per_image.values(), default=0))

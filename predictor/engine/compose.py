@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,21 @@ from predictor.events.micro_step import MicroStep
 MAIN_STREAM = 0
 _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}
 _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
+
+
+class Attributes(NamedTuple):
+    """What a tape says of one buffer; ``factor`` is an index into :data:`FACTORS`."""
+
+    size_bytes: int
+    stream: int
+    factor: int
+    module: str
+    operator: str
+
+
+Row = tuple[int, int, int, int]
+"""One event of a tape: :class:`Kind`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. Bare, because a
+run has thousands and they become columns at once."""
 
 
 @dataclass
@@ -34,8 +50,8 @@ class Tape:
     first: int = 0
     moment: Moment = Moment.INIT
     position: int = 0
-    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
-    attributes: list[tuple[int, int, int, str, str]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    attributes: list[Attributes] = field(default_factory=list)
     once: set[int] = field(default_factory=set)
 
     @contextmanager
@@ -54,14 +70,14 @@ class Tape:
                  stream: int = MAIN_STREAM) -> int:
         """A new buffer lives from now on."""
         buffer = self.first + len(self.attributes)
-        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
+        self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
         self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
         return buffer
 
     def declare(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                 stream: int = MAIN_STREAM) -> int:
         """A buffer that is allocated later, by :meth:`again`."""
-        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
+        self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
         return self.first + len(self.attributes) - 1
 
     def again(self, buffer: int) -> None:
@@ -93,7 +109,7 @@ class Tape:
 
     def rises(self, other: Callable[[int], int]) -> tuple[Rise, Rise]:
         """Of the first step and of a later one; ``other`` gives the bytes of buffers that are not its own."""
-        sizes, first = [size for size, *_ in self.attributes], self.first
+        sizes, first = [made.size_bytes for made in self.attributes], self.first
         changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
                    for kind, buffer, _, _ in self.rows]
         again = changes
@@ -140,7 +156,7 @@ class Vocabulary:
         """Row of a byte count in the size table."""
         return self._traced + self._constants.setdefault(size_bytes, len(self._constants))
 
-    def buffers(self, attributes: Sequence[tuple[int, int, int, str, str]]) -> Buffers:
+    def buffers(self, attributes: Sequence[Attributes]) -> Buffers:
         """One row a buffer of a tape."""
         def column(values: Sequence[int]) -> np.ndarray:
             return np.fromiter(values, np.int8, len(values))
@@ -176,7 +192,6 @@ class Vocabulary:
             offset += len(self._events.buffers) * stretch.micro_steps + len(stretch.buffers)
         return EventList(kind, buffer, moment, steps, Buffers.concatenate(parts),
                          self._events.sizes.with_constants(list(self._constants)), tuple(self._names))
-
 
     def whole(self, tape: Tape, micro_steps: int, ends: Sequence[int]) -> EventList:
         """The events of a run whose engine wrote all of it, start-up and steps, to one tape.

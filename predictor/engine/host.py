@@ -33,7 +33,7 @@ class Host:
         tape, steps = Tape(), setup.optimizer()
         for numel, decay in groups:
             steps.step(tape, [optimizer.partition(numel, FP32)], decay=decay)
-        self.held["optimizer states"] += sum(size for size, _, factor, *_ in tape.attributes if factor == STATES)
+        self.held["optimizer states"] += sum(made.size_bytes for made in tape.attributes if made.factor == STATES)
 
     def note(self) -> str:
         """A line for the user."""

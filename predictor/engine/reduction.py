@@ -8,12 +8,12 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from predictor.engine.partition import Group
+from predictor.engine.partition import Group, Slice
 from predictor.workload.deepspeed_config import ZeroConfig
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -66,7 +66,7 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
     return result
 
 
-def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:
+def _copies(pieces: list[list[Slice]], numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:
     """Bytes that each collective of a flush allocates."""
     own, other = BYTES[zero.dtype], BYTES[zero.communication_data_type]
     converted = 0 if zero.communication_data_type == zero.dtype else other
@@ -76,26 +76,24 @@ def _copies(pieces: list, numels: list[int], zero: ZeroConfig) -> tuple[tuple[in
         return ((converted * sum(numels),) if converted else (),)
     if len(pieces) == len(pieces[0]) == 1:  # most are one slice of one owner
         return (_collective(numels, own, converted),)
-    runs: list[list[int]] = []  # consecutive slices of one owner are one range
-    for _, rank, numel in chain.from_iterable(pieces):
-        if runs and runs[-1][0] == rank:
-            runs[-1][1] += numel
-        else:
-            runs.append([rank, numel])
-    lists: dict[int, list[int]] = {}
-    for rank, numel in runs:
-        lists.setdefault(0 if zero.use_multi_rank_bucket_allreduce else rank, []).append(numel)
-    result = []
-    for numels_of_list in lists.values():
-        small: list[int] = []
-        for numel in numels_of_list:
-            small.append(numel)
-            if sum(small) > zero.reduce_bucket_size:
-                result.append(_collective(small, own, converted))
-                small = []
-        if small:
-            result.append(_collective(small, own, converted))
-    return tuple(result)
+    ranges: dict[int, list[int]] = {}
+    for rank, run in groupby(chain.from_iterable(pieces), key=attrgetter("rank")):  # of one owner: one range
+        together = 0 if zero.use_multi_rank_bucket_allreduce else rank
+        ranges.setdefault(together, []).append(sum(piece.numel for piece in run))
+    return tuple(_collective(small, own, converted) for numels_of_list in ranges.values()
+                 for small in _small_buckets(numels_of_list, zero.reduce_bucket_size))
+
+
+def _small_buckets(numels: list[int], limit: int) -> Iterator[list[int]]:
+    """Ranges that one collective reduces: until they are more than a bucket."""
+    small: list[int] = []
+    for numel in numels:
+        small.append(numel)
+        if sum(small) > limit:
+            yield small
+            small = []
+    if small:
+        yield small
 
 
 def _collective(numels: list[int], own: int, converted: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ releases are in :data:`SWITCHES`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from predictor.engine.host import Host
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.shared import grad_norm
-from predictor.engine.zero2_backward import Part
+from predictor.engine.zero2_backward import Release
+from predictor.engine.zero2_template import Part
 from predictor.events.events import Buffers, EventList, Factor, Kind, Moment
 from predictor.events.micro_step import MicroStep
 
@@ -28,6 +30,34 @@ SWITCHES = {
     "overflow_check_by_extrema": (0, 19, 6),
 }
 """Behaviour -> the first release that has it."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """What a rank updates of one optimizer group.
+
+    Attributes:
+        pieces: slices of parameters in it.
+        pad: buffer of the zeros that fill it up, if it is not full.
+        gradients: buffers that nothing needs after its update.
+    """
+
+    group: Group
+    pieces: list[Slice]
+    pad: int | None
+    gradients: list[int]
+
+    def flatten(self, tape: Tape, itemsize: int) -> int | None:
+        """The buffer of the gradient in fp32; None if that is the one tensor that there is, viewed."""
+        flat, numel = None, self.group.partition_numel
+        if len(self.pieces) + (self.pad is not None) > 1:
+            flat = tape.allocate(itemsize * numel, Factor.GRADIENTS, "zero::flatten")
+        if itemsize >= FP32:
+            return flat
+        gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
+        if flat is not None:
+            tape.free(flat)
+        return gradient
 
 
 class Zero2:
@@ -51,9 +81,8 @@ class Zero2:
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
-        self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary,
-                                                 buckets_at_first_hook=self.has("buckets_at_first_hook"),
-                                                 records_streams=self.has("record_stream"))
+        release = Release(self.has("buckets_at_first_hook"), self.has("record_stream"))
+        self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary, release)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
@@ -136,7 +165,9 @@ class Zero2:
         """
         if self.zero.offload_optimizer:
             return zero2_offload.step(tape, held)
-        pads = [self._pad(tape, group, pieces) for group, pieces in zip(self.groups, owned)]
+        partitions = [_Partition(group, pieces, self._pad(tape, group, pieces),
+                                 [buffer for buffer, needed_by in held.items() if needed_by == number])
+                      for number, (group, pieces) in enumerate(zip(self.groups, owned))]
         tape.moment = Moment.OPTIMIZER_STEP
         self._overflow_check(tape, owned)
         if self.zero.compute_grad_norm:
@@ -145,27 +176,23 @@ class Zero2:
                                  if first or self.setup.facts.parameters[piece.parameter].sharded])
             if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
                 tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
-        steps, itemsize = self.setup.optimizer(), self.setup.facts.itemsize
-        for number, (group, pieces) in enumerate(zip(self.groups, owned)):
-            flat = None
-            if len(pieces) + (pads[number] is not None) > 1:  # one tensor is viewed
-                flat = tape.allocate(itemsize * group.partition_numel, Factor.GRADIENTS, "zero::flatten")
-            gradient = flat
-            if itemsize < FP32:
-                gradient = tape.allocate(FP32 * group.partition_numel, Factor.GRADIENTS, "zero::single_grad_partition")
-                if flat is not None:
-                    tape.free(flat)
-            needed = [buffer for buffer, needed_by in held.items() if needed_by == number]
-            for buffer in needed if gradient is not None else ():
-                tape.free(buffer)
-            if pads[number] is not None:
-                tape.free(pads[number])
-            if self.zero.compute_grad_norm and self.zero.gradient_clipping:
-                tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
-            steps.step(tape, [optimizer.partition(group.partition_numel, FP32)],
-                       decay=self.setup.decays(group.parameters))
-            for buffer in needed if gradient is None else [gradient]:  # what is viewed lives on in the gradient
-                tape.free(buffer)
+        steps = self.setup.optimizer()
+        for own in partitions:
+            self._update(tape, own, steps)
+
+    def _update(self, tape: Tape, own: _Partition, steps: optimizer.Steps) -> None:
+        """The gradients become one tensor, which dies when the master weights have been updated by it."""
+        gradient = own.flatten(tape, self.setup.facts.itemsize)
+        for buffer in own.gradients if gradient is not None else ():
+            tape.free(buffer)
+        if own.pad is not None:
+            tape.free(own.pad)
+        if self.zero.compute_grad_norm and self.zero.gradient_clipping:
+            tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
+        steps.step(tape, [optimizer.partition(own.group.partition_numel, FP32)],
+                   decay=self.setup.decays(own.group.parameters))
+        for buffer in own.gradients if gradient is None else [gradient]:  # what is viewed lives on in the gradient
+            tape.free(buffer)
 
     def _pad(self, tape: Tape, group: Group, pieces: list[Slice]) -> int | None:
         """Zeros where a partition is not full (``get_flat_partition``)."""

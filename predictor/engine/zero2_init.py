@@ -30,6 +30,7 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
     buffers = to_device(tape, setup)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
+        _master_weights(tape, group, setup)
     if setup.zero.offload_optimizer:
         largest = max(numel for group in groups for numel in group.numels)
         tape.allocate(setup.facts.itemsize * largest, Factor.GRADIENTS, "zero::temp_grad_buffer_for_gpu_offload")
@@ -42,7 +43,7 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
 
 
 def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, flatten_on_gpu: bool) -> None:
-    """One group's flat buffer and master weights."""
+    """One group's flat buffer takes the place of its parameters."""
     itemsize = setup.facts.itemsize
     pad_bytes, flat_bytes = itemsize * (group.flat_numel - sum(group.numels)), itemsize * group.flat_numel
     copied = len(group.parameters) > 1 or pad_bytes > 0  # a single tensor is viewed
@@ -63,7 +64,11 @@ def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, fl
         if on_gpu or flatten_on_gpu:
             for buffer in old:
                 tape.free(buffer)
-    clone = None
+
+
+def _master_weights(tape: Tape, group: Group, setup: Setup) -> None:
+    """The master weights of one group's partition, copied from its part of the flat buffer."""
+    itemsize, clone = setup.facts.itemsize, None
     if itemsize < FP32:
         clone = tape.allocate(itemsize * group.partition_numel, Factor.PARAMETERS, "zero::clone")
     if not setup.zero.offload_optimizer:
@@ -77,6 +82,6 @@ def _free_bytes(tape: Tape, setup: Setup) -> float:
     if setup.capacity_bytes is None:
         return float("inf")
     kinds, buffers, _ = tape.columns()[:3].tolist()
-    sizes, streams = zip(*(attributes[:2] for attributes in tape.attributes))
+    sizes, streams = zip(*((made.size_bytes, made.stream) for made in tape.attributes))
     held = simulate(kinds, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
     return setup.capacity_bytes - held.reserved_bytes

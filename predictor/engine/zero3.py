@@ -9,7 +9,8 @@ multiple of the degree. The step that it is composed with must have been traced 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from predictor.common.errors import InputError
 from predictor.engine import optimizer
@@ -117,17 +118,11 @@ class Zero3(AlikeRanks):
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _start_up(self, tape: Tape) -> None:
-        buffers = to_device(tape, self.setup)
-        parts, stays = {}, not self.zero.offload_optimizer
-        for index, tensor in enumerate(self.tensors):  # Init: _zero_init_param
-            if not self.zero.offload_param:
-                parts[index] = tape.allocate(self.itemsize * self._partition_numel(index), Factor.PARAMETERS,
-                                             "zero::partition", module=tensor.module)
-            tape.free(buffers[index])
+        parts, stays = self._partition(tape), not self.zero.offload_optimizer
         if stays:
             tape.allocate(1, Factor.OPTIMIZER_STATES, "zero::inf_or_nan_tracker")
         trainable = [parameter for group in self.sub_groups for parameter in group]
-        if not self.zero.offload_param:  # defragment
+        if parts:  # defragment
             for parameter in trainable:
                 tape.free(parts[parameter])
             tape.mark(Kind.EMPTY_CACHE)
@@ -145,6 +140,16 @@ class Zero3(AlikeRanks):
             if self.zero.offload_param:
                 tape.free(tape.allocate(size, Factor.COMMUNICATION, "zero::partition_from_host"))
             tape.free(whole)
+
+    def _partition(self, tape: Tape) -> dict[int, int]:
+        """``Init``, ``_zero_init_param``; the buffer of each parameter's part, by its index, unless the host has it."""
+        buffers, parts = to_device(tape, self.setup), {}
+        for index, tensor in enumerate(self.tensors):
+            if not self.zero.offload_param:
+                parts[index] = tape.allocate(self.itemsize * self._partition_numel(index), Factor.PARAMETERS,
+                                             "zero::partition", module=tensor.module)
+            tape.free(buffers[index])
+        return parts
 
     def _master_weights(self, tape: Tape) -> None:
         converted = None
@@ -164,13 +169,12 @@ class Zero3(AlikeRanks):
     def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> list[int]:
         """Returns what it leaves for the optimizer's step: norms of gradients that are on the host."""
         micro, base = self.micro, index * len(self.micro.events)
-        first_buffer = index * len(micro.events.buffers)
         waits, waited = gathers.waits, deque(self.synchronizations)
         reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits,
                               last=(index + 1) % self.setup.micro_steps == 0)
         tape.moment = Moment.FORWARD
         gathers.begin()
-        ready = micro.ready.tolist()
+        hooks = self._hooks(gathers, reduction, index)
         for position, kind, what in [*micro.marks.tolist(), (len(micro.events), None, None)]:
             while waited and waited[0] <= position:
                 tape.position = base + waited.popleft()
@@ -180,22 +184,7 @@ class Zero3(AlikeRanks):
                 break
             if kind not in _FORWARD_TOO:
                 tape.moment = Moment.BACKWARD
-            if kind in (Mark.ENTER, Mark.RECOMPUTE):
-                gathers.fetch(what, forward=True, recompute=kind == Mark.RECOMPUTE)
-            elif kind == Mark.BEFORE_BACKWARD:
-                gathers.fetch(what, forward=False)
-            elif kind == Mark.EXTERNAL:
-                if index == 0:
-                    gathers.read(*micro.owners[what].tolist())
-            elif kind == Mark.HOLD:
-                gathers.hold(what)
-            elif kind == Mark.LET_GO:
-                gathers.let_go(what)
-            elif kind == Mark.READY:
-                _, parameter, gradient = ready[what]
-                reduction.add(parameter, first_buffer + gradient)
-            else:
-                gathers.leave(what, forward=kind == Mark.LEAVE)
+            hooks[kind](what)
         tape.moment = Moment.BACKWARD
         if self.zero.offload_optimizer:
             tape.position = base + backward_end(micro)
@@ -203,6 +192,27 @@ class Zero3(AlikeRanks):
         waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
         return reduction.norms
+
+    def _hooks(self, gathers: Gathers, reduction: Reduction, index: int) -> dict[Mark, Callable[[int], None]]:
+        """What happens at each mark of a micro-step, given the mark's index."""
+        first_buffer, ready = index * len(self.micro.events.buffers), self.micro.ready.tolist()
+
+        def read(row: int) -> None:
+            if index == 0:
+                gathers.read(*self.micro.owners[row].tolist())
+
+        def reduce(row: int) -> None:
+            _, parameter, gradient = ready[row]
+            reduction.add(parameter, first_buffer + gradient)
+
+        return {
+            Mark.ENTER: partial(gathers.fetch, forward=True),
+            Mark.LEAVE: partial(gathers.leave, forward=True),
+            Mark.BEFORE_BACKWARD: partial(gathers.fetch, forward=False),
+            Mark.AFTER_BACKWARD: partial(gathers.leave, forward=False),
+            Mark.RECOMPUTE: partial(gathers.fetch, forward=True, recompute=True),
+            Mark.EXTERNAL: read, Mark.READY: reduce, Mark.HOLD: gathers.hold, Mark.LET_GO: gathers.let_go,
+        }
 
     def _optimizer_step(self, tape: Tape, gathers: Gathers, steps: optimizer.Steps, norms: list[int], *,
                         first: bool) -> None:

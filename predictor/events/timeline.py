@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -94,32 +95,33 @@ def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:
 
     Its columns are the workspaces, then the constant, then the other monomials.
     """
-    monomials = {term.exponents for term in terms if isinstance(term, Monomial)}
-    columns: dict = {}
-    for term in terms:
-        if not isinstance(term, Monomial):
-            columns[term] = len(columns)
-    for i in range(max(e[0] for e in monomials) + 1):
-        for j in range(max(e[1] for e in monomials) + 1):
-            for k in range(max(e[2] for e in monomials) + 1):
-                columns[(i, j, k)] = len(columns)
+    workspaces = dict.fromkeys(term for term in terms if not isinstance(term, Monomial))
+    powers = zip(*(term.exponents for term in terms if isinstance(term, Monomial)))
+    monomials = product(*(range(max(of_symbol) + 1) for of_symbol in powers))
+    columns = {term: column for column, term in enumerate((*workspaces, *monomials))}
     matrix = np.zeros((len(terms), len(columns)), dtype=np.int64)
     for row, term in enumerate(terms):
-        if not isinstance(term, Monomial):
-            matrix[row, columns[term]] = 1
-            continue
-        product = {(0, 0, 0): 1}
-        for axis, (power, bound) in enumerate(zip(term.exponents, lower)):
-            for _ in range(power):
-                product = _times(product, axis, bound)
-        for exponents, factor in product.items():
-            matrix[row, columns[exponents]] += factor
+        for part, factor in (_shifted(term, lower) if isinstance(term, Monomial) else {term: 1}).items():
+            matrix[row, columns[part]] += factor
     return matrix
 
 
-def _times(polynomial: dict, axis: int, bound: int) -> dict:
+Coefficients = dict[tuple[int, ...], int]
+"""A polynomial: the exponents of each monomial -> its factor."""
+
+
+def _shifted(monomial: Monomial, lower: Shape) -> Coefficients:
+    """The monomial in ``symbol - lower bound``."""
+    result: Coefficients = {(0, 0, 0): 1}
+    for axis, (power, bound) in enumerate(zip(monomial.exponents, lower)):
+        for _ in range(power):
+            result = _times(result, axis, bound)
+    return result
+
+
+def _times(polynomial: Coefficients, axis: int, bound: int) -> Coefficients:
     """The polynomial times ``(symbol + bound)``."""
-    result: dict = {}
+    result: Coefficients = {}
     for exponents, factor in polynomial.items():
         raised = tuple(e + (a == axis) for a, e in enumerate(exponents))
         result[raised] = result.get(raised, 0) + factor

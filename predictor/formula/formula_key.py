@@ -25,14 +25,6 @@ MASKED_ON_DEMAND = ("llava",)
 """``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
 traced apart where a mask would be padded."""
 
-COMPARED_WITH = {
-    "use_liger_kernel": (lambda workload: workload.use_liger_kernel, (
-        "llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")),
-    "padding packed": (lambda workload: workload.padding == "packed", ("llava", "llama", "qwen2", "qwen3", "mistral",
-                                                                         "qwen2_audio")),
-}
-"""What takes another path in each architecture -> whether a workload asks for it, and where it was compared."""
-
 
 def formula_key(request: Request) -> store.Key:
     """Which formula answers for a request.
@@ -42,16 +34,12 @@ def formula_key(request: Request) -> store.Key:
     """
     workload, config, gpu = request.workload, request.config, request.gpu
     compared.check(workload)
-    quantization.check(workload)
     if config.routes_by_data:
         raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
                          f"the tokens that each gets: {unpredicted(workload.mode)}")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
-    for key, (asked, compared_with) in COMPARED_WITH.items():
-        if asked(workload) and config.document["model_type"] not in compared_with:
-            raise InputError(f"{key}: not predicted for model_type {config.document['model_type']} yet: leave it out, "
-                             "or use peakcast learn")
+    compared.check_model_type(workload, config.document["model_type"])
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
                          f"are not modelled, 8.0 and later are: {unpredicted(workload.mode)}")

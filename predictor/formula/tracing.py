@@ -71,8 +71,8 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     own = isinstance(config, code_models.CodeModel)
     config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
-                         trainable=key.trainable, frozen=key.frozen, lora=key.lora,
-                         dtype=key.dtype, quantization=key.quantization)
+                         patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
+                         quantization=key.quantization)
     _refuse_recurrent(config, model, "inference" if key.generation else "training")
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
@@ -94,7 +94,6 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     from predictor.formula import fit
     from predictor.model import parser
     from predictor.trace import liger
-    from predictor.trace.trace import trace
 
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
                             () if regimes.is_wide(key.regime) else inputs.image_tokens(key.new(first)))
@@ -103,14 +102,23 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     with frozen(), liger.on_meta(model) if key.liger else nullcontext():
         recordings: list[Recording] = []
         for shape in progress(shapes) if progress else shapes:
-            recordings.append(trace(
-                model, inputs.batch(key.new(shape), key.padding), inputs.options, sdpa_backend=key.sdpa_backend,
-                sharded=key.sharded, evaluation=bool(key.evaluation), wrapped=key.wrapped,
-                mixed_precision=key.mixed_precision, generation=key.generation,
-                past=shape.sequence - key.new(shape).sequence))
+            recordings.append(_recorded(key, model, inputs, shape))
             fit.same_list(recordings[0], recordings[-1], shape)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
+
+
+def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
+    """What the key is of, at one shape."""
+    from predictor.trace.trace import trace, trace_evaluation, trace_generation
+
+    batch, new = inputs.batch(key.new(shape), key.padding), key.new(shape)
+    style = {"sdpa_backend": key.sdpa_backend, "mixed_precision": key.mixed_precision}
+    if key.generation:
+        return trace_generation(model, batch, key.generation, shape.sequence - new.sequence, **style)
+    if key.evaluation:
+        return trace_evaluation(model, batch, **style)
+    return trace(model, batch, inputs.options, sharded=key.sharded, wrapped=key.wrapped, **style)
 
 
 def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable
 from copy import deepcopy
+from typing import NamedTuple
 
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
@@ -33,9 +34,18 @@ CLASSES = {
 """What a sample has -> transformers' classes of models that give a loss for it."""
 
 
-def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainable: tuple[str, ...] = (),
-          frozen: tuple[str, ...] = (), lora: adapters.Adapters | None = None, dtype: str = "bf16",
-          quantization: few_bits.Quantized | None = None):
+class Patterns(NamedTuple):
+    """Paths of parameters, or of modules above them, of which a recipe does not decide alone."""
+
+    trainable: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+NO_PATTERNS = Patterns()
+
+
+def build(config: ModelConfig, *, attn_implementation: str, recipe: str, patterns: Patterns = NO_PATTERNS,
+          lora: adapters.Adapters | None = None, dtype: str = "bf16", quantization: few_bits.Quantized | None = None):
     """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
 
     Raises:
@@ -46,7 +56,7 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
         model = code_models.build(config, dtype)
         model.train()
         left = {name for name, parameter in model.named_parameters() if parameter.requires_grad or recipe == "full"}
-        select(model, recipe=recipe, trainable=trainable, frozen=frozen, chosen=left)
+        select(model, recipe, patterns, chosen=left)
         return model
     model = bare(config, attn_implementation, dtype)
     if quantization is not None:
@@ -54,7 +64,7 @@ def build(config: ModelConfig, *, attn_implementation: str, recipe: str, trainab
         if quantization.prepare is None:  # nothing will train
             few_bits.settle(model, quantization)
             return model
-    model = ready(model, recipe=recipe, trainable=trainable, frozen=frozen, lora=lora, quantization=quantization)
+    model = ready(model, recipe, patterns, lora=lora, quantization=quantization)
     if quantization is not None:
         few_bits.settle(model, quantization)
     return model
@@ -104,7 +114,7 @@ def class_of(config: ModelConfig, hf_config):
     return fitting[0]
 
 
-def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...], lora: adapters.Adapters | None,
+def ready(model, recipe: str, patterns: Patterns, *, lora: adapters.Adapters | None,
           quantization: few_bits.Quantized | None, device: str = "meta"):
     """The same model with adapters, in training mode; ``device`` is where adapters are made."""
     if quantization is not None:
@@ -114,7 +124,7 @@ def ready(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, 
     if quantization is not None:
         few_bits.narrow(model, quantization)
     model.train()
-    select(model, recipe=recipe, trainable=trainable, frozen=frozen)
+    select(model, recipe, patterns)
     return model
 
 
@@ -172,8 +182,7 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")
 
 
-def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str, ...],
-           chosen: set[str] | None = None) -> None:
+def select(model, recipe: str, patterns: Patterns = NO_PATTERNS, *, chosen: set[str] | None = None) -> None:
     """Set ``requires_grad`` by recipe, or as ``chosen`` says instead, then ``trainable``, then ``frozen`` patterns.
 
     A pattern matches a parameter's whole path, or the path of any module above it.
@@ -186,8 +195,9 @@ def select(model, *, recipe: str, trainable: tuple[str, ...], frozen: tuple[str,
     if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for key, patterns, apply in (("trainable", trainable, chosen.update), ("frozen", frozen, chosen.difference_update)):
-        for pattern in patterns:
+    for key, given, apply in (("trainable", patterns.trainable, chosen.update),
+                              ("frozen", patterns.frozen, chosen.difference_update)):
+        for pattern in given:
             hits = [name for name in names if _matches(name, pattern)]
             if not hits:
                 raise InputError(f"{key}: pattern {pattern!r} matches no parameter (for example {names[0]!r})")

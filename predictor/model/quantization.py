@@ -69,12 +69,6 @@ def quantized(workload: Workload) -> Quantized | None:
         workload.versions.get("bitsandbytes", PINNED_BITSANDBYTES))
 
 
-def check(workload: Workload) -> None:
-    """Refuses adapters that were not compared with a run (other keys: :data:`COMPARED`)."""
-    if workload.quantization is not None and workload.lora and workload.lora["use_dora"]:
-        raise InputError("lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn")
-
-
 def check_rows(workload: Workload, facts: ModelFacts, shape: Shape, gpu: Gpu) -> None:
     """Refuses shapes at which layers with a bias take bitsandbytes' own kernel: whether the others then make a
     workspace of cuBLASLt is not followed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -41,24 +42,35 @@ def _first(results: list):
     return first
 
 
-def _cudnn(query, key, value, mask, dropout, causal, scale):
+class Options(NamedTuple):
+    """What ``scaled_dot_product_attention`` takes beside tensors, in its order and by its names."""
+
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def _cudnn(query, key, value, mask, options: Options):
     """ATen/native/transformers/attention.cpp, case SDPBackend::cudnn_attention."""
     return _first([*aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, False, scale=scale)])
+        query, key, value, mask, _needs_grad(query, key, value), options.dropout_p, options.is_causal, False,
+        scale=options.scale)])
 
 
-def _flash(query, key, value, mask, dropout, causal, scale):
+def _flash(query, key, value, mask, options: Options):
     """The same file, case flash_attention: head sizes are padded to multiples of 8."""
-    width = query.shape[-1]
+    width, scale = query.shape[-1], options.scale
     pad = -width % 8
     if pad:
         scale = 1 / math.sqrt(width) if scale is None else scale
         query, key, value = (functional.pad(tensor, (0, pad)) for tensor in (query, key, value))
-    out = _first([*aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)])
+    out = _first([*aten._scaled_dot_product_flash_attention(
+        query, key, value, options.dropout_p, options.is_causal, False, scale=scale)])
     return out[..., :width] if pad else out
 
 
-def _efficient(query, key, value, mask, dropout, causal, scale):
+def _efficient(query, key, value, mask, options: Options):
     """The same file, case efficient_attention: a mask's rows are padded to multiples of 8 (pad_bias)."""
     if mask is not None and mask.dtype == torch.bool:  # here, so that nobody else keeps it
         mask = _as_float(mask, query.dtype)
@@ -68,21 +80,22 @@ def _efficient(query, key, value, mask, dropout, causal, scale):
     if mask is not None:
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     return _first([*aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, _needs_grad(query, key, value), dropout, causal, scale=scale)])
+        query, key, value, mask, _needs_grad(query, key, value), options.dropout_p, options.is_causal,
+        scale=options.scale)])
 
 
-def _math(query, key, value, mask, dropout, causal, scale, grouped):
+def _math(query, key, value, mask, options: Options):
     """The same file, _scaled_dot_product_attention_math: in fp32, a mask added in place, which it avoids under a
     dispatch mode."""
-    dtype = query.dtype
+    dtype, scale, dropout = query.dtype, options.scale, options.dropout_p
     wide_query, wide_key, wide_value = query.float(), key.float(), value.float()
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     scaled = wide_query * root
-    if causal:
+    if options.is_causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device="meta").tril()
         mask = _as_float(mask, scaled.dtype)
     whole_key, whole_value = wide_key, wide_value
-    if grouped:
+    if options.enable_gqa:
         whole_key, whole_value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
                                   for tensor in (wide_key, wide_value))
     attention = torch.matmul(scaled, whole_key.transpose(-2, -1) * root)
@@ -98,7 +111,7 @@ def _math(query, key, value, mask, dropout, causal, scale, grouped):
     return first
 
 
-KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient}
+KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}
 
 
 def choose(backend: str, mask, grouped: bool, width: int) -> str:
@@ -122,18 +135,17 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
 def scaled_dot_product_attention(backend: str, original):
     """The fused operator that CUDA takes, instead of meta's math path."""
 
-    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        kernel = choose(backend, attn_mask, enable_gqa and query.shape[1] != key.shape[1],
+    def attention(query, key, value, attn_mask=None, *given, **named):
+        options = Options(*given, **named)
+        kernel = choose(backend, attn_mask, options.enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
-        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
+        if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not options.enable_gqa):
             kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":
-            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return original(query, key, value, attn_mask, *given, **named)
         if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _as_float(attn_mask, query.dtype)
-        if kernel == "math":
-            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return KERNELS[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return KERNELS[kernel](query, key, value, attn_mask, options)
 
     return attention
 

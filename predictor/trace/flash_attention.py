@@ -7,6 +7,7 @@ behind it: predictions are ``assumed``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -63,16 +64,28 @@ class _Attention(torch.autograd.Function):
         return of_query[..., :width], of_key[..., :width], of_value[..., :width], None, None, None
 
 
-def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                    deterministic=False):
+def _signature(*tensors: str) -> inspect.Signature:
+    """What transformers looks at before it calls a function of the package: its arguments, then the options."""
+    options = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+               "deterministic": False}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([*(inspect.Parameter(name, kind) for name in tensors),
+                              *(inspect.Parameter(name, kind, default=value) for name, value in options.items())])
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, *_without_effect, **_named):
     """Attention of whole batches."""
     return _Attention.apply(q, k, v, (), dropout_p, torch.is_grad_enabled())
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, deterministic=False):
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *, dropout_p=0.0, **_without_effect):
     """Attention of sequences that lie one after the other."""
     return _Attention.apply(q, k, v, (cu_seqlens_q, cu_seqlens_k), dropout_p, torch.is_grad_enabled())
+
+
+flash_attn_func.__signature__ = _signature("q", "k", "v")
+flash_attn_varlen_func.__signature__ = _signature("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
+                                                  "max_seqlen_k")
 
 
 class _PutFirstAxis(torch.autograd.Function):

@@ -26,6 +26,20 @@ def _filled(runs: list[int]) -> int:
     return sum(runs) + (len(runs) if len(runs) > 1 else 0)
 
 
+def _padded(batch: dict[str, torch.Tensor], padding: str) -> dict[str, torch.Tensor]:
+    """A batch of text with one token of padding a sample, or with its samples in one row."""
+    if padding == "right":
+        mask = torch.ones_like(batch["input_ids"])
+        mask[:, -1] = 0
+        return batch | {"attention_mask": mask}
+    if padding == "packed":
+        rows, length = batch["input_ids"].shape
+        batch["labels"][:, 0] = -100
+        batch = batch | {"position_ids": torch.arange(length).expand(rows, -1)}
+        return {name: values.reshape(1, -1) for name, values in batch.items()}
+    return batch
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Makes batches for one model.
@@ -108,7 +122,17 @@ class Inputs:
             if padding == "right":
                 labels[:, -1] = -100
             return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
-        samples, token = self._samples(shape), self._placeholder
+        samples = self._samples(shape)
+        batch = self._text(shape, samples)
+        pixels = self._fitting(self._pixels(samples), type(self.model).forward) if shape.images else {}
+        if pixels and "cross_attention_mask" in self._arguments:
+            seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
+            batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
+        return _padded(batch, padding) | pixels
+
+    def _text(self, shape: Shape, samples: list[list[Size | None]]) -> dict[str, torch.Tensor]:
+        """Token ids, labels, and the types of tokens where the model takes them."""
+        token = self._placeholder
         ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
         for row, sizes in enumerate(samples):
             runs, start = [tokens for size in sizes for tokens in self._runs(size, len(sizes))], 1
@@ -120,19 +144,7 @@ class Inputs:
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
                 batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)
-        pixels = self._fitting(self._pixels(samples), type(self.model).forward) if shape.images else {}
-        if pixels and "cross_attention_mask" in self._arguments:
-            seen = pixels["pixel_values"].shape[1:3]  # pictures of a sample, tiles of a picture
-            batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *seen, dtype=torch.int64)
-        if padding == "right":
-            mask = torch.ones_like(ids)
-            mask[:, -1] = 0
-            batch["attention_mask"] = mask
-        if padding == "packed":
-            batch["labels"][:, 0] = -100
-            batch["position_ids"] = torch.arange(shape.sequence).expand(shape.batch, -1)
-            batch = {name: values.reshape(1, -1) for name, values in batch.items()}
-        return batch | pixels
+        return batch
 
     @property
     def options(self) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -89,14 +90,13 @@ class Sharded:
         self._in_backward: dict[int, None] = {}
         self._recomputed: dict[int, set[int]] = defaultdict(set)
         self._in_forward = True
-        self._calls = [0] * len(self.modules)
-        self._inputs_left = [0] * len(self.modules)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """The model is sharded while the block runs."""
         originals, whole = [module._parameters for module in self.modules], [p.data for p in self._parameters]
-        handles = [handle for number in range(len(self.modules)) for handle in self._hooks(number)]
+        handles = [handle for number, module in enumerate(self.modules)
+                   for handle in _Hooks(self, number).register(module)]
         linear, functional.linear = functional.linear, _linear
         for module in self.modules:
             module._parameters = _Watched(self._read, module._parameters)
@@ -174,79 +174,116 @@ class Sharded:
                     storage.held = True
                     self.recorder.mark(Mark.HOLD, index)
 
-    def _hooks(self, number: int) -> list:
-        """Of one module, in DeepSpeed's order."""
-        module = self.modules[number]
+    def enter(self, module: int) -> None:
+        """A module's forward begins. Frozen parameters that a checkpoint recomputes with stay until the backward that
+        asked for them ends."""
+        self._stack.append(module)
+        recomputing = torch._C._current_graph_task_id() != -1
+        self.recorder.mark(Mark.RECOMPUTE if recomputing else Mark.ENTER, module)
+        self._use(module)
+        if recomputing and self._in_backward:
+            owner = next(reversed(self._in_backward))
+            for index in (*self.owned[module], *self._external[module]):
+                if not self._parameters[index].requires_grad:
+                    self._recomputed[owner].add(index)
+                    self._users[index].add(owner)
 
-        def before_backward() -> None:
-            if self._calls[number] > 0:
-                self.recorder.mark(Mark.BEFORE_BACKWARD, number)
-                self._in_backward[number] = None
-                self._use(number)
-                self._calls[number] -= 1
+    def leave(self, module: int) -> None:
+        """A module's forward has ended."""
+        self._stack.pop()
+        self._leave(module, forward=True)
+        self.recorder.mark(Mark.LEAVE, module)
 
-        class Before(torch.autograd.Function):
-            """On an output: its backward comes before the module's."""
+    def before_backward(self, module: int) -> None:
+        """A module's backward begins."""
+        self.recorder.mark(Mark.BEFORE_BACKWARD, module)
+        self._in_backward[module] = None
+        self._use(module)
 
-            @staticmethod
-            def forward(output):
-                return output.detach()
+    def after_backward(self, module: int) -> None:
+        """A module's backward has ended."""
+        self._leave(module, forward=False)
+        self.recorder.mark(Mark.AFTER_BACKWARD, module)
 
-            @staticmethod
-            def setup_context(ctx, inputs, output):
-                self._calls[number] += 1
 
-            @staticmethod
-            def backward(ctx, *gradients):
-                before_backward()
-                return gradients
+class _Hooks:
+    """Of one module: they count its outputs and inputs on their way through backward.
 
-        class After(torch.autograd.Function):
-            """On an input: its backward comes after the module's."""
+    Attributes:
+        calls: outputs whose gradients have not come.
+        inputs_left: inputs of its latest forward whose gradients have not come.
+    """
 
-            @staticmethod
-            def forward(given):
-                return given.detach()
+    def __init__(self, model: Sharded, number: int) -> None:
+        self._model, self._number = model, number
+        self.calls = self.inputs_left = 0
 
-            @staticmethod
-            def setup_context(ctx, inputs, output):
-                if inputs[0].requires_grad:
-                    self._inputs_left[number] += 1
+    def register(self, module: torch.nn.Module) -> list:
+        """Their handles, in DeepSpeed's order."""
+        return [module.register_forward_pre_hook(self._enter), module.register_forward_hook(self._leave),
+                module.register_forward_hook(self._count_outputs), module.register_forward_pre_hook(self._count_inputs)]
 
-            @staticmethod
-            def backward(ctx, *gradients):
-                self._inputs_left[number] -= 1
-                if self._inputs_left[number] == 0:
-                    self._leave(number, forward=False)
-                    self.recorder.mark(Mark.AFTER_BACKWARD, number)
-                return gradients
+    def output_came_back(self) -> None:
+        """The gradient of an output is there."""
+        if self.calls > 0:
+            self._model.before_backward(self._number)
+            self.calls -= 1
 
-        def enter(_module, _inputs) -> None:
-            self._stack.append(number)
-            recomputing = torch._C._current_graph_task_id() != -1
-            self.recorder.mark(Mark.RECOMPUTE if recomputing else Mark.ENTER, number)
-            self._use(number)
-            if recomputing and self._in_backward:
-                owner = next(reversed(self._in_backward))
-                for index in (*self.owned[number], *self._external[number]):
-                    if not self._parameters[index].requires_grad:
-                        self._recomputed[owner].add(index)
-                        self._users[index].add(owner)
+    def input_came_back(self) -> None:
+        """The gradient of an input is there."""
+        self.inputs_left -= 1
+        if self.inputs_left == 0:
+            self._model.after_backward(self._number)
 
-        def count_inputs(_module, inputs):
-            self._inputs_left[number] = 0
-            return _each_tensor(After.apply, inputs)
+    def _enter(self, _module, _inputs) -> None:
+        self._model.enter(self._number)
 
-        def leave(_module, _inputs, _output) -> None:
-            self._stack.pop()
-            self._leave(number, forward=True)
-            self.recorder.mark(Mark.LEAVE, number)
+    def _leave(self, _module, _inputs, _output) -> None:
+        self._model.leave(self._number)
 
-        def count_outputs(_module, _inputs, output):
-            return _each_tensor(Before.apply, output)
+    def _count_inputs(self, _module, inputs):
+        self.inputs_left = 0
+        return _each_tensor(partial(_After.apply, self), inputs)
 
-        return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave),
-                module.register_forward_hook(count_outputs), module.register_forward_pre_hook(count_inputs)]
+    def _count_outputs(self, _module, _inputs, output):
+        return _each_tensor(partial(_Before.apply, self), output)
+
+
+class _Before(torch.autograd.Function):
+    """On an output: its backward comes before the module's."""
+
+    @staticmethod
+    def forward(hooks, output):
+        return output.detach()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.hooks = inputs[0]
+        ctx.hooks.calls += 1
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.hooks.output_came_back()
+        return None, *gradients
+
+
+class _After(torch.autograd.Function):
+    """On an input: its backward comes after the module's."""
+
+    @staticmethod
+    def forward(hooks, given):
+        return given.detach()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.hooks, given = inputs
+        if given.requires_grad:
+            ctx.hooks.inputs_left += 1
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.hooks.input_came_back()
+        return None, *gradients
 
 
 class _Watched(dict):

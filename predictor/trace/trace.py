@@ -102,33 +102,45 @@ def _tensors(out) -> list[torch.Tensor]:
 
 
 def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sdpa_backend: str,
-          sharded: bool = False, evaluation: bool = False, wrapped: tuple[str, ...] = (),
-          mixed_precision: str = "none", generation: Generation | None = None, past: int = 0) -> Recording:
+          sharded: bool = False, wrapped: tuple[str, ...] = (), mixed_precision: str = "none") -> Recording:
     """Record one micro-step of the reference loop, on meta tensors.
 
     Args:
         batch: what the model is fed (``inputs.Inputs.batch``).
-        options: what it is called with besides, in training.
+        options: what it is called with besides.
         sharded: as under ZeRO-3.
-        evaluation: an evaluation after the steps instead.
-        generation: a call of ``generate`` instead.
-        past: tokens that its cache holds before.
         wrapped: as under FSDP2 (:func:`predictor.workload.fsdp.units`).
     """
-    places = Places(model)
-    tracer = Tracer(places)
-    if generation:
-        batch = prompt(batch, past)
-    batch = on_meta(batch, tracer.twins)
-    casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
     scaler = torch.amp.GradScaler("meta") if mixed_precision == "fp16" else None
-    with as_on_cuda(sdpa_backend), on_host(tracer), casts:
-        if generation:
-            return record(model, batch, generation, past, tracer, places)
-        if evaluation:
-            return record_evaluation(model, batch, tracer, places)
+    with _on_cuda(model, batch, sdpa_backend, mixed_precision) as (tracer, places, batch):
         hooks = Sharded(model, tracer) if sharded else Wrapped(model, tracer, wrapped) if wrapped else None
         return record_micro_step(model, batch | options, tracer, places, hooks, scaler)
+
+
+def trace_evaluation(model, batch: dict[str, torch.Tensor], *, sdpa_backend: str,
+                     mixed_precision: str = "none") -> Recording:
+    """Record an evaluation after the steps, likewise."""
+    with _on_cuda(model, batch, sdpa_backend, mixed_precision) as (tracer, places, batch):
+        return record_evaluation(model, batch, tracer, places)
+
+
+def trace_generation(model, batch: dict[str, torch.Tensor], generation: Generation, past: int, *, sdpa_backend: str,
+                     mixed_precision: str = "none") -> Recording:
+    """Record a call of ``generate``, likewise; ``past`` are the tokens that its cache holds before."""
+    with _on_cuda(model, prompt(batch, past), sdpa_backend, mixed_precision) as (tracer, places, batch):
+        return record(model, batch, generation, past, tracer, places)
+
+
+@contextmanager
+def _on_cuda(model, batch: dict[str, torch.Tensor], sdpa_backend: str,
+             mixed_precision: str) -> Iterator[tuple[Tracer, Places, dict[str, torch.Tensor]]]:
+    """While the block runs, meta tensors take CUDA's paths; the batch is given on meta."""
+    places = Places(model)
+    tracer = Tracer(places)
+    batch = on_meta(batch, tracer.twins)
+    casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
+    with as_on_cuda(sdpa_backend), on_host(tracer), casts:
+        yield tracer, places, batch
 
 
 def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: Places,

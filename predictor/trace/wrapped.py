@@ -18,6 +18,9 @@ from predictor.events.micro_step import Mark
 from predictor.model import fsdp
 from predictor.trace.recorder import Recorder
 
+ROOT = 0
+"""Number of the module that is the model."""
+
 
 class Wrapped:
     """A model some of whose modules are units of FSDP2.
@@ -50,57 +53,73 @@ class Wrapped:
     @contextmanager
     def active(self) -> Iterator[None]:
         """The hooks are there while the block runs."""
-        handles = [handle for unit in self.units for handle in self._hooks(unit, self._number[id(unit)])]
+        handles = [handle for unit in self.units for handle in _Hooks(self, self._number[id(unit)]).register(unit)]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hooks(self, unit: torch.nn.Module, number: int) -> list:
-        mark = self.recorder.mark
+    def queue_final(self) -> None:
+        """The model's own backward ends when all is done."""
+        if not self._final_queued:
+            self._final_queued = True
+            Variable._execution_engine.queue_callback(lambda: self.recorder.mark(Mark.AFTER_BACKWARD, ROOT))
 
-        class PostBackward(torch.autograd.Function):
-            """On a unit's inputs: its backward comes after the unit's."""
 
-            @staticmethod
-            def forward(ctx, *inputs):
-                return inputs
+class _Hooks:
+    """Of one unit."""
 
-            @staticmethod
-            def backward(ctx, *gradients):
-                mark(Mark.AFTER_BACKWARD, number)
-                return gradients
+    def __init__(self, model: Wrapped, number: int) -> None:
+        self._model, self._mark, self._number = model, model.recorder.mark, number
 
-        def enter(_module, args, kwargs):
-            if _in_backward():
-                mark(Mark.RECOMPUTE, number)
-                return args, kwargs
-            mark(Mark.ENTER, number)
-            values, structure = tree_flatten((args, kwargs))
-            places = [place for place, value in enumerate(values) if torch.is_tensor(value) and value.requires_grad]
-            if places and torch.is_grad_enabled():
-                for place, value in zip(places, PostBackward.apply(*(values[place] for place in places))):
-                    values[place] = value
-            return tree_unflatten(values, structure)
+    def register(self, unit: torch.nn.Module) -> list:
+        """Their handles."""
+        return [unit.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
+                unit.register_forward_hook(self._leave)]
 
-        def before_backward(gradient):
-            if not self._final_queued:  # the model's own backward ends when all is done
-                self._final_queued = True
-                Variable._execution_engine.queue_callback(lambda: mark(Mark.AFTER_BACKWARD, 0))
-            mark(Mark.BEFORE_BACKWARD, number)
-            return gradient
+    def after_backward(self) -> None:
+        """The gradients of the unit's inputs are there."""
+        self._mark(Mark.AFTER_BACKWARD, self._number)
 
-        def leave(_module, _inputs, output):
-            if _in_backward():
-                return
-            mark(Mark.LEAVE, number)
-            for value in tree_flatten(output)[0] if torch.is_grad_enabled() else ():
-                if torch.is_tensor(value) and value.requires_grad:
-                    value.register_hook(before_backward)
+    def _enter(self, _module, args, kwargs):
+        if _in_backward():
+            self._mark(Mark.RECOMPUTE, self._number)
+            return args, kwargs
+        self._mark(Mark.ENTER, self._number)
+        values, structure = tree_flatten((args, kwargs))
+        places = [place for place, value in enumerate(values) if torch.is_tensor(value) and value.requires_grad]
+        if places and torch.is_grad_enabled():
+            for place, value in zip(places, _PostBackward.apply(self, *(values[place] for place in places))):
+                values[place] = value
+        return tree_unflatten(values, structure)
 
-        return [unit.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
-                unit.register_forward_hook(leave)]
+    def _leave(self, _module, _inputs, output) -> None:
+        if _in_backward():
+            return
+        self._mark(Mark.LEAVE, self._number)
+        for value in tree_flatten(output)[0] if torch.is_grad_enabled() else ():
+            if torch.is_tensor(value) and value.requires_grad:
+                value.register_hook(self._before_backward)
+
+    def _before_backward(self, gradient):
+        self._model.queue_final()
+        self._mark(Mark.BEFORE_BACKWARD, self._number)
+        return gradient
+
+
+class _PostBackward(torch.autograd.Function):
+    """On a unit's inputs: its backward comes after the unit's."""
+
+    @staticmethod
+    def forward(ctx, hooks, *inputs):
+        ctx.hooks = hooks
+        return inputs
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.hooks.after_backward()
+        return None, *gradients
 
 
 def _in_backward() -> bool:

@@ -1,58 +1,190 @@
-"""Which values of other keys a feature was compared with on a GPU, real or emulated: no other is predicted with it."""
+"""What was compared with a run on a GPU, real or emulated: no other combination is predicted.
+
+Every line says which values of other keys a feature was run with, and where that can be seen. The page of all
+combinations, ``profiles/pages/support.md``, is made from these lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggest import show
-from predictor.common.values import thaw
-from predictor.workload import code_names, quantization_keys
-from predictor.workload.engines import BF16, ENGINES, name_of
+from predictor.common.values import FrozenMap, thaw
+from predictor.workload import code_names
+from predictor.workload.engines import ENGINES, name_of
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload
 
-OWN_CODE = {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
-            "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
-            "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
-            "tensor_parallel_size": (1,)}
-SHARDED_LAYERS = {
-    "engine": ("torch", "ddp", "deepspeed"), "recipe": ("finetune", "pretrain", "full"),
-    "mixed_precision": ("none", "bf16"),
-    "optim": ("adamw_torch_fused", "adamw_torch", "adamw_torch_forloop"), "attn_implementation": ("sdpa", "eager"),
-    "use_liger_kernel": (False,)}
-FEATURES: dict[str, tuple[Callable[[Workload], Any], Mapping[str, tuple]]] = {
-    "quantization": (lambda w: w.quantization is not None, quantization_keys.COMPARED),
-    "a model from code": (lambda w: code_names.is_named(w.model), OWN_CODE),
-    "offload": (lambda w: w.offload, BF16),
-    "gradient_checkpointing_kwargs offload": (
-        lambda w: w.gradient_checkpointing and w.gradient_checkpointing_kwargs.get("offload"),
-        BF16 | {"engine": ("torch", "ddp", "deepspeed"), "use_liger_kernel": (False,)}),
-    "use_liger_kernel": (lambda w: w.use_liger_kernel, BF16 | {"offload": (None,)}),
-    "flash_attention_2": (lambda w: w.attn_implementation == "flash_attention_2", BF16 | {"offload": (None,)}),
-    "tensor_parallel_size": (lambda w: w.tensor_parallel_size > 1, SHARDED_LAYERS),
-    "tensor_parallel_size and engine ddp": (lambda w: w.tensor_parallel_size > 1 and w.engine == "ddp",
-                                            {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)}),
-    "tensor_parallel_size and engine deepspeed": (lambda w: w.autotp, {
-        "zero_stage": (0, 1, 2), "offload": (None,), "mixed_precision": ("none",)}),
-    "mode inference": (lambda w: w.mode == "inference", {"video_frames": (None,)}),
-    "mode inference and quantization": (lambda w: w.mode == "inference" and w.quantization is not None,
-                                        {"dtype": ("bf16", "fp16"), "gpu_memory_utilization": (None,)}),
-    "per_device_eval_batch_size": (lambda w: w.evaluates, {
-        "use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")}),
+Keys = Mapping[str, Any]
+Seen = Mapping[str, tuple]
+BF16: Seen = {"dtype": ("bf16",), "mixed_precision": ("none",)}
+PLAIN: Seen = BF16 | {
+    "quantization": (None,), "offload": (None,), "use_liger_kernel": (False,), "padding": ("none", "right"),
+    "attn_implementation": ("sdpa", "eager"), "per_device_eval_batch_size": (None,)}
+"""What an engine is compared with first: the values that one without a line of its own may have."""
+TRUTH, RECIPES = "tests/calibrate/truth/test_{}_truth.py", "profiles/pages/recipes.md#{}"
+MEASURED = "::test_a_measured_job_is_predicted"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one feature was compared with.
+
+    Attributes:
+        has: whether keys of a workload have the feature.
+        seen: the values that other keys may have then. A dot leads into the value of a key.
+        evidence: where the comparisons are: a test, by its file and name, or a line of a page.
+        says: the whole sentence for values of a key that were not seen, where it differs from the usual one. Behind a
+            key that is refused as soon as it is read, the name of the key comes first.
+    """
+
+    has: Callable[[Keys], Any]
+    seen: Seen
+    evidence: tuple[str, ...]
+    says: Mapping[str, str] = field(default_factory=dict)
+
+    def unseen(self, keys: Keys) -> Iterator[str]:
+        """The keys that have a value which was not run with the feature; those that are not there count not."""
+        recomputes = keys.get("gradient_checkpointing", True)
+        for name, seen in self.seen.items() if self.has(keys) else ():
+            if name.partition(".")[0] in keys and value(keys, name) not in seen and (
+                    recomputes or not name.startswith("gradient_checkpointing")):
+                yield name
+
+
+def value(keys: Keys, name: str) -> Any:
+    """The value of a key; ``key.inner`` is what that key holds under a name, None where it holds nothing."""
+    key, _, inner = name.partition(".")
+    return (keys[key] or {}).get(inner) if inner else keys[key]
+
+
+def _engine(name: str) -> Callable[[Keys], bool]:
+    return lambda k: name_of(k["engine"], k["zero_stage"]) == name
+
+
+def _autotp(k: Keys) -> bool:
+    return k["tensor_parallel_size"] > 1 and k["engine"] == "deepspeed"
+
+
+_ENGINES = TRUTH.format("engines") + "::test_an_engine_holds_what_is_predicted"
+OF_ENGINES: dict[str, tuple[Seen, tuple[str, ...], Mapping[str, str]]] = {
+    "torch": ({}, (TRUTH.format("precision") + MEASURED, RECIPES.format("optimizers")), {}),
+    "ddp": ({}, (_ENGINES, RECIPES.format("DDP")), {}),
+    "fsdp2": (PLAIN | {"gradient_checkpointing_kwargs.use_reentrant": (False,)},
+              (TRUTH.format("fsdp2") + "::test_a_job_needs_what_is_predicted", RECIPES.format("Engines: FSDP2")),
+              {"quantization": "is given, which is not predicted with engine fsdp2, nor measured: leave one of them "
+                               "out",
+               "gradient_checkpointing_kwargs.use_reentrant": "has use_reentrant true, which is not modelled yet with "
+                                                              "engine fsdp2: make it false"}),
+    "zero0": (BF16, (_ENGINES, RECIPES.format("Engines: DeepSpeed ZeRO stage 0")), {}),
+    "zero1": ({}, (_ENGINES, RECIPES.format("ZeRO-1")), {}),
+    "zero2": ({}, (TRUTH.format("precision") + MEASURED, TRUTH.format("lora") + MEASURED), {}),
+    "zero3": ({}, (TRUTH.format("zero3") + "::test_a_job_needs_what_is_predicted", RECIPES.format("ZeRO-3")), {}),
+}
+"""Name of an engine -> values that it was compared with, evidence, and sentences of its own, as :class:`Line` has."""
+
+FEATURES: dict[str, Line] = {
+    "quantization": Line(
+        lambda k: k["quantization"] is not None,
+        {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
+         "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
+         "padding": ("none", "right", "packed"), "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
+         "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))},
+        (TRUTH.format("quantization") + MEASURED,
+         TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted",
+         RECIPES.format("QLoRA under DDP, ZeRO-1 and ZeRO-2"))),
+    "a model from code": Line(
+        lambda k: code_names.is_named(k["model"]),
+        {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
+         "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
+         "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
+         "tensor_parallel_size": (1,)},
+        (TRUTH.format("code_models") + MEASURED,)),
+    "offload": Line(
+        lambda k: k["offload"], BF16,
+        (TRUTH.format("offload") + "::test_a_job_needs_what_is_predicted",
+         RECIPES.format("Engines: optimizer and parameter offload to CPU"))),
+    "gradient_checkpointing_kwargs offload": Line(
+        lambda k: k["gradient_checkpointing"] and k["gradient_checkpointing_kwargs"].get("offload"),
+        BF16 | {"engine": ("torch", "ddp", "deepspeed"), "use_liger_kernel": (False,)},
+        (TRUTH.format("checkpointing") + MEASURED, RECIPES.format("activation offload"))),
+    "use_liger_kernel": Line(
+        lambda k: k["use_liger_kernel"], BF16 | {"offload": (None,)}, (TRUTH.format("liger") + MEASURED,)),
+    "flash_attention_2": Line(
+        lambda k: k["attn_implementation"] == "flash_attention_2", BF16 | {"offload": (None,)},
+        (TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted",)),
+    "tensor_parallel_size": Line(
+        lambda k: k["tensor_parallel_size"] > 1,
+        {"engine": ("torch", "ddp", "deepspeed"), "recipe": ("finetune", "pretrain", "full"),
+         "mixed_precision": ("none", "bf16"), "optim": ("adamw_torch_fused", "adamw_torch", "adamw_torch_forloop"),
+         "attn_implementation": ("sdpa", "eager"), "use_liger_kernel": (False,)},
+        (TRUTH.format("tensor_parallel") + "::test_every_moment_needs_what_is_predicted",
+         "profiles/pages/tensor_parallel.md#Other settings")),
+    "tensor_parallel_size and engine ddp": Line(
+        lambda k: k["tensor_parallel_size"] > 1 and k["engine"] == "ddp",
+        {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)},
+        (TRUTH.format("tensor_parallel") + "::test_every_moment_needs_what_is_predicted",
+         "profiles/pages/tensor_parallel.md#DP x TP 2 x 4")),
+    "tensor_parallel_size and engine deepspeed": Line(
+        _autotp, {"zero_stage": (0, 1, 2), "offload": (None,), "mixed_precision": ("none",)},
+        (TRUTH.format("autotp") + "::test_every_moment_needs_what_is_predicted",
+         "profiles/pages/tensor_parallel.md#AutoTP, DP x TP 2 x 4")),
+    "mode inference": Line(
+        lambda k: k["mode"] == "inference", {"attn_implementation": ("sdpa", "eager"), "video_frames": (None,)},
+        (TRUTH.format("inference") + MEASURED, "profiles/pages/inference.md#other GPUs and kernels"),
+        {"attn_implementation": "is flash_attention_2, which is not predicted with mode inference: use sdpa"}),
+    "mode inference and quantization": Line(
+        lambda k: k["mode"] == "inference" and k["quantization"] is not None,
+        {"dtype": ("bf16", "fp16"), "gpu_memory_utilization": (None,)},
+        (TRUTH.format("inference") + MEASURED, "profiles/pages/inference.md#weights of 4 bits")),
+    "a conversation": Line(
+        lambda k: k["conversation"] is not None, {"cache_implementation": ("dynamic",)},
+        (TRUTH.format("inference") + MEASURED, "profiles/pages/inference.md#a conversation"),
+        {"cache_implementation": "is {}, which is not predicted for a conversation yet: use dynamic"}),
+    "per_device_eval_batch_size": Line(
+        lambda k: k["mode"] == "training" and k["per_device_eval_batch_size"] is not None,
+        {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")},
+        (TRUTH.format("evaluation") + MEASURED, RECIPES.format("evaluation"))),
+    "sharded parameters": Line(
+        lambda k: not getattr(ENGINES.get(name_of(k["engine"], k["zero_stage"])), "whole", True),
+        {"per_device_eval_batch_size": (None,)},
+        (TRUTH.format("evaluation") + "::test_the_evaluation_of_sharded_parameters_is_refused",),
+        {"per_device_eval_batch_size": "is given, but the evaluation of sharded parameters is not modelled: leave it "
+                                       "out"}),
 } | {
     f"zero_stage {name.removeprefix('zero')}" if entry.chosen_by else f"engine {name}":
-        (lambda w, name=name: name_of(w.engine, w.zero_stage) == name, entry.compared)
+        Line(_engine(name), *OF_ENGINES.get(name, (PLAIN, ())))
     for name, entry in ENGINES.items()
+} | {
+    "quantization and adapters": Line(
+        lambda k: k["quantization"] is not None and k["lora"] is not None, {"lora.use_dora": (False,)},
+        (TRUTH.format("quantization") + MEASURED, RECIPES.format("adapters")),
+        {"lora.use_dora": "lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn"}),
 }
-"""Name -> whether a workload has it, and the values that other keys may have then, by key."""
+"""Name of a feature, as messages have it -> its line."""
+SAMPLES = Line(lambda k: True, {"padding": ("none", "right"), "quantization": (None,)},
+               ("tests/predictor/answer/test_dataset.py",))
+"""Of a dataset's samples, which are no key of a workload."""
+MODEL_TYPES: dict[str, Line] = {
+    "use_liger_kernel": Line(
+        lambda k: k["use_liger_kernel"], {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")},
+        (TRUTH.format("liger") + "::test_a_measured_language_model_is_predicted",)),
+    "padding packed": Line(
+        lambda k: k["padding"] == "packed",
+        {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "qwen2_audio")},
+        (TRUTH.format("attention") + "::test_a_packed_job_is_predicted", RECIPES.format("Attention: packed batches"))),
+}
+"""What takes another path in each architecture -> the ``model_type`` of models that it was compared with."""
 
 
-def goes_with(feature: str, keys: Mapping[str, Any]) -> bool:
+def goes_with(feature: str, keys: Keys) -> bool:
     """Whether a feature of the table was compared with these keys of a workload; those that are not there count not."""
-    return all(keys[name] in seen for name, seen in FEATURES[feature][1].items() if name in keys)
+    return all(value(keys, name) in seen for name, seen in FEATURES[feature].seen.items()
+               if name.partition(".")[0] in keys)
 
 
 def check(workload: Workload) -> None:
@@ -61,11 +193,23 @@ def check(workload: Workload) -> None:
     Raises:
         InputError: two keys that do not go together yet.
     """
-    recomputes = workload.gradient_checkpointing
-    for feature, (has, compared) in FEATURES.items():
-        for name, seen in compared.items() if has(workload) else ():
-            if getattr(workload, name) not in seen and (recomputes or not name.startswith("gradient_checkpointing")):
-                value = thaw(getattr(workload, name))
-                said = name if len(str(value)) > 80 else f"{name} {show(value, 80)}"
-                raise InputError(f"{said}: not predicted with {feature} yet: leave one of them out, or use peakcast "
-                                 "learn")
+    keys = vars(workload)
+    for feature, line in FEATURES.items():
+        for name in line.unseen(keys):
+            plain = thaw(value(keys, name))
+            said = name if len(str(plain)) > 80 else f"{name} {show(plain, 80)}"
+            raise InputError(line.says.get(name) or f"{said}: not predicted with {feature} yet: leave one of them out, "
+                             "or use peakcast learn")
+
+
+def check_model_type(workload: Workload, model_type: str) -> None:
+    """Refuses what was not compared in an architecture.
+
+    Raises:
+        InputError: a key that takes another path in it.
+    """
+    keys = {**vars(workload), "model_type": model_type}
+    for feature, line in MODEL_TYPES.items():
+        for _ in line.unseen(keys):
+            raise InputError(f"{feature}: not predicted for model_type {model_type} yet: leave it out, or use peakcast "
+                             "learn")

@@ -9,11 +9,11 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.suggest import show
 from predictor.common.values import Invalid
-from predictor.workload import deepspeed_settings, modes, optimizers
+from predictor.workload import compared, deepspeed_settings, modes, optimizers
 from predictor.workload.case import Case
 from predictor.workload.deepspeed_keys import REFUSED_IN_STAGE_3
 from predictor.workload.deepspeed_releases import AUTOTP_SINCE, OTHER_DTYPES_SINCE, SINCE, release
-from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
 
@@ -180,6 +180,22 @@ def _without_norm(case: Case) -> bool:
     return case["engine"] == "deepspeed" and case.config.get("zero_optimization.compute_grad_norm") is False
 
 
+def _uncompared(feature: str, name: str, *others: str) -> Contradiction:
+    """A line of the table of what was compared that is looked at here, because of its own message."""
+    line = compared.FEATURES[feature]
+    return Contradiction((name.partition(".")[0], *others), lambda c: name in line.unseen(c.values),
+                         lambda c, _: line.says[name].format(show(compared.value(c.values, name))))
+
+
+NOT_COMPARED = {
+    "a conversation": _uncompared("a conversation", "cache_implementation", "conversation"),
+    "mode inference": _uncompared("mode inference", "attn_implementation", "mode"),
+    "engine fsdp2": _uncompared("engine fsdp2", "quantization", "engine"),
+    "engine fsdp2 with reentrant checkpoints": _uncompared(
+        "engine fsdp2", "gradient_checkpointing_kwargs.use_reentrant", "engine"),
+    "sharded parameters": _uncompared("sharded parameters", "per_device_eval_batch_size", "engine"),
+}
+"""What does not contradict, but was not compared (``predictor.workload.compared``), and is refused among these."""
 IN_A_DEEPSPEED_CONFIG = (
     Contradiction(("deepspeed",), lambda c: c.unreadable, "cannot be read", IN_FILE),
     Contradiction(("bf16.enabled", "fp16.enabled"),
@@ -215,16 +231,11 @@ CONTRADICTIONS = (
                   lambda c: _first(key for key in modes.ANSWERED_BY_TURNS if key in c.asked)
                   if c["conversation"] is not None else None,
                   "is given, but so is conversation, whose turns say that: leave one of them out"),
-    Contradiction(("cache_implementation", "conversation"),
-                  lambda c: c["conversation"] is not None and c["cache_implementation"] != "dynamic",
-                  lambda c, _: f"is {show(c['cache_implementation'])}, which is not predicted for a conversation yet: "
-                               "use dynamic"),
+    NOT_COMPARED["a conversation"],
     Contradiction(("max_cache_len", "cache_implementation"),
                   lambda c: c["max_cache_len"] is not None and c["cache_implementation"] != "static",
                   "is given, but only a static cache has a length of its own: add cache_implementation static"),
-    Contradiction(("attn_implementation", "mode"),
-                  lambda c: c["mode"] == "inference" and c["attn_implementation"] == "flash_attention_2",
-                  "is flash_attention_2, which is not predicted with mode inference: use sdpa"),
+    NOT_COMPARED["mode inference"],
     Contradiction(("block_size", "gpu_memory_utilization"),
                   lambda c: c["block_size"] is not None and c["gpu_memory_utilization"] is None,
                   "is of paged serving: add gpu_memory_utilization"),
@@ -252,12 +263,8 @@ CONTRADICTIONS = (
       for name, entry in ENGINES.items() for key in entry.settings),
     Contradiction(("ddp",), lambda c: bool(c["ddp"]) and c["ddp"]["bucket_cap_mb"] == 0,
                   "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25"),
-    Contradiction(("quantization", "engine"), lambda c: bool(c["fsdp"] and c["quantization"]),
-                  "is given, which is not predicted with engine fsdp2, nor measured: leave one of them out"),
-    Contradiction(("gradient_checkpointing_kwargs", "engine"),
-                  lambda c: bool(c["fsdp"]) and c["gradient_checkpointing"]
-                  and c["gradient_checkpointing_kwargs"]["use_reentrant"],
-                  "has use_reentrant true, which is not modelled yet with engine fsdp2: make it false"),
+    NOT_COMPARED["engine fsdp2"],
+    NOT_COMPARED["engine fsdp2 with reentrant checkpoints"],
     Contradiction(("versions", "engine"), lambda c: bool(c["fsdp"]) and release(c["versions"]["torch"]) < OLDEST_FSDP2,
                   lambda c, _: f"names torch {c['versions']['torch']}: FSDP2 is predicted for "
                                f"{_dotted(OLDEST_FSDP2[:2])} and later"),
@@ -320,10 +327,7 @@ CONTRADICTIONS = (
                   lambda c: c.offloads_states and bool(optimizers.OPTIMIZERS[c["optim"]].arguments.get("is_paged")),
                   lambda c, _: f"is {c['optim']}, but what is offloaded is not paged: use one that is not"),
     Contradiction(("optim", "engine", "dtype"), _refused_optimizer, lambda c, why: f"is {c['optim']}: {why}"),
-    Contradiction(("per_device_eval_batch_size", "engine"),
-                  lambda c: bool(c["per_device_eval_batch_size"])
-                  and not ENGINES[name_of(c["engine"], c["zero_stage"])].whole,
-                  "is given, but the evaluation of sharded parameters is not modelled: leave it out"),
+    NOT_COMPARED["sharded parameters"],
     # layers of 4 or 8 bits
     Contradiction(("quantization", "mode"),
                   lambda c: c["mode"] == "inference" and "prepare" in (c["quantization"] or ()),
@@ -382,3 +386,5 @@ CONTRADICTIONS = (
                   f"tensor_parallel_size with DeepSpeed (AutoTP) is predicted for DeepSpeed {_dotted(AUTOTP_SINCE)} "
                   "and later", "versions"),
 )
+CONTRADICTING = tuple(line for line in CONTRADICTIONS if line not in NOT_COMPARED.values())
+"""The lines that no comparison could take away."""

@@ -1,6 +1,6 @@
-"""The engines of a workload, one line each: what each goes with, and the settings that are its alone.
+"""The engines of a workload, one line each: what each is for, and the settings that are its alone.
 
-What runs each is in ``predictor.engine.engines``.
+What runs each is in ``predictor.engine.engines``, what each was compared with in ``predictor.workload.compared``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,6 @@ from typing import Any
 
 from predictor.workload import fsdp_keys
 
-BF16: Mapping[str, tuple] = {"dtype": ("bf16",), "mixed_precision": ("none",)}
-PLAIN: Mapping[str, tuple] = BF16 | {
-    "quantization": (None,), "offload": (None,), "use_liger_kernel": (False,), "padding": ("none", "right"),
-    "attn_implementation": ("sdpa", "eager"), "per_device_eval_batch_size": (None,)}
-"""What an engine is compared with first."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -24,7 +18,6 @@ class Entry:
 
     Attributes:
         chosen_by: what ``engine`` of a workload says, where that is not its name here: DeepSpeed's stages.
-        compared: values of other keys that it was compared with on a GPU, real or emulated: others are refused.
         settings: the key of a workload that is its alone, with the defaults of what that holds.
         several: whether it is for more than one GPU.
         whole: whether every GPU holds what does not train whole; only such engines evaluate.
@@ -32,7 +25,6 @@ class Entry:
     """
 
     chosen_by: str | None = None
-    compared: Mapping[str, tuple] = field(default_factory=lambda: PLAIN)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     several: bool = True
     whole: bool = True
@@ -53,13 +45,13 @@ _AUTOCAST = ("accelerate's mixed_precision runs the forward under autocast besid
              "only what fully_shard casts (param_dtype) is predicted")
 
 ENGINES: dict[str, Entry] = {
-    "torch": Entry(compared={}, several=False),
-    "ddp": Entry(compared={}, settings={"ddp": DDP_DEFAULTS}, notes=(_STASHED,)),
+    "torch": Entry(several=False),
+    "ddp": Entry(settings={"ddp": DDP_DEFAULTS}, notes=(_STASHED,)),
     "fsdp2": Entry(settings={"fsdp": fsdp_keys.DEFAULTS}, whole=False, notes=(_AUTOCAST,)),
-    "zero0": Entry("deepspeed", BF16),
-    "zero1": Entry("deepspeed", {}),
-    "zero2": Entry("deepspeed", {}),
-    "zero3": Entry("deepspeed", {}, whole=False),
+    "zero0": Entry("deepspeed"),
+    "zero1": Entry("deepspeed"),
+    "zero2": Entry("deepspeed"),
+    "zero3": Entry("deepspeed", whole=False),
 }
 """Name, as :func:`name_of` gives it, -> engine."""
 

@@ -17,12 +17,6 @@ SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merge
 """The projectors of transformers' models, which train beside adapters, and the head."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float32": "fp32"}
 _FP16 = dict.fromkeys(("fp16", "float16", "torch.float16"), "use bf16")
-COMPARED = {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
-            "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
-            "padding": ("none", "right", "packed"), "use_liger_kernel": (False,),
-            "gradient_checkpointing_modules": ((),),
-            "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))}
-"""Values of keys that were compared with runs of layers of few bits; others are not predicted."""
 FOUR_BITS = FrozenMap({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False,
                        "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": None})
 EIGHT_BITS = FrozenMap({"load_in_8bit": True, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None})

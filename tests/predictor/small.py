@@ -29,7 +29,7 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
         model = LlavaForConditionalGeneration._from_config(config, dtype=torch.bfloat16,
                                                            attn_implementation=attn_implementation)
     model.train()
-    select(model, recipe=recipe, trainable=(), frozen=())
+    select(model, recipe)
     return model
 
 

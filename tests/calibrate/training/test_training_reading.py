@@ -46,7 +46,7 @@ def test_whatever_trains_the_keys_select_exactly_that(llava, modules):
     keys = {"trainable": (), "frozen": ()} | model_keys.recipe_keys(trains, adapted=False)
     for parameter in llava.parameters():
         parameter.requires_grad_(True)
-    parser.select(llava, **keys)
+    parser.select(llava, keys.pop("recipe"), parser.Patterns(**keys))
     assert {name: parameter.requires_grad for name, parameter in llava.named_parameters()} == trains
 
 

@@ -192,7 +192,7 @@ def test_a_shared_weight_stays_shared_when_the_model_moves():
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
 
 
-@pytest.mark.parametrize("changes, stem", [({}, False), ({"trainable": ("stem",)}, True), ({"recipe": "full"}, True)],
+@pytest.mark.parametrize("changes, stem", [({}, False), ({"patterns": parser.Patterns(trainable=("stem",))}, True), ({"recipe": "full"}, True)],
                          ids=["as-it-left-it", "pattern", "full"])
 def test_the_function_says_what_trains(changes, stem):
     config = code_models.at(models.find(f"{OWN}:pictures"), Shape(2, 0, 2))

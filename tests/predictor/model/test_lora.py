@@ -33,7 +33,7 @@ def facts(**keys):
     """Parameters of a small model with adapters, by name."""
     asked = ask(**{"lora": {}} | keys)
     model = parser.build(ModelConfig("small", small_config()), attn_implementation="sdpa", recipe="lora",
-                         trainable=asked.trainable, frozen=asked.frozen, lora=lora.adapters(asked))
+                         patterns=parser.Patterns(asked.trainable, asked.frozen), lora=lora.adapters(asked))
     return {p.name: p for p in facts_of(model).parameters}
 
 

@@ -45,7 +45,7 @@ def ask(wanted=LANGUAGE_ONLY, **keys) -> Workload:
 
 def model_of(asked: Workload, **text):
     return parser.build(ModelConfig("small", small_config(**text)), attn_implementation="sdpa", recipe="lora",
-                        trainable=asked.trainable, frozen=asked.frozen, lora=adapters(asked),
+                        patterns=parser.Patterns(asked.trainable, asked.frozen), lora=adapters(asked),
                         quantization=quantization.quantized(asked))
 
 

@@ -1,0 +1,90 @@
+"""Which features were compared with which engines, precisions and recipes: a matrix made from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from predictor.workload import compared, contradictions
+from predictor.workload.given_keys import GivenKeys
+from predictor.workload.key_problem import KeyProblem
+
+YES, NOT_YET, NEVER = "yes", "not yet", "–"
+"""What a cell says: predicted; refused, as it was not compared; two keys that contradict each other."""
+_BASE = {"model": "llava-1.5-7b", "sequence_length": 1024}
+_FEW_BITS = {"recipe": "lora", "quantization": {"load_in_4bit": True}}
+_TURNS = [{"tokens": 600, "new_tokens": 64}]
+_TWO = {"data_parallel_size": 2}
+_OF_ENGINES = ("engine", "zero_stage", "data_parallel_size")
+
+ROWS: dict[str, Mapping[str, Any]] = {
+    "no feature": {},
+    "padding packed": {"padding": "packed"},
+    "attn_implementation eager": {"attn_implementation": "eager"},
+    "attn_implementation flash_attention_2": {"attn_implementation": "flash_attention_2"},
+    "gradient_checkpointing_kwargs use_reentrant": {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    "gradient_checkpointing_kwargs every_n_layers": {"gradient_checkpointing_kwargs": {"every_n_layers": 2}},
+    "gradient_checkpointing_kwargs offload": {"gradient_checkpointing_kwargs": {"offload": True}},
+    "use_liger_kernel": {"use_liger_kernel": True},
+    "quantization": _FEW_BITS,
+    "quantization and lora use_dora": _FEW_BITS | {"lora": {"use_dora": True}},
+    "offload optimizer": {"offload": "optimizer", "zero_stage": 2} | _TWO,
+    "offload all": {"offload": "all", "zero_stage": 3} | _TWO,
+    "tensor_parallel_size": {"tensor_parallel_size": 2},
+    "per_device_eval_batch_size": {"per_device_eval_batch_size": 8},
+    "a model from code": {"model": "model.py:make", "gradient_checkpointing": False},
+    "mode inference": {"mode": "inference"},
+    "mode inference and quantization": {"mode": "inference", "quantization": {"load_in_4bit": True}},
+    "a conversation": {"mode": "inference", "conversation": _TURNS, "sequence_length": None},
+}
+"""Feature -> keys that ask for it."""
+COLUMNS: dict[str, dict[str, Mapping[str, Any]]] = {
+    "Engines": {"torch": {"zero_stage": None, "data_parallel_size": None}}
+    | {name: {"engine": name, "zero_stage": None} | _TWO for name in ("ddp", "fsdp2")}
+    | {f"zero_stage {stage}": {"zero_stage": stage} | _TWO for stage in range(4)},
+    "Precisions": {f"dtype {dtype}": {"dtype": dtype} for dtype in ("bf16", "fp16", "fp32")}
+    | {f"mixed_precision {dtype}": {"mixed_precision": dtype} for dtype in ("bf16", "fp16")},
+    "Recipes": {recipe: {"recipe": recipe} for recipe in ("finetune", "pretrain", "full", "lora")},
+    "Batches": {f"padding {padding}": {"padding": padding} for padding in ("right", "packed")}
+    | {"per_device_eval_batch_size": {"per_device_eval_batch_size": 8}},
+}
+"""Heading -> column -> keys that ask for it; those of engines replace a row's."""
+
+
+def cell(row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
+    """Whether a feature was compared with what a column stands for."""
+    if any(row.get(key, asked) != asked for key, asked in column.items() if key not in _OF_ENGINES):
+        return NEVER
+    case = GivenKeys.read(_BASE | {**row, **column}).completed()
+    try:
+        contradictions.check(case, contradictions.CONTRADICTING)
+    except KeyProblem:
+        return NEVER
+    return NOT_YET if any(True for line in compared.FEATURES.values() for _ in line.unseen(case.values)) else YES
+
+
+def page() -> str:
+    """All of it as Markdown."""
+    text = ["""# What is predicted together
+
+`yes`: the two are predicted together. `not yet`: they are refused, as they were not compared with a run on a GPU, real
+or emulated. `–`: they contradict each other. A third feature may be refused beside two that are predicted. Made by
+`python scripts/build_support_matrix.py` from the tables that predictions use, `predictor/workload/compared.py` and
+`predictor/workload/contradictions.py`."""]
+    for heading, columns in COLUMNS.items():
+        text += ["", f"## {heading}", "", f"| feature | {' | '.join(columns)} |",
+                 f"| --- |{' :---: |' * len(columns)}"]
+        text += [f"| {name} | {' | '.join(cell(row, column) for column in columns.values())} |"
+                 for name, row in ROWS.items()]
+    text += ["", "## Models", "", "| feature | `model_type` | compared by |", "| --- | --- | --- |"]
+    text += [f"| {name} | {', '.join(line.seen['model_type'])} | {_evidence(line)} |"
+             for name, line in compared.MODEL_TYPES.items()]
+    text += ["", "## Compared by", "", "| feature | refused beside some values of | compared by |",
+             "| --- | --- | --- |"]
+    text += [f"| {name} | {', '.join(line.seen) or 'nothing'} | {_evidence(line)} |"
+             for name, line in compared.FEATURES.items()]
+    return "\n".join(text) + "\n"
+
+
+def _evidence(line: compared.Line) -> str:
+    return "; ".join(f"`{pointer}`" for pointer in line.evidence)
