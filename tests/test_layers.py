@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,3 +80,16 @@ def test_a_module_that_is_named_in_text_is_there_and_lies_below(path):
 def test_the_linter_finds_nothing():
     done = subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", str(ROOT)], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("package", (*PACKAGES, "scripts", "tests"))
+def test_no_function_has_more_than_60_lines(package):
+    functions = [(path, node) for path in sources(package) for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    assert not [f"{path}:{node.lineno} {node.name}" for path, node in functions if node.end_lineno - node.lineno >= 60]
+
+
+def test_no_line_asks_the_linter_to_overlook_size():
+    """A function that is too long, too branched or too wide is split, not excused."""
+    for path in sources(*PACKAGES, "scripts", "tests"):
+        assert not re.search(r"noqa: *[^#\n]*\b(C901|PLR\d)", path.read_text()), path

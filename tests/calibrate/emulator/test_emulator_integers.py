@@ -91,85 +91,86 @@ def test_the_emulated_gpu_answers_as_the_cpu_does(answers, name):
     assert on_cuda == on_cpu
 
 
+READINGS = """
+import ctypes, gc
+from torch.utils.checkpoint import checkpoint
+from calibrate.emulator.twins import install
+twins = install().twins
+facts = {}
+
+noise = torch.randn(100, device="cuda")
+facts["unknown"] = [(noise > 0).sum().item(), list(noise[noise > 0].shape), noise.argmax().item()]
+facts["unknown_unique"] = torch.unique(noise > 0).numel()
+known = torch.arange(100, device="cuda")
+known[:3] = (noise > 0).sum()
+facts["spoilt"] = known.sum().item()
+known.zero_().add_(1)
+facts["known_again"] = known.sum().item()
+
+pixels = torch.ones(20, 30).to("cuda")
+weights = torch.nn.Linear(20, 30).to("cuda").weight
+facts["written_floats"] = [(pixels == 1).sum().item(), (pixels.add_(torch.randn(30, device="cuda")) == 1).sum().item(), (weights != 0).sum().item()]
+
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+    @staticmethod
+    def backward(ctx, gradient):
+        facts.setdefault("gradient", []).append(gradient.item())
+        return gradient.expand(100)
+x = torch.zeros(100, device="cuda", requires_grad=True)
+Loss.apply(x).backward()
+(Loss.apply(x) / 4).backward()
+
+experts = torch.randn(2048, 8, device="cuda").topk(2).indices
+counts = torch.bincount(experts.flatten(), minlength=8).tolist()
+facts["experts"] = [min(counts) > 400, sum(counts)]
+
+torch.manual_seed(1)
+expected = torch.randint(0, 9, (4,)).tolist()
+torch.manual_seed(1)
+drawn = torch.randint(5, 9, (1000,), device="cuda")
+facts["random"] = [drawn.min().item() >= 5, drawn.max().item() < 9, sorted(torch.randperm(4, device="cuda").tolist())]
+facts["users_generator_untouched"] = torch.randint(0, 9, (4,)).tolist() == expected
+
+del known, drawn
+gc.collect()
+facts["left"] = len(twins)
+
+# 3 rows of 4 are selected: in forward, in recomputation and in backward
+mask = torch.tensor([True, False, True, True], device="cuda")
+sizes = []
+def select(x):
+    sizes.append(x[mask].shape[0])
+    return x[mask] * 2
+for reentrant in (False, True):
+    x = torch.zeros(4, 2**20, device="cuda", requires_grad=True)
+    result = checkpoint(select, x, use_reentrant=reentrant)
+    result.sum().backward()
+facts["recomputed"] = sizes
+x = torch.zeros(4, 2**20, device="cuda", requires_grad=True)
+y = x[mask]
+torch.cuda.reset_peak_memory_stats()
+before = torch.cuda.memory_allocated()
+y.sum().backward()
+facts["backward_bytes"] = torch.cuda.max_memory_allocated() - before
+
+emulator = ctypes.CDLL(None)
+emulator.peakcast_blind_reads.restype = ctypes.c_ulong
+before = emulator.peakcast_blind_reads()
+weight = torch.zeros(100, 64, device="cuda", requires_grad=True)
+ids = torch.arange(5000, device="cuda") % 100
+torch.nn.functional.embedding(ids, weight).sum().backward()
+ids.topk(3), ids.kthvalue(2), ids.scatter(0, ids, ids), ids.median(), torch.searchsorted(ids.sort()[0], ids)
+facts["blind"] = emulator.peakcast_blind_reads() - before
+answer(facts)
+"""
+
+
 @pytest.fixture(scope="module")
 def facts() -> dict:
-    return run_job(
-        """
-        import ctypes, gc
-        from torch.utils.checkpoint import checkpoint
-        from calibrate.emulator.twins import install
-        twins = install().twins
-        facts = {}
-
-        noise = torch.randn(100, device="cuda")
-        facts["unknown"] = [(noise > 0).sum().item(), list(noise[noise > 0].shape), noise.argmax().item()]
-        facts["unknown_unique"] = torch.unique(noise > 0).numel()
-        known = torch.arange(100, device="cuda")
-        known[:3] = (noise > 0).sum()
-        facts["spoilt"] = known.sum().item()
-        known.zero_().add_(1)
-        facts["known_again"] = known.sum().item()
-
-        pixels = torch.ones(20, 30).to("cuda")
-        weights = torch.nn.Linear(20, 30).to("cuda").weight
-        facts["written_floats"] = [(pixels == 1).sum().item(), (pixels.add_(torch.randn(30, device="cuda")) == 1).sum().item(), (weights != 0).sum().item()]
-
-        class Loss(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.sum()
-            @staticmethod
-            def backward(ctx, gradient):
-                facts.setdefault("gradient", []).append(gradient.item())
-                return gradient.expand(100)
-        x = torch.zeros(100, device="cuda", requires_grad=True)
-        Loss.apply(x).backward()
-        (Loss.apply(x) / 4).backward()
-
-        experts = torch.randn(2048, 8, device="cuda").topk(2).indices
-        counts = torch.bincount(experts.flatten(), minlength=8).tolist()
-        facts["experts"] = [min(counts) > 400, sum(counts)]
-
-        torch.manual_seed(1)
-        expected = torch.randint(0, 9, (4,)).tolist()
-        torch.manual_seed(1)
-        drawn = torch.randint(5, 9, (1000,), device="cuda")
-        facts["random"] = [drawn.min().item() >= 5, drawn.max().item() < 9, sorted(torch.randperm(4, device="cuda").tolist())]
-        facts["users_generator_untouched"] = torch.randint(0, 9, (4,)).tolist() == expected
-
-        del known, drawn
-        gc.collect()
-        facts["left"] = len(twins)
-
-        # 3 rows of 4 are selected: in forward, in recomputation and in backward
-        mask = torch.tensor([True, False, True, True], device="cuda")
-        sizes = []
-        def select(x):
-            sizes.append(x[mask].shape[0])
-            return x[mask] * 2
-        for reentrant in (False, True):
-            x = torch.zeros(4, 2**20, device="cuda", requires_grad=True)
-            result = checkpoint(select, x, use_reentrant=reentrant)
-            result.sum().backward()
-        facts["recomputed"] = sizes
-        x = torch.zeros(4, 2**20, device="cuda", requires_grad=True)
-        y = x[mask]
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        y.sum().backward()
-        facts["backward_bytes"] = torch.cuda.max_memory_allocated() - before
-
-        emulator = ctypes.CDLL(None)
-        emulator.peakcast_blind_reads.restype = ctypes.c_ulong
-        before = emulator.peakcast_blind_reads()
-        weight = torch.zeros(100, 64, device="cuda", requires_grad=True)
-        ids = torch.arange(5000, device="cuda") % 100
-        torch.nn.functional.embedding(ids, weight).sum().backward()
-        ids.topk(3), ids.kthvalue(2), ids.scatter(0, ids, ids), ids.median(), torch.searchsorted(ids.sort()[0], ids)
-        facts["blind"] = emulator.peakcast_blind_reads() - before
-        answer(facts)
-        """
-    )
+    return run_job(READINGS)
 
 
 def test_what_follows_from_floats_reads_back_as_zero(facts):
