@@ -16,6 +16,7 @@ from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.streams import say
 from predictor.common.suggest import show
+from predictor.report.console import WIDTH, console
 
 if TYPE_CHECKING:
     from calibrate.campaign.design import Job
@@ -178,8 +179,8 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
     if not known.issuperset(job.id for job in shown):
         same.check_here(store.rows, here.look(where), where, store.path)
         store.begin()
-    console = output.console(sys.stderr, width=None if sys.stderr.isatty() else output.WIDTH)
-    plan(console, shown, workers, known)
+    terminal = console(sys.stderr, width=None if sys.stderr.isatty() else WIDTH)
+    plan(terminal, shown, workers, known)
     row_of = partial(one.row_of, where=where)
     with Progress(shown, workers, known) as progress:
         try:

@@ -96,8 +96,8 @@ def answer(question: Question) -> Answer:
     from calibrate.measure import predicted
     from calibrate.training import advice
     from predictor.answer.predict import predict
-    from predictor.commands.output import WIDTH, console
     from predictor.report import table, verdict
+    from predictor.report.console import WIDTH, console
 
     own = Workload.from_mapping(dict(question.workload))
     asked = own.replace(rank="worst") if question.worst else own

@@ -9,14 +9,12 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.printable import printable
 from predictor.common.suggest import named
-
-WIDTH = 100  # columns of a report that does not go to a terminal
+from predictor.report.console import WIDTH, console
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -81,25 +79,6 @@ def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Ca
         if not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a mark shows "?"
         report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
-
-
-def console(stream: TextIO, width: int | None) -> Any:
-    """A rich console that prints text as it is: no markup, no guesses at what to colour.
-
-    What in a string would steer a terminal is shown instead, a break of the line too: a line is a call, and ours inside
-    a table's cell are in a rich Text.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    class Plain(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # rich would exit by itself; main() decides that
-
-        def render_str(self, text: str, **how: Any) -> Text:  # all strings come by here, those of tables too
-            return super().render_str(printable(text), **how)
-
-    return Plain(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
 def _emit(path: str | None, text: str) -> None:

@@ -42,7 +42,7 @@ class Ddp(AlikeRanks):
         tensors = setup.facts.parameters
         _refuse_unused(micro, tensors)
         self.takes_gradients = setup.ddp["gradient_as_bucket_view"]
-        _check_sharded(tensors, self.takes_gradients)
+        _check_sharded(tensors)
         self._accumulates = setup.micro_steps > 1
         self._trainable = [tensor for tensor in tensors if tensor.trainable]
         self._model_buffers = [tensor for tensor in tensors if tensor.buffer]
@@ -156,7 +156,7 @@ def _refuse_unused(micro: MicroStep, tensors: Sequence[Parameter]) -> None:
                          "would make, which is not modelled yet")
 
 
-def _check_sharded(tensors: Sequence[Parameter], takes_gradients: bool) -> None:
+def _check_sharded(tensors: Sequence[Parameter]) -> None:
     """DDP makes plain parameters of what tensor parallelism sharded, all of which train, module by module: of one that
     two modules share the second stays a DTensor (torch/distributed/tensor/parallel/ddp.py, ``_localize_dtensor``)."""
     sharded = [tensor for tensor in tensors if tensor.sharded]
@@ -168,6 +168,3 @@ def _check_sharded(tensors: Sequence[Parameter], takes_gradients: bool) -> None:
     if shared:
         raise InputError(f"engine ddp with tensor_parallel_size: {shared} is tied to the head, and PyTorch stops at "
                          "sharded weights that two modules share: use engine torch")
-    if sharded and takes_gradients:
-        raise InputError("ddp gradient_as_bucket_view: not predicted with tensor_parallel_size yet: leave one of them "
-                         "out")

@@ -126,9 +126,11 @@ FEATURES: dict[str, Line] = {
          "profiles/pages/tensor_parallel.md#Other settings")),
     "tensor_parallel_size and engine ddp": Line(
         lambda k: k["tensor_parallel_size"] > 1 and k["engine"] == "ddp",
-        {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,)},
+        {"mixed_precision": ("none",), "per_device_eval_batch_size": (None,), "ddp.gradient_as_bucket_view": (False,)},
         (TRUTH.format("tensor_parallel") + "::test_every_moment_needs_what_is_predicted",
-         "profiles/pages/tensor_parallel.md#DP x TP 2 x 4")),
+         "profiles/pages/tensor_parallel.md#DP x TP 2 x 4"),
+        {"ddp.gradient_as_bucket_view": "ddp gradient_as_bucket_view: not predicted with tensor_parallel_size yet: "
+                                        "leave one of them out"}),
     "tensor_parallel_size and engine deepspeed": Line(
         _autotp, {"zero_stage": (0, 1, 2), "offload": (None,), "mixed_precision": ("none",)},
         (TRUTH.format("autotp") + "::test_every_moment_needs_what_is_predicted",

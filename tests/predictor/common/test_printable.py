@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from predictor.cli import main
-from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.printable import markup, printable
 from predictor.events.events import Factor
+from predictor.report.console import console
 from tests.predictor import samples
 
 HOSTILE = "to\x1b]0;title\x07we\x9b31mr\u202e\nFits: all is well"
@@ -105,5 +105,5 @@ def test_on_a_terminal_our_styles_are_all_that_steers(monkeypatch, text):
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = io.StringIO()
     stream.isatty = lambda: True
-    output.console(stream, width=80).print(text, style="bold")
+    console(stream, width=80).print(text, style="bold")
     assert stream.getvalue() == f"\x1b[1m{printable(text)}\x1b[0m\n"

@@ -12,7 +12,7 @@ PREDICT = """
 import os, subprocess, sys
 import predictor.answer.predict
 from predictor.cli import main
-from predictor.commands import output
+from predictor.report.console import console
 from tests.predictor import samples
 
 def predict(workload, **_):
@@ -23,7 +23,7 @@ predictor.answer.predict.predict = predict
 sys.exit(main(["predict", "m", "--sequence-length", "9", *sys.argv[1:]]))
 """
 SPEAKS = """print("tracing", file=sys.stderr, flush=True)
-    output.console(sys.stderr, width=None if sys.stderr.isatty() else 80).print("a plan")"""
+    console(sys.stderr, width=None if sys.stderr.isatty() else 80).print("a plan")"""
 DEAF = ["2>&-", "2>/dev/full"]
 
 

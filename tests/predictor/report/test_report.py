@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from predictor.answer.prediction import Bound, Candidate
-from predictor.commands.output import console
 from predictor.events.events import Factor, Moment
 from predictor.report import explain, table
+from predictor.report.console import console
 from predictor.report.formula import formula_text
 from predictor.report.layers import LayerRow, collapse
 from predictor.report.units import gib, share, size_text
