@@ -25,6 +25,7 @@ from rich.progress import track
 
 from calibrate.regression import files
 from predictor.common.errors import InputError
+from predictor.events.regimes import Amount, Regime, Rows
 from predictor.formula import store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
@@ -42,7 +43,8 @@ CHECKPOINTING = ("on", "off")
 BACKENDS = ("cudnn", "flash")
 PLANNED_ON = ("h100-80gb", "a100-80gb")
 """GPUs whose attention kernels are all that there are."""
-REGIMES = (("many", "many", "whole"), ("1", "1", "whole"), ("1", "many", "whole"))
+REGIMES = tuple(Regime(samples, images, Rows.WHOLE) for samples, images in (
+    (Amount.MANY, Amount.MANY), (Amount.ONE, Amount.ONE), (Amount.ONE, Amount.MANY)))
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:

@@ -51,7 +51,7 @@ def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
 
 def test_peaks_of_a_million_shapes(benchmark, formula):
     events = training_job.compose(formula, training_job.setup_of(JOB, formula), 0)
-    form = timeline.closed_form(events, at_least=regimes.lowest(("many", "many", "whole"), 576))
+    form = timeline.closed_form(events, at_least=regimes.lowest(regimes.Regime.parse(("many", "many", "whole")), 576))
     rng = np.random.default_rng(0)
     batch, sequence = rng.integers(2, 64, 1_000_000), rng.integers(577, 8192, 1_000_000)
     peaks = benchmark.pedantic(form.peaks, (batch, sequence, batch, H100), rounds=2)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -93,6 +94,14 @@ class Lifetime:
     later_by: int | None
 
 
+class Fate(NamedTuple):
+    """What became of an allocation, and its row on each side that has it."""
+
+    outcome: Outcome
+    recorded: int | None
+    predicted: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """Two sides, and which allocation of one is which of the other.
@@ -113,23 +122,23 @@ class Attribution:
         result[self.partner[matched]] = matched
         return result
 
-    def outcomes(self) -> Iterator[tuple[Outcome, int | None, int | None]]:
-        """Each allocation once: its outcome, recorded row and predicted row."""
+    def outcomes(self) -> Iterator[Fate]:
+        """Each allocation once."""
         for row, column in enumerate(self.partner.tolist()):
             if column == align.NOBODY:
-                yield Outcome.DEVICE_ONLY, row, None
+                yield Fate(Outcome.DEVICE_ONLY, row, None)
             else:
                 same = self.recorded.bytes[row] == self.predicted.bytes[column]
-                yield Outcome.MATCHED if same else Outcome.OTHER_SIZE, row, column
+                yield Fate(Outcome.MATCHED if same else Outcome.OTHER_SIZE, row, column)
         reached = self._reached
         for column in np.flatnonzero(self.recorder_of == align.NOBODY).tolist():
-            yield Outcome.NEVER_CAME if column < reached else Outcome.NOT_REACHED, None, column
+            yield Fate(Outcome.NEVER_CAME if column < reached else Outcome.NOT_REACHED, None, column)
 
     def count(self) -> dict[Outcome, int]:
         """How many allocations had each outcome."""
         result = dict.fromkeys(Outcome, 0)
-        for outcome, _, _ in self.outcomes():
-            result[outcome] += 1
+        for fate in self.outcomes():
+            result[fate.outcome] += 1
         return result
 
     def rows(self) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,14 @@ class Item:
         return self.predicted_bytes - self.measured_bytes
 
 
+class OfReason(NamedTuple):
+    """Buffers at the peak that have one reason, together."""
+
+    buffers: int
+    measured_bytes: int
+    predicted_bytes: int
+
+
 @dataclass(frozen=True)
 class AtPeak:
     """``predicted_bytes - measured_bytes`` is the sum of the items' differences and ``elsewhere_bytes``.
@@ -85,12 +94,13 @@ class AtPeak:
         """How much higher the predicted peak is elsewhere."""
         return self.predicted_bytes - self.predicted_there_bytes
 
-    def by_reason(self) -> dict[Why, tuple[int, int, int]]:
-        """For each reason: how many buffers, their measured bytes, their predicted bytes."""
-        result = dict.fromkeys(Why, (0, 0, 0)) | {Why.MATCHED: (self.matched, self.matched_bytes, self.matched_bytes)}
+    def by_reason(self) -> dict[Why, OfReason]:
+        """What has each reason."""
+        result = dict.fromkeys(Why, OfReason(0, 0, 0))
+        result[Why.MATCHED] = OfReason(self.matched, self.matched_bytes, self.matched_bytes)
         for item in self.items:
             count, measured, predicted = result[item.why]
-            result[item.why] = count + 1, measured + item.measured_bytes, predicted + item.predicted_bytes
+            result[item.why] = OfReason(count + 1, measured + item.measured_bytes, predicted + item.predicted_bytes)
         return result
 
 

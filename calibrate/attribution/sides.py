@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from predictor.common.errors import InputError
+from predictor.events import timeline
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.snapshot.records import Action, Metadata, Snapshot, Trace
 
@@ -89,33 +90,50 @@ class Side:
 
     def highest(self) -> dict[tuple[int, Moment], int]:
         """The most bytes alive in each moment of each step; what a moment finds counts as its own."""
-        found = np.maximum(self.live, np.concatenate([[0], self.live[:-1]]))
-        result: dict[tuple[int, Moment], int] = {}
-        for step in np.unique(self.step).tolist():
-            for number, moment in enumerate(MOMENTS):
-                mask = (self.step == step) & (self.moment == number)
-                if mask.any():
-                    result[step, moment] = int(found[mask].max())
-        return result
+        highest = timeline.highest_by_moment(self.live, self.step, self.moment)
+        return {place: int(self.live[at]) for place, at in highest.items()}
+
+
+class _Allocation(NamedTuple):
+    bytes: int
+    operator: str
+    module: str
+    factor: int
+    born: int
+
+
+class _Change(NamedTuple):
+    allocation: int
+    sign: int
+    moment: int
+    step: int
+
+
+class _Place(NamedTuple):
+    """Where an entry of a history belongs, ``moment`` as an index into MOMENTS."""
+
+    moment: int
+    step: int
+    metadata: Metadata
 
 
 class _Builder:
     """Collects a side change by change."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[int, int, int, int]] = []
-        self.allocations: list[tuple[int, str, str, int, int]] = []
+        self.changes: list[_Change] = []
+        self.allocations: list[_Allocation] = []
         self._died: dict[int, int] = {}
 
     def allocate(self, size: int, operator: str, module: str, factor: int, moment: int, step: int) -> int:
         row = len(self.allocations)
-        self.allocations.append((size, operator, module, factor, len(self.changes)))
-        self.changes.append((row, 1, moment, step))
+        self.allocations.append(_Allocation(size, operator, module, factor, len(self.changes)))
+        self.changes.append(_Change(row, 1, moment, step))
         return row
 
     def free(self, row: int, moment: int, step: int) -> None:
         self._died[row] = len(self.changes)
-        self.changes.append((row, -1, moment, step))
+        self.changes.append(_Change(row, -1, moment, step))
 
     def side(self, cut_off: bool = False) -> Side:
         sizes, operators, modules, factors, born = zip(*self.allocations) if self.allocations else [()] * 5
@@ -164,14 +182,15 @@ def recorded(snapshot: Snapshot) -> Side:
     for index, (action, address, size) in enumerate(
             zip(trace.action.tolist(), trace.address.tolist(), trace.size.tolist())):
         if action == Action.ALLOC:
-            moment, step, place = where(index)
-            rows[address] = builder.allocate(size, place.operator, place.module, UNKNOWN_FACTOR, moment, step)
+            place = where(index)
+            rows[address] = builder.allocate(size, place.metadata.operator, place.metadata.module, UNKNOWN_FACTOR,
+                                             place.moment, place.step)
         elif action == Action.FREE_COMPLETED:
-            moment, step, _ = where(index)
+            place = where(index)
             if address not in rows:
                 raise InputError(f"the snapshot's history begins in the middle of the job (entry {index:,} frees what "
                                  "it never allocated): record one with peakcast measure --snapshot FILE")
-            builder.free(rows.pop(address), moment, step)
+            builder.free(rows.pop(address), place.moment, place.step)
     if not builder.allocations:
         raise InputError("nothing is allocated in the snapshot's history")
     return builder.side(cut_off=bool((trace.action == Action.OOM).any()))
@@ -179,16 +198,16 @@ def recorded(snapshot: Snapshot) -> Side:
 
 def _places(trace: Trace):
     """A function from an entry to its moment's number, step and metadata."""
-    known: dict[str, tuple[int, int, Metadata]] = {}
+    known: dict[str, _Place] = {}
 
-    def of(index: int) -> tuple[int, int, Metadata]:
+    def of(index: int) -> _Place:
         text = trace.user_metadata[index]
         if text not in known:
             metadata = trace.metadata(index)
             if metadata is None or metadata.moment not in MOMENT_NUMBERS or not 0 <= metadata.step < 1 << 7:
                 raise InputError(f"entry {index:,} of the snapshot does not say which moment and step it belongs to: "
                                  "record one with peakcast measure --snapshot FILE")
-            known[text] = MOMENT_NUMBERS[metadata.moment], metadata.step, metadata
+            known[text] = _Place(MOMENT_NUMBERS[metadata.moment], metadata.step, metadata)
         return known[text]
 
     return of

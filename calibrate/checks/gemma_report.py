@@ -12,6 +12,7 @@ import statistics
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -35,27 +36,43 @@ STEP = 2
 """The first step's optimizer states are not there yet."""
 
 
+class Peaks(NamedTuple):
+    """Bytes at three moments, by the report's names."""
+
+    C: int
+    D: int
+    G: int
+
+
 @dataclass(frozen=True)
 class Row:
-    """A job of the report's Table I: peaks in bytes, as it predicted and measured them, by its names C, D and G."""
+    """A job of the report's Table I: its peaks as the report predicted and measured them."""
 
     model: str
     r: int
     adapters: str
     batch: int
-    foretold: tuple[int, int, int]
-    measured: tuple[int, int, int]
+    foretold: Peaks
+    measured: Peaks
 
 
 ROWS = (
-    Row("gemma-2b", 128, "embedding", 1, (3326757376, 3330724608, 3652933488), (3259954688, 3262995456, 3454763520)),
-    Row("gemma-2b", 128, "MLP", 1, (3892890112, 3896857344, 4596815728), (3637440000, 3640480768, 4323248640)),
-    Row("gemma-2b", 2, "attention", 8, (3226831872, 3226569728, 3339308928), (3212931072, 3204477952, 3339152896)),
-    Row("gemma-2b", 2, "MLP", 8, (3245190144, 3244928000, 3366408064), (3231289344, 3222836224, 3365534208)),
-    Row("gemma-7b", 64, "embedding", 1, (7252210176, 7256161024, 7764124800), (7249413632, 7250791424, 7695238656)),
-    Row("gemma-7b", 64, "attention", 1, (7361425920, 7365376768, 8012506240), (7388611072, 7389988864, 8032621056)),
-    Row("gemma-7b", 2, "attention", 8, (7171085312, 7170692096, 7539089408), (7287743488, 7279159296, 7669301760)),
-    Row("gemma-7b", 2, "MLP", 8, (7207556096, 7207162880, 7590338560), (7324214272, 7315630080, 7720861184)),
+    Row("gemma-2b", 128, "embedding", 1,
+        Peaks(3326757376, 3330724608, 3652933488), Peaks(3259954688, 3262995456, 3454763520)),
+    Row("gemma-2b", 128, "MLP", 1,
+        Peaks(3892890112, 3896857344, 4596815728), Peaks(3637440000, 3640480768, 4323248640)),
+    Row("gemma-2b", 2, "attention", 8,
+        Peaks(3226831872, 3226569728, 3339308928), Peaks(3212931072, 3204477952, 3339152896)),
+    Row("gemma-2b", 2, "MLP", 8,
+        Peaks(3245190144, 3244928000, 3366408064), Peaks(3231289344, 3222836224, 3365534208)),
+    Row("gemma-7b", 64, "embedding", 1,
+        Peaks(7252210176, 7256161024, 7764124800), Peaks(7249413632, 7250791424, 7695238656)),
+    Row("gemma-7b", 64, "attention", 1,
+        Peaks(7361425920, 7365376768, 8012506240), Peaks(7388611072, 7389988864, 8032621056)),
+    Row("gemma-7b", 2, "attention", 8,
+        Peaks(7171085312, 7170692096, 7539089408), Peaks(7287743488, 7279159296, 7669301760)),
+    Row("gemma-7b", 2, "MLP", 8,
+        Peaks(7207556096, 7207162880, 7590338560), Peaks(7324214272, 7315630080, 7720861184)),
 )
 HEAD = """# QLoRA on a real GPU: Gemma 2B and 7B
 
@@ -92,16 +109,17 @@ def jobs(given: Namespace) -> tuple[Row, ...]:
     return ROWS
 
 
-def measure(jobs: tuple[Row, ...], given: Namespace) -> list[tuple[Row, tuple[int, int, int]]]:
+def measure(jobs: tuple[Row, ...], given: Namespace) -> list[tuple[Row, Peaks]]:
     """Each job with its predicted peaks; what they are compared with was measured by somebody else."""
     return [(row, peaks(row)) for row in track(jobs, console=Console(stderr=True), transient=True)]
 
 
-def table(compared: list[tuple[Row, tuple[int, int, int]]], given: Namespace) -> Outcome:
+def table(compared: list[tuple[Row, Peaks]], given: Namespace) -> Outcome:
     """Measured and predicted peaks."""
     lines, plain, errors, foretold = [], [], [], []
     for row, found in compared:
-        for name, measured, theirs, bare, ours in zip("CDG", row.measured, row.foretold, found, corrected(row, found)):
+        for name, measured, theirs, bare, ours in zip(
+                Peaks._fields, row.measured, row.foretold, found, corrected(row, found)):
             plain.append(bare / measured - 1)
             errors.append(ours / measured - 1)
             foretold.append(theirs / measured - 1)
@@ -117,8 +135,8 @@ def _mean_and_worst(errors: list[float]) -> str:
     return f"{statistics.fmean(map(abs, errors)):.2%}, worst {max(map(abs, errors)):.2%}"
 
 
-def peaks(row: Row) -> tuple[int, int, int]:
-    """C, D and G in bytes."""
+def peaks(row: Row) -> Peaks:
+    """As they are predicted."""
     asked = Workload(model=row.model, sequence_length=TOKENS, per_device_train_batch_size=row.batch, recipe="lora",
                      lora={"r": row.r, "target_modules": list(TARGETS[row.adapters]), "use_rslora": True},
                      quantization={"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
@@ -134,13 +152,13 @@ def peaks(row: Row) -> tuple[int, int, int]:
     found = (live[forward[_within(".layers.", paths, forward)[-1] + 1:]].max(),
              live[backward[:_within(".layers.", paths, backward)[0]]].max(),
              live[backward[_within(".layers.0.mlp.down_proj", paths, backward)]].max())
-    return tuple(map(int, found))
+    return Peaks(*map(int, found))
 
 
-def corrected(row: Row, found: tuple[int, int, int]) -> tuple[int, ...]:
+def corrected(row: Row, found: Peaks) -> Peaks:
     """The same without cuBLAS's workspaces, and with the older loss."""
     both = 2 * int(workspaces.cublas_workspace(gpus.find(GPU)))
-    return tuple(peak - both + change for peak, change in zip(found, (*_older_loss(row.batch), 0)))
+    return Peaks(*(peak - both + change for peak, change in zip(found, (*_older_loss(row.batch), 0))))
 
 
 def allocated(run: Run) -> np.ndarray:

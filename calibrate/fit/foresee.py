@@ -13,7 +13,7 @@ from calibrate.fit.jobs import MeasuredJob
 from predictor.allocator import AllocatorSettings
 from predictor.events import timeline
 from predictor.events.calls import calls as operator_calls
-from predictor.events.events import FACTORS, MOMENTS, Moment
+from predictor.events.events import FACTORS, Moment
 from predictor.events.run import Run, evaluate
 from predictor.jobs import dispatch, survival, training_job
 from predictor.profile import calibrated
@@ -63,11 +63,11 @@ def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: 
 
 @lru_cache(maxsize=4096)
 def _peaks(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales,
-           settings: AllocatorSettings, completion: str) -> tuple[int, int, int]:
-    """Requested, allocated and reserved."""
+           settings: AllocatorSettings, completion: str) -> Foreseen:
+    """What PyTorch's allocator counts; not what the device does."""
     run = _run(workload, workspaces, scales)
     end = survival.play(run, settings, completion=completion, total_bytes=workload.capacity)
-    return run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes
+    return Foreseen(run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes, None)
 
 
 def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
@@ -76,7 +76,7 @@ def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
     settings = calibrated.allocator_settings(measured.workload.allocator_conf, choice)
     peaks = _peaks(measured.workload, *_changes(profile), settings, measured.completion)
     runtime = profile.runtime.bytes(_communicators(measured)) if profile else None
-    return Foreseen(*peaks, None if runtime is None else peaks[-1] + runtime)
+    return peaks if runtime is None else replace(peaks, device_bytes=peaks.reserved_bytes + runtime)
 
 
 def _communicators(measured: MeasuredJob) -> int:
@@ -96,18 +96,10 @@ def residuals(measured: MeasuredJob, foreseen: Foreseen) -> dict[str, float]:
 
 def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
     """Bytes by factor at the highest point of each moment of each step; what a moment finds counts as its own."""
-    events, factors = run.events, timeline.by_factor(run.events, run.row_bytes)
+    factors = timeline.by_factor(run.events, run.row_bytes)
     table = np.stack([factors[factor] for factor in FACTORS])
-    found = np.concatenate([[0], run.live[:-1]])
-    highest = np.maximum(run.live, found)
-    result = {}
-    for step in np.unique(events.step).tolist():
-        for number, moment in enumerate(MOMENTS):
-            rows = np.flatnonzero((events.step == step) & (events.moment == number))
-            if len(rows):
-                at = int(rows[np.argmax(highest[rows])])
-                result[step, moment] = table[:, at if run.live[at] >= found[at] else at - 1]
-    return result
+    highest = timeline.highest_by_moment(run.live, run.events.step, run.events.moment)
+    return {place: table[:, at] for place, at in highest.items()}
 
 
 @lru_cache(maxsize=512)

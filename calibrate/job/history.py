@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -169,9 +169,9 @@ class History:
 
     def _text(self, entry: dict, marks: list[Mark], site: Site | None) -> str:
         moment, step = Moment.INIT.value, 0
-        passed = bisect.bisect_right(marks, entry["time_us"], key=lambda mark: mark[0])
+        passed = bisect.bisect_right(marks, entry["time_us"], key=lambda mark: mark.time_us)
         if passed:
-            _, moment, step = marks[passed - 1]
+            moment, step = marks[passed - 1].moment, marks[passed - 1].step
         text, operator = entry.get("user_metadata") or "", ""
         inside, module = text.startswith(INSIDE), text.removeprefix(INSIDE)
         if site:
@@ -181,8 +181,13 @@ class History:
                            "inside": inside})
 
 
-Mark = tuple[int, str, int]
-"""Microseconds, moment, step."""
+
+class Mark(NamedTuple):
+    """When a moment of a step begins."""
+
+    time_us: int
+    moment: str
+    step: int
 
 
 def pair(entries: list[dict], sites: dict[int, list[Site]]) -> dict[int, Site]:
@@ -212,7 +217,7 @@ def read_profile(roots) -> tuple[list[Mark], dict[int, list[Site]]]:
         time_us = event.start_time_ns // 1000
         if path is None:
             moment, step = event.name.removeprefix(MARK).split()
-            marks.append((time_us, moment, int(step)))
+            marks.append(Mark(time_us, moment, int(step)))
         elif event.extra_fields.alloc_size > 0:
             sites[event.extra_fields.ptr].append(Site(time_us, event.extra_fields.alloc_size, *_operator(path)))
     for found in sites.values():

@@ -7,7 +7,7 @@ streams that use a block of another one, the model's parameters, and each parame
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +17,26 @@ PATCHED = ((torch._C, "_cuda_emptyCache", EMPTY_CACHE), (torch._C, "_accelerator
            (torch._C, "_cuda_synchronize", SYNCHRONIZE), (torch.cuda.Stream, "synchronize", SYNCHRONIZE))
 """What every such call in torch 2.11 comes by (torch/cuda/memory.py, torch/cuda/__init__.py, torch/cuda/streams.py)."""
 
-Note = tuple[str, int, int, int, int, str]
-"""Kind, allocations and frees before it, address, stream's handle, name of a parameter."""
+
+class Place(NamedTuple):
+    """Where in the history something is: how many allocations and frees come before it."""
+
+    allocated: int
+    freed: int
+
+
+class Note(NamedTuple):
+    """One thing that the history does not tell; what its kind has none of is 0 or empty.
+
+    ``allocated`` and ``freed`` are its place, ``stream`` is the handle of one, ``name`` is a parameter's.
+    """
+
+    kind: str
+    allocated: int
+    freed: int
+    address: int = 0
+    stream: int = 0
+    name: str = ""
 
 
 def own_name(name: str) -> str:
@@ -76,7 +94,7 @@ class Notes:
                 "name": name, "shape": list(getattr(tensor, "ds_shape", tensor.shape)), "itemsize": held.element_size(),
                 "trainable": bool(tensor.requires_grad), "buffer": not isinstance(tensor, torch.nn.Parameter)}
             if held.numel():
-                self._notes.append((PARAMETER, *place, held.data_ptr(), 0, name))
+                self._notes.append(Note(PARAMETER, *place, held.data_ptr(), name=name))
             if tensor.requires_grad and tensor.is_leaf:
                 self._watch(tensor, name)
         return prefix
@@ -85,7 +103,7 @@ class Notes:
         """Note the gradient before any other hook takes it away. A hook of this kind holds no reference to it."""
         def complete(tensor: torch.Tensor) -> None:
             if tensor.grad is not None and tensor.grad.is_cuda:
-                self._notes.append((GRADIENT, *self._place(), tensor.grad.data_ptr(), 0, name))
+                self._notes.append(Note(GRADIENT, *self._place(), tensor.grad.data_ptr(), name=name))
 
         handle = parameter.register_post_accumulate_grad_hook(complete)
         parameter._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
@@ -94,7 +112,7 @@ class Notes:
         original = getattr(owner, name)
 
         def wrapped(*arguments, **options):
-            self._notes.append((kind, *self._place(), 0, 0, ""))
+            self._notes.append(Note(kind, *self._place()))
             return original(*arguments, **options)
 
         self._undo.append((owner, name, original))
@@ -106,14 +124,14 @@ class Notes:
         def record_stream(tensor, stream):
             if tensor.is_cuda:
                 storage = tensor.untyped_storage()
-                self._notes.append((RECORD_STREAM, *self._place(), storage.data_ptr(), stream.cuda_stream, ""))
+                self._notes.append(Note(RECORD_STREAM, *self._place(), storage.data_ptr(), stream.cuda_stream))
             return original(tensor, stream)
 
         self._undo.append((torch.Tensor, "record_stream", original))
         torch.Tensor.record_stream = record_stream
 
-    def _place(self) -> tuple[int, int]:
-        return tuple(now - start for now, start in zip(self._count(), self._start))
+    def _place(self) -> Place:
+        return Place(*(now - start for now, start in zip(self._count(), self._start)))
 
     @staticmethod
     def _count() -> tuple[int, int]:

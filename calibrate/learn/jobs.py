@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from calibrate.dryrun.dryrun import Streams, dryrun
 from calibrate.emulator import Machine
@@ -37,6 +37,13 @@ PLACEHOLDERS = {"batch": "{batch}", "sequence": "{sequence}", "images": "{images
 """What stands in a script's command for the symbols: samples of a micro batch, tokens, images of a sample."""
 
 
+class Ran(NamedTuple):
+    """A job that was recorded: its peaks by counter, and where it ran (``measured_on``, ``gpu``, …)."""
+
+    peaks: dict[str, int]
+    about: dict[str, Any]
+
+
 class Source(Protocol):
     """What can be recorded at any shape."""
 
@@ -49,8 +56,8 @@ class Source(Protocol):
     def identity(self) -> Any:
         """Whatever decides a record, except the shape; plain data."""
 
-    def record(self, shape: Shape, file: str) -> tuple[dict[str, int], dict[str, Any]]:
-        """Run it and write its history; returns its peaks and where it ran."""
+    def record(self, shape: Shape, file: str) -> Ran:
+        """Run it and write its history."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class WorkloadSource:
         return [VERSION, self.device.value, self.events,
                 {key: value for key, value in keys.items() if key not in SHAPE_KEYS}]
 
-    def record(self, shape: Shape, file: str) -> tuple[dict[str, int], dict[str, Any]]:
+    def record(self, shape: Shape, file: str) -> Ran:
         workload = self.workload.replace(per_device_train_batch_size=shape.batch,
                                          sequence_length=shape.sequence or None,
                                          images_per_sample=shape.images // shape.batch)
@@ -102,10 +109,10 @@ class WorkloadSource:
         if found.job.out_of_memory:
             raise InputError(f"{named(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
         job = found.job
-        return {name: found.peak(name).bytes for name in COUNTERS}, {
+        return Ran({name: found.peak(name).bytes for name in COUNTERS}, {
             "measured_on": job.measured_on.value, "gpu": self.gpu or _known(job.device.name),
             "capacity_bytes": self.workload.capacity or job.device.capacity_bytes, "software": dict(job.software),
-            "allocator_conf": self.workload.allocator_conf}
+            "allocator_conf": self.workload.allocator_conf})
 
 
 SHAPE_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sample")
@@ -136,7 +143,7 @@ class ScriptSource:
             words = [word.replace(mark, str(values[name])) for word in words]
         return words
 
-    def record(self, shape: Shape, file: str) -> tuple[dict[str, int], dict[str, Any]]:
+    def record(self, shape: Shape, file: str) -> Ran:
         with tempfile.TemporaryFile() as output:
             sys.stdout.flush()
             found = dryrun(self.at(shape), Machine(gpu=self.gpu, capacity_bytes=self.capacity_bytes), rank=self.rank,
@@ -151,9 +158,9 @@ class ScriptSource:
             raise InputError(f"{named(shape)}: the script made {found.optimizer_steps} optimizer steps: {STEPS} are "
                              "needed, as the first makes the optimizer's states")
         conf = found.settings.get("PYTORCH_CUDA_ALLOC_CONF") or found.settings.get("PYTORCH_ALLOC_CONF")
-        return {name: getattr(found, f"peak_{name}") for name in COUNTERS}, {
+        return Ran({name: getattr(found, f"peak_{name}") for name in COUNTERS}, {
             "measured_on": found.measured_on.value, "gpu": self.gpu, "capacity_bytes": found.capacity_bytes,
-            "software": dict(found.software), "allocator_conf": conf}
+            "software": dict(found.software), "allocator_conf": conf})
 
 
 class Shelf:
@@ -178,10 +185,10 @@ class Shelf:
                              "that can be written") from None
         with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
             file = str(Path(directory) / "history.pickle")
-            peaks, about = self._source.record(shape, file)
+            ran = self._source.record(shape, file)
             if not os.path.exists(file):
                 raise InputError(f"{named(shape)}: left no memory history: it ended without its exit handlers")
-            made = records.recorded(snapshot.read(file), shape, peaks, about, named(shape))
+            made = records.recorded(snapshot.read(file), shape, ran.peaks, ran.about, named(shape))
         records.save(path, made)
         return made
 

@@ -9,11 +9,11 @@ import io
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.job.notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE
+from calibrate.job.notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE, Note
 from calibrate.learn.factors import NEVER, Life, factor_of
 from predictor.common.arrays import load as arrays_of
 from predictor.common.errors import InputError
@@ -111,14 +111,31 @@ def recorded(snapshot: Snapshot, shape: Shape, peaks: dict[str, int], about: dic
     return _Reader(trace, snapshot.beside, told).read(shape, peaks, about)
 
 
+class _Place(NamedTuple):
+    """Where an entry belongs, ``moment`` as an index into MOMENTS; ``said`` is all that its metadata has."""
+
+    moment: int
+    step: int
+    said: dict[str, Any]
+
+
+class _Event(NamedTuple):
+    """As :class:`predictor.events.events.EventList` has it."""
+
+    kind: int
+    buffer: int
+    moment: int
+    step: int
+
+
 class _Reader:
     """One pass over a history."""
 
     def __init__(self, trace: Trace, beside: dict[str, Any], told: str) -> None:
         self._trace, self._told = trace, told
         self._beside = beside
-        self._known: dict[str, tuple[int, int, dict[str, Any]]] = {}
-        self._events: list[tuple[int, int, int, int]] = []  # kind, buffer, moment, step
+        self._known: dict[str, _Place] = {}
+        self._events: list[_Event] = []
         self._lives: list[dict[str, Any]] = []
         self._streams: dict[int, int] = {0: 0}
         self._open: dict[int, int] = {}  # address -> buffer
@@ -126,19 +143,19 @@ class _Reader:
 
     def read(self, shape: Shape, peaks: dict[str, int], about: dict[str, Any]) -> Recorded:
         trace = self._trace
-        notes = sorted(self._beside["notes"], key=lambda note: note[1] + note[2])
+        notes = sorted((Note(*note) for note in self._beside["notes"]), key=lambda note: note.allocated + note.freed)
+        notes.reverse()  # the next one is the last
         actions, addresses = trace.action.tolist(), trace.address.tolist()
         sizes, streams = trace.size.tolist(), trace.stream.tolist()
         if Action.OOM in actions:
             raise InputError(f"{self._told}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
-        allocated = freed = next_note = 0
+        allocated = freed = 0
         emptied = False
         for index, action in enumerate(actions):
             if action not in (Action.ALLOC, Action.FREE_REQUESTED, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
                 continue
-            while next_note < len(notes) and notes[next_note][1] <= allocated and notes[next_note][2] <= freed:
-                emptied |= self._note(notes[next_note])
-                next_note += 1
+            while notes and notes[-1].allocated <= allocated and notes[-1].freed <= freed:
+                emptied |= self._note(notes.pop())
             if action == Action.ALLOC:
                 self._allocate(index, addresses[index], sizes[index], streams[index])
                 allocated, emptied = allocated + 1, False
@@ -148,8 +165,8 @@ class _Reader:
                 freed += 1
             elif not emptied:
                 self._given_back(actions, index)
-        for note in notes[next_note:]:
-            self._note(note)
+        while notes:
+            self._note(notes.pop())
         return self._result(shape, peaks, about)
 
     def _given_back(self, actions: list[int], index: int) -> None:
@@ -159,15 +176,15 @@ class _Reader:
         if ahead in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             raise InputError(f"{self._told}: memory ran so short that PyTorch gave segments back to go on: learn at "
                              "smaller shapes, or on a larger GPU")
-        if not self._events or self._events[-1][0] != Kind.EMPTY_CACHE:
+        if not self._events or self._events[-1].kind != Kind.EMPTY_CACHE:
             self._mark(Kind.EMPTY_CACHE)
 
-    def _place(self, index: int) -> tuple[int, int, dict[str, Any]]:
+    def _place(self, index: int) -> _Place:
         text = self._trace.user_metadata[index]
         if text not in self._known:
             try:
                 said = json.loads(text)
-                self._known[text] = MOMENT_NUMBERS[said["moment"]], min(int(said["step"]), 127), said
+                self._known[text] = _Place(MOMENT_NUMBERS[said["moment"]], min(int(said["step"]), 127), said)
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{self._told}: entry {index:,} of its history does not say where it "
                                  "belongs") from None
@@ -184,7 +201,7 @@ class _Reader:
                             "born": (step, moment), "died": None, "operator": said["operator"],
                             "module": said["module"], "inside": bool(said.get("inside")), "parameters": [],
                             "gradient": False, "brief": False})
-        self._events.append((1, buffer, moment, step))
+        self._events.append(_Event(1, buffer, moment, step))
 
     def _free(self, index: int, address: int, deferred: bool) -> None:
         buffer = self._open.pop(address, None)
@@ -197,15 +214,15 @@ class _Reader:
         life["died"] = step, moment
         if deferred and not life.get("shared"):  # C++ had another stream use it: which one, nobody says
             self._share(buffer, 0 if life["stream"] else 1)
-        self._events.append((-1, buffer, moment, step))
+        self._events.append(_Event(-1, buffer, moment, step))
 
     def _share(self, buffer: int, stream: int) -> None:
         self._lives[buffer]["shared"] = True
-        self._events.append((Kind.RECORD_STREAM + stream, buffer, *self._at))
+        self._events.append(_Event(Kind.RECORD_STREAM + stream, buffer, *self._at))
 
-    def _note(self, note: list) -> bool:
+    def _note(self, note: Note) -> bool:
         """Act on a note; True for an emptied cache."""
-        kind, _, _, address, stream, name = note
+        kind, address = note.kind, note.address
         if kind in (EMPTY_CACHE, SYNCHRONIZE):
             self._mark(Kind.EMPTY_CACHE if kind == EMPTY_CACHE else Kind.SYNCHRONIZE)
             return kind == EMPTY_CACHE
@@ -214,12 +231,12 @@ class _Reader:
             return False
         life = self._lives[buffer]
         if kind == PARAMETER:
-            life["parameters"].append(name.rpartition(".")[0])
+            life["parameters"].append(note.name.rpartition(".")[0])
         elif kind == GRADIENT and address == life["address"]:
             life["gradient"] = True
-            life["module"] = life["module"] or name.rpartition(".")[0]
+            life["module"] = life["module"] or note.name.rpartition(".")[0]
         elif kind == RECORD_STREAM:
-            number = self._streams.setdefault(stream, len(self._streams))
+            number = self._streams.setdefault(note.stream, len(self._streams))
             if number != life["stream"]:
                 self._share(buffer, number)
         return False
@@ -236,7 +253,7 @@ class _Reader:
         moment, step = self._at
         self._lives.append({"address": 0, "size": 0, "stream": 0, "entry": None, "born": (step, moment),
                             "operator": kind.name.lower(), "module": ""})
-        self._events.append((kind, buffer, moment, step))
+        self._events.append(_Event(kind, buffer, moment, step))
 
     def _result(self, shape: Shape, peaks: dict[str, int], about: dict[str, Any]) -> Recorded:
         self._cut()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,11 +47,16 @@ class Guess:
 Expression = dict[Term, int]
 
 
-def fit(versions: Sequence[tuple[int, ...]], shapes: Sequence[Shape]) -> tuple[np.ndarray, SizeTable, dict[int, Guess]]:
-    """Rows of a size table for buffers, given the bytes of each at every shape.
+class Fitted(NamedTuple):
+    """Sizes as a table, the row of each buffer, and which rows are guesses."""
 
-    Returns the row of each buffer, the table, and which rows are guesses.
-    """
+    row_of: np.ndarray
+    table: SizeTable
+    guesses: dict[int, Guess]
+
+
+def fit(versions: Sequence[tuple[int, ...]], shapes: Sequence[Shape]) -> Fitted:
+    """Sizes of buffers, given the bytes of each at every shape."""
     explain = _Explainer(shapes)
     rows: dict[tuple[int, ...], int] = {}
     expressions: list[Expression] = []
@@ -65,7 +71,7 @@ def fit(versions: Sequence[tuple[int, ...]], shapes: Sequence[Shape]) -> tuple[n
                 expression = {expression.term: 1}
             expressions.append(expression)
         row_of[index] = rows[sizes]
-    return row_of, _table(expressions), guesses
+    return Fitted(row_of, _table(expressions), guesses)
 
 
 class _Explainer:

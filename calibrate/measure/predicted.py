@@ -12,7 +12,7 @@ import numpy as np
 from calibrate.job import alone
 from calibrate.records.record import Peak, Predicted, PredictedMoment, RankChoice
 from predictor.common.errors import InputError
-from predictor.events.events import MOMENTS
+from predictor.events import timeline
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 
@@ -50,12 +50,7 @@ def predicted(workload: Workload, rank: int) -> Predicted:
     """
     run = dispatch.prepare(workload.replace(profile="none")).run(workload.capacity, rank)
     events, live = run.events, run.live
-    begun = np.maximum(live, np.concatenate([[0], live[:-1]]))  # what a moment finds counts as its own
-    rows = []
-    for step in range(int(events.step.max()) + 1):
-        for number, moment in enumerate(MOMENTS):
-            mask = (events.step == step) & (events.moment == number)
-            if mask.any():
-                rows.append(PredictedMoment(step, moment, int(begun[mask].max())))
+    highest = timeline.highest_by_moment(live, events.step, events.moment)
     top = events[int(np.argmax(live))].tag
-    return Predicted(Peak(run.peak, top.moment, top.step), tuple(rows))
+    return Predicted(Peak(run.peak, top.moment, top.step), tuple(
+        PredictedMoment(step, moment, int(live[at])) for (step, moment), at in highest.items()))

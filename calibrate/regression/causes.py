@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibrate.regression.cases import Case, Cause
 from calibrate.regression.compare import Comparison, compare
@@ -56,8 +57,8 @@ def explain(comparisons: Sequence[Comparison], least: int = 3) -> list[Explained
 
 
 def _explained(one: Comparison) -> Explained:
-    buffers, source, failed = _causes(one.case)
-    causes = tuple(sorted([*buffers, *_of_profile(one)], key=lambda cause: -abs(cause.difference_bytes)))
+    causes, source, failed = _causes(one.case)
+    causes = tuple(sorted([*causes, *_of_profile(one)], key=lambda cause: -abs(cause.difference_bytes)))
     gaps = {counter: None if peak.measured_bytes is None or peak.predicted_bytes is None else
             peak.predicted_bytes - peak.measured_bytes for counter, peak in one.peaks.items()}
     found = sum(cause.difference_bytes for cause in causes)
@@ -78,24 +79,31 @@ def _of_profile(one: Comparison) -> list[Cause]:
             if factor != "allocator" and bare.get(factor, 0) != one.factors.get(factor, 0)]
 
 
-def _causes(case: Case) -> tuple[Iterable[Cause], str, str]:
+class _Known(NamedTuple):
     """Causes, where they are from, and why a snapshot could not be used."""
+
+    causes: Iterable[Cause]
+    source: str
+    failed: str = ""
+
+
+def _causes(case: Case) -> _Known:
     if case.causes:
-        return case.causes, "record", ""
+        return _Known(case.causes, "record")
     try:
         found = attribution(case)
     except InputError as error:
-        return (), "none", str(error)
+        return _Known((), "none", str(error))
     if found is None:
-        return (), "none", ""
+        return _Known((), "none")
     sums: dict[tuple, list[int]] = {}
     for item in found.at_peak().items:
         total = sums.setdefault((item.why.value, item.operator, item.moment.value,
                                  item.factor and item.factor.value), [0, 0, 0])
         for place, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
             total[place] += value
-    return [Cause(why, operator, moment, *total, factor) for (why, operator, moment, factor), total in sums.items()
-            ], "snapshot", ""
+    return _Known([Cause(why, operator, moment, *total, factor)
+                   for (why, operator, moment, factor), total in sums.items()], "snapshot")
 
 
 def _note(one: Comparison, gaps: dict[str, int | None], causes: Sequence[Cause], left: int | None,

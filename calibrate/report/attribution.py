@@ -78,9 +78,10 @@ def moments(attribution: Attribution):
 def reasons(peak: AtPeak):
     """The peak split by reason; the differences add up to predicted less measured."""
     rows = table("buffers there", "n", "measured GiB", "predicted GiB", DIFFERENCE, numbers=True)
-    for why, (count, measured, said) in peak.by_reason().items():
-        if count:
-            rows.add_row(REASONS[why], f"{count:,}", gib(measured), gib(said), f"{said - measured:+,}")
+    for why, total in peak.by_reason().items():
+        if total.buffers:
+            rows.add_row(REASONS[why], f"{total.buffers:,}", gib(total.measured_bytes), gib(total.predicted_bytes),
+                         f"{total.predicted_bytes - total.measured_bytes:+,}")
     if peak.elsewhere_bytes:
         rows.add_row("the predicted peak is elsewhere", "", "", gib(peak.elsewhere_bytes),
                      f"{peak.elsewhere_bytes:+,}")
@@ -119,8 +120,7 @@ def document(record: Record, attribution: Attribution) -> dict[str, Any]:
         "at_peak": {
             "step": peak.step, "moment": peak.moment, "module": peak.module, "operator": peak.operator,
             "predicted_there_bytes": peak.predicted_there_bytes, "elsewhere_bytes": peak.elsewhere_bytes,
-            "reasons": {why.value: {"buffers": count, "measured_bytes": one, "predicted_bytes": two}
-                        for why, (count, one, two) in peak.by_reason().items()},
+            "reasons": {why.value: total._asdict() for why, total in peak.by_reason().items()},
             "items": [_with_difference(item) for item in peak.items]},
         "operators": [_with_difference(row) for row in attribution.rows()],
         "extras": attribution.extras(), "lifetimes": attribution.lifetimes()})

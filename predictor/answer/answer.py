@@ -189,9 +189,10 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     result = []
     for row in np.argsort(-totals, kind="stable"):
         tag = run.events[int(form.index[row])].tag
-        terms = {str(term): int(c) for term, c in zip(form.sizes.terms, form.sizes.coefficients[row]) if c}
+        coefficients = form.sizes.coefficients[row]
         if tag.moment is Moment.EVALUATION:  # its sizes are of its own batch (engine/evaluation.py)
-            terms = {"an evaluation of this shape()": 1}
+            coefficients = np.zeros_like(coefficients)
+        terms = {str(term): int(c) for term, c in zip(form.sizes.terms, coefficients) if c}
         result.append(Candidate(tag.moment, tag.module, tag.operator, tag.step, int(totals[row]), terms))
     return tuple(result)
 

@@ -15,7 +15,7 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.suggest import show
 from predictor.common.values import thaw
-from predictor.events import regimes, timeline
+from predictor.events import timeline
 from predictor.events.sizes import Shape
 from predictor.formula import learned
 from predictor.formula.formula_key import check_pictures, regimes_at
@@ -83,7 +83,7 @@ class Dataset:
         """
         jobs = [self.job(*batch) for batch in batches.largest(self.samples, self.size)]
         self._check_room(jobs[0].formula.facts.tokens_per_image)
-        if not all(regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])) for job in jobs):
+        if not all(job.formula.regime.is_wide for job in jobs):
             raise InputError(f"samples: {self.workload.model} goes over images or tokens one by one, so that each "
                              "batch would have to be traced: predict the largest ones without samples")
         return max(jobs, key=lambda job: job.run(None).peak)

@@ -55,7 +55,8 @@ class Candidate:
     """One point of the step that can be the highest, with its size as a formula.
 
     ``terms`` maps a term of the shape (``"1"``, ``"batch·sequence"``, a workspace's name …) to its
-    coefficient: the sum of coefficient times term is ``requested_bytes`` at this shape.
+    coefficient: the sum of coefficient times term is ``requested_bytes`` at this shape. Empty for a moment of an
+    evaluation, whose sizes are of a batch of its own.
     """
 
     moment: Moment

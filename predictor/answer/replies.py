@@ -30,11 +30,13 @@ def inference(job: InferenceJob) -> Inference:
     last, sequences = calls[-1], job.shape.batch
     per_token = _token_bytes(job, last)
     weights = int(run.live[np.flatnonzero(run.events.step == 0)[-1]])
+    highest = {place: int(run.live[at]) for place, at in timeline.highest_by_moment(
+        run.live, run.events.step, run.events.moment).items()}
     return Inference(
         weights_bytes=weights, cache_bytes=last.cache_bytes, cache_bytes_per_token=per_token // sequences,
         turns=tuple(TurnMemory(number, turn.role, turn.tokens, turn.images, turn.new_tokens, turn.cached,
-                               call.cache_bytes, _highest(run, Moment.PREFILL, number),
-                               _highest(run, Moment.DECODE, number))
+                               call.cache_bytes, highest.get((number, Moment.PREFILL)),
+                               highest.get((number, Moment.DECODE)))
                     for number, (turn, call) in enumerate(zip(job.turns, calls), 1)),
         paged=_paged(job, run, weights, per_token // sequences))
 
@@ -45,12 +47,6 @@ def _token_bytes(job: InferenceJob, last: Call) -> int:
     if job.workload.cache_implementation == "dynamic" and last.growth_bytes is not None:
         return last.growth_bytes
     return last.cache_bytes // max(job.turns[-1].cached, job.workload.max_cache_len or 0)
-
-
-def _highest(run: Run, moment: Moment, turn: int) -> int | None:
-    """Requested bytes; what the moment finds counts as its own."""
-    inside = np.flatnonzero((run.events.step == turn) & (run.events.moment == MOMENTS.index(moment)))
-    return int(run.live[inside[0] - 1:inside[-1] + 1].max()) if len(inside) else None
 
 
 def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +21,14 @@ class TooMuch(Exception):
     """A bound that the document passes."""
 
 
+class _Size(NamedTuple):
+    """What a node stands for, with all that it refers to."""
+
+    values: int
+    characters: int
+    depth: int
+
+
 class _Loader(yaml.SafeLoader):
     """Counts what each node stands for, with all that it refers to, before anything is made of it."""
 
@@ -28,7 +36,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._check_keys = check_keys
         self._level = self._composed = 0
-        self._sizes: dict[yaml.Node, tuple[int, int, int]] = {}  # values, characters, depth
+        self._sizes: dict[yaml.Node, _Size] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         alias = self.check_event(yaml.AliasEvent)
@@ -43,13 +51,13 @@ class _Loader(yaml.SafeLoader):
             self._sizes[node] = self._size(node)
         return node
 
-    def _size(self, node: yaml.Node) -> tuple[int, int, int]:
+    def _size(self, node: yaml.Node) -> _Size:
         if isinstance(node, yaml.ScalarNode):
-            return 1, len(node.value), 1
+            return _Size(1, len(node.value), 1)
         inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-        counts = zip(*(self._sizes[part] for part in inner)) if inner else ((0,), (0,), (0,))
-        values, characters, depths = counts
-        size = 1 + sum(values), sum(characters), 1 + max(depths)
+        sizes = [self._sizes[part] for part in inner]
+        size = _Size(1 + sum(one.values for one in sizes), sum(one.characters for one in sizes),
+                     1 + max((one.depth for one in sizes), default=0))
         _check(*size)
         return size
 

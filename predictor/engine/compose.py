@@ -33,8 +33,29 @@ class Attributes(NamedTuple):
 
 
 Row = tuple[int, int, int, int]
-"""One event of a tape: :class:`Kind`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. Bare, because a
-run has thousands and they become columns at once."""
+"""One event of a tape: :class:`Kind`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. Bare, because
+none leaves this file, a run has thousands that become columns at once, and names make composing it a tenth slower."""
+
+
+class Rise(NamedTuple):
+    """How far the bytes that come and go in a stretch of events rise, and by how much they have grown at its end."""
+
+    highest: int
+    growth: int
+
+
+class Rises(NamedTuple):
+    """Of the first step and of a later one: they are alike."""
+
+    first: Rise
+    later: Rise
+
+
+class RankPeak(NamedTuple):
+    """Peak requested bytes of a rank: of its run, and of its steps alone, which tell ranks of one start-up apart."""
+
+    run_bytes: int
+    steps_bytes: int
 
 
 @dataclass
@@ -107,25 +128,21 @@ class Tape:
         seldom[list(self.once)] = True
         return seldom
 
-    def rises(self, other: Callable[[int], int]) -> tuple[Rise, Rise]:
-        """Of the first step and of a later one; ``other`` gives the bytes of buffers that are not its own."""
+    def rises(self, other: Callable[[int], int]) -> Rises:
+        """Those of its steps; ``other`` gives the bytes of buffers that are not its own."""
         sizes, first = [made.size_bytes for made in self.attributes], self.first
         changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
                    for kind, buffer, _, _ in self.rows]
         again = changes
         if self.once:
             again = [0 if row in self.once else change for row, change in enumerate(changes)]
-        return rise_of(changes), rise_of(again)
-
-
-Rise = tuple[int, int]
-"""Highest running sum and growth, in bytes."""
+        return Rises(rise_of(changes), rise_of(again))
 
 
 def rise_of(changes: list[int]) -> Rise:
     """Of bytes that come and go."""
     live = list(accumulate(changes, initial=0))
-    return max(live), live[-1]
+    return Rise(max(live), live[-1])
 
 
 def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:

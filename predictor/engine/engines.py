@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from predictor.engine.compose import RankPeak
     from predictor.engine.setup import Setup
     from predictor.events.events import EventList
     from predictor.events.micro_step import MicroStep
@@ -23,7 +24,7 @@ class Engine(Protocol):
     def part(self, rank: int) -> Hashable:
         """All that the events of a rank depend on: ranks of which it is equal allocate and free alike."""
 
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Peak requested bytes of ranks: of the run, and of its steps alone; ``traced_bytes`` of the traced buffers."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
-from predictor.engine.compose import Tape, Vocabulary
+from predictor.engine.compose import RankPeak, Tape, Vocabulary
 from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
@@ -45,9 +45,9 @@ class Fsdp2:
         """Rows of every parameter that its optimizer sees."""
         return tuple(shard.of_rank(rank).shape[0] for shard in self.shards.values())
 
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Nothing to choose among but that the first rank holds the most."""
-        return [(-rank, -rank) for rank in ranks]
+        return [RankPeak(-rank, -rank) for rank in ranks]
 
     def rank(self, rank: int) -> EventList:
         """Start-up and three steps."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from predictor.engine import quantized
-from predictor.engine.compose import Tape
+from predictor.engine.compose import RankPeak, Tape
 from predictor.engine.setup import FP64, Setup
 from predictor.events.events import EventList, Factor
 
@@ -25,9 +25,9 @@ class AlikeRanks:
         """Nothing."""
         return None
 
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Nothing to choose among: no rank holds more than another."""
-        return [(0, 0)] * len(ranks)
+        return [RankPeak(0, 0)] * len(ranks)
 
 
 def to_device(tape: Tape, setup: Setup) -> dict[int, int]:

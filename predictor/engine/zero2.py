@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
-from predictor.engine.compose import Stretch, Tape, Vocabulary
+from predictor.engine.compose import RankPeak, Stretch, Tape, Vocabulary
 from predictor.engine.host import Host
 from predictor.engine.partition import Group, Slice, partition
 from predictor.engine.setup import FP32, Setup
@@ -86,7 +86,7 @@ class Zero2:
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
-        self.start_rise, _ = start.rises(int)
+        self.start_rise = start.rises(int).first
 
     def has(self, behaviour: str) -> bool:
         """Whether this release of DeepSpeed does it."""
@@ -107,7 +107,7 @@ class Zero2:
         return peer == 0, *(tuple((piece.parameter, piece.numel) for piece in group.owned(rank))
                             for group in self.groups)
 
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[tuple[int, int]]:
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Peak requested bytes of ranks, not laid out: of the run, and of its steps alone, which differ by rank.
 
         ``traced_bytes`` are those of the traced buffers.
@@ -147,15 +147,14 @@ class Zero2:
         self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
-    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> tuple[int, int]:
+    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> RankPeak:
         parts, tape = self._step(rank)
-        (start, live), peak = self.start_rise, 0
+        live, peak = self.start_rise.growth, 0
         rises = [part.rises(change, traced_bytes) for part, change in zip(parts, changes)]
         rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)))
-        for step in zip(*rises):  # the first, and a later one: they are alike
-            for highest, growth in step:
-                peak, live = max(peak, live + highest), live + growth
-        return max(start, peak), peak
+        for rise in [*(one.first for one in rises), *(one.later for one in rises)]:
+            peak, live = max(peak, live + rise.highest), live + rise.growth
+        return RankPeak(max(self.start_rise.highest, peak), peak)
 
     def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
         """``step()``: pads of short partitions, overflow check, norm, then group by group.

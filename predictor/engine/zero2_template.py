@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from predictor.engine.compose import Rise, Tape, Vocabulary
+from predictor.engine.compose import Rise, Rises, Tape, Vocabulary
 from predictor.events.events import Buffers, Factor, Moment, sign
 from predictor.events.micro_step import MicroStep
 
@@ -153,7 +154,7 @@ class Template:
         return Part(self, index, first, keep, partition, tape, held)
 
     def _held(self, index: int, first: int, mine: Sequence[int], group_of: Mapping[int, int],
-              numel_of: Mapping[int, int]) -> tuple[tuple[int, int] | None, dict[int, int]]:
+              numel_of: Mapping[int, int]) -> tuple[PartitionBuffer | None, dict[int, int]]:
         """A :class:`Part`'s partition buffer, and its gradients, where they stay on the GPU."""
         reduced, partitions = self.reduced, self.by_rank.partition
         if not partitions:
@@ -163,7 +164,14 @@ class Template:
             return None, {}
         event = partitions[reduced.flush_of[mine[0]]]
         size_bytes = self.itemsize * sum(numel_of[parameter] for parameter in group_of)
-        return (event, size_bytes), {first: max(group_of.values())}  # one buffer for all groups
+        return PartitionBuffer(event, size_bytes), {first: max(group_of.values())}  # for all groups
+
+
+class PartitionBuffer(NamedTuple):
+    """The buffer of a rank's partition of the gradients: the event that allocates it, and its bytes."""
+
+    event: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +180,7 @@ class Part:
 
     Attributes:
         keep: which events of the template it has, those of the first step included.
-        partition: event and bytes of the partition buffer; None where there is none.
+        partition: None where there is no such buffer.
         tape: what follows the template's events.
         held: buffers of its gradients -> the last group that needs each.
     """
@@ -181,7 +189,7 @@ class Part:
     index: int
     first: int
     keep: np.ndarray
-    partition: tuple[int, int] | None
+    partition: PartitionBuffer | None
     tape: Tape
     held: dict[int, int]
 
@@ -191,7 +199,7 @@ class Part:
         vocabulary, buffers = self.template.vocabulary, self.template.buffers
         if self.partition:
             size = buffers.size.copy()
-            size[0] = vocabulary.size(self.partition[1])
+            size[0] = vocabulary.size(self.partition.size_bytes)
             buffers = replace(buffers, size=size)
         return Buffers.concatenate([buffers, vocabulary.buffers(self.tape.attributes)])
 
@@ -213,23 +221,23 @@ class Part:
         """``bool[events]``: what only the first step has."""
         return np.concatenate([~self.template.passing[self.keep], self.tape.seldom()])
 
-    def rises(self, change: np.ndarray, traced_bytes: np.ndarray) -> list[Rise]:
-        """Of the first step and of a later one; ``change`` is the template's."""
+    def rises(self, change: np.ndarray, traced_bytes: np.ndarray) -> Rises:
+        """Those of its steps; ``change`` is the template's."""
         result = []
         tape = self.tape.rises(lambda buffer: self.held_bytes(buffer, traced_bytes))
-        for keep, (highest, growth) in zip((self.keep, self.keep & self.template.passing), tape):
+        for keep, rise in zip((self.keep, self.keep & self.template.passing), tape):
             events = np.where(keep, change, 0)
             if self.partition:
-                event, size_bytes = self.partition
-                events[event] = size_bytes
+                events[self.partition.event] = self.partition.size_bytes
             live = np.cumsum(events)
-            result.append((max(int(live.max()), int(live[-1]) + highest), int(live[-1]) + growth))
-        return result
+            end = int(live[-1])
+            result.append(Rise(max(int(live.max()), end + rise.highest), end + rise.growth))
+        return Rises(*result)
 
     def held_bytes(self, buffer: int, traced_bytes: np.ndarray) -> int:
         """Bytes of one of its gradients."""
         if self.partition and buffer == self.first:
-            return self.partition[1]
+            return self.partition.size_bytes
         if buffer >= self.tape.first:
             return self.tape.attributes[buffer - self.tape.first].size_bytes
         if buffer >= self.first:

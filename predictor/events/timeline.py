@@ -33,6 +33,27 @@ def highest(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]
             yield moment, int(np.argmax(np.where(mask, live, -1)))
 
 
+def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) -> dict[tuple[int, Moment], int]:
+    """For each moment of each step, the event after which most bytes live (the first of equals).
+
+    What a moment finds counts as its own: the event may be the one before its first.
+
+    Args:
+        live: bytes after each event.
+        step: of each event.
+        moment: index into :data:`predictor.events.events.MOMENTS`, of each event.
+    """
+    found = np.concatenate([[0], live[:-1]])
+    most = np.maximum(live, found)
+    places = step.astype(np.int64) * len(MOMENTS) + moment
+    result: dict[tuple[int, Moment], int] = {}
+    for place in np.unique(places).tolist():
+        events = np.flatnonzero(places == place)
+        at = int(events[np.argmax(most[events])])
+        result[place // len(MOMENTS), MOMENTS[place % len(MOMENTS)]] = at if live[at] >= found[at] else at - 1
+    return result
+
+
 def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
     """Running sums split by factor; they add up to :func:`running_sum` at every event."""
     change = row_bytes[events.buffers.size[events.buffer]] * events.sign

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor.answer.answer import LOOP, not_modelled
 from predictor.common.errors import InputError
@@ -79,8 +79,9 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
 def _groups(settings: Settings) -> dict[str, list[Job]]:
     """Jobs by formula: checkpointing, attention's kernel, regime."""
     groups: dict[str, list[Job]] = {}
-    for (_, _, checkpointing, backend, regime), job in settings.jobs.items():
-        groups.setdefault(" ".join(("on" if checkpointing else "off", backend, *regime)), []).append(job)
+    for setting, job in settings.jobs.items():
+        key = "on" if setting.checkpointing else "off", setting.backend, *setting.regime.names()
+        groups.setdefault(" ".join(key), []).append(job)
     return groups
 
 
@@ -106,8 +107,16 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict
             "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel())}}
 
 
-def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int | None, tuple[int, ...], int]]:
-    """Start-ups and their highest bytes, each with the limit from which on it is so; the last is that without limit.
+class StartUp(NamedTuple):
+    """A start-up as the page has it, its highest bytes, and the limit from which on it is so; None: without limit."""
+
+    limit: int | None
+    start: tuple[int, ...]
+    highest: int
+
+
+def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
+    """Those that differ, by ascending limits; the last is that without limit.
 
     DeepSpeed flattens its groups on the GPU where memory suffices, one after the other: with more memory the first
     that differs is on the GPU. So runs that are the same at two limits are the same between them.
@@ -138,7 +147,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[tuple[int |
         return between(low, middle) + between(middle, high)
 
     places = [0, *between(0, len(limits) - 1)] if limits else []
-    return [*((limits[place], *at(limits[place])) for place in places), (None, *without)]
+    return [*(StartUp(limits[place], *at(limits[place])) for place in places), StartUp(None, *without)]
 
 
 def _page_limits(settings: Settings) -> list[int]:
@@ -179,7 +188,7 @@ def _limits(settings: Settings) -> dict[str, Any]:
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
     found, source = [], settings.base.source
     for name, label in LABELS.items():
-        jobs = {degree: job for (engine, degree, *_), job in settings.jobs.items() if engine == name}
+        jobs = {setting.degree: job for setting, job in settings.jobs.items() if setting.engine == name}
         if jobs:
             stage = ENGINES[name].chosen_by
             found.append({"name": name, "label": label, "degrees": sorted(jobs),
@@ -208,12 +217,13 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
 def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str, Any]:
     found = chosen.profile
     other, limited = {}, {}
-    for (engine, _, checkpointing, backend, _), job in settings.jobs.items():
-        if backend == settings.backends[gpu]:
+    for setting, job in settings.jobs.items():
+        if setting.backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
             request = Request.of(workload)
             all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(request, job.formula))
-            other[f"{engine} {'on' if checkpointing else 'off'}"] = all_of_them.extrapolates[len(chosen.extrapolates):]
+            name = f"{setting.engine} {'on' if setting.checkpointing else 'off'}"
+            other[name] = all_of_them.extrapolates[len(chosen.extrapolates):]
             limited |= all_of_them.limited
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
     margins = {degree: calibrated.margin(chosen, degree) for degree in degrees}

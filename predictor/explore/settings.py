@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import NamedTuple
 
 from predictor.allocator import AllocatorSettings
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
-from predictor.events import regimes
-from predictor.events.regimes import Regime
+from predictor.events.regimes import Regime, Rows
 from predictor.events.sizes import Shape
 from predictor.formula import learned
-from predictor.formula.formula import Formula
 from predictor.formula.formula_key import regimes_at
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
@@ -44,6 +43,24 @@ LEFT_OUT = {
 """Keys of which only the default is in a page."""
 
 
+class Controls(NamedTuple):
+    """One choice of the page's controls, as far as a job of its own answers for it."""
+
+    engine: str
+    degree: int
+    checkpointing: bool
+    backend: str
+    regime: Regime
+
+
+class RowsFrom(NamedTuple):
+    """How regimes name the rows of sequences from a length on: of multiples of 8, and of others."""
+
+    start: int
+    whole: str
+    ragged: str
+
+
 @dataclass
 class Settings:
     """What can be chosen, and what was left out and why.
@@ -52,20 +69,16 @@ class Settings:
         base: the workload that the page starts with.
         gpus: those that have a formula, by name.
         backends: of each GPU's name, what attention resolves to.
-        jobs: (engine, degree, checkpointing, backend, regime) -> a job of some shape in it.
-        rows: of a backend, from which sequence length on rows are of which regime: multiples of 8, and others.
+        jobs: of each setting, a job of some shape in its regime.
+        rows: of a backend, from which sequence length on rows are of which regime.
     """
 
     base: Workload
     gpus: dict[str, Gpu] = field(default_factory=dict)
     backends: dict[str, str] = field(default_factory=dict)
-    jobs: dict[tuple[str, int, bool, str, Regime], Job] = field(default_factory=dict)
-    rows: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
+    jobs: dict[Controls, Job] = field(default_factory=dict)
+    rows: dict[str, list[RowsFrom]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-
-    def formulas(self) -> dict[tuple[bool, str, Regime], Formula]:
-        """Formulas do not depend on the engine."""
-        return {key[2:]: job.formula for key, job in self.jobs.items()}
 
 
 def find(workload: Workload, degrees: Sequence[int], progress: Progress | None = None) -> Settings:
@@ -90,7 +103,7 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
 
 
 def _check_regime(job: Job) -> None:
-    if not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
+    if not job.formula.regime.is_wide:
         raise InputError(f"explore: {job.workload.model} goes over samples or images one by one, so that each number "
                          "of them has a formula of its own: use peakcast predict")
 
@@ -156,14 +169,15 @@ def _check_profile(job: Job) -> None:
                          "--profile none")
 
 
-def _rows(job: Job) -> list[tuple[int, str, str]]:
+def _rows(job: Job) -> list[RowsFrom]:
     """From which sequence length on rows are of which regime; a language model's windows change it."""
     starts = [0, *sorted(job.request.config.windows)]
     if not job.workload.sequence_length:
-        return [(start, "none", "none") for start in starts]
+        return [RowsFrom(start, Rows.NONE.value, Rows.NONE.value) for start in starts]
     ends = [length for start in starts for length in (-(-start // 8) * 8 or 8, start // 8 * 8 + 9)]
     found = regimes_at(job.request, [Shape(1, sequence, job.shape.images) for sequence in ends])
-    return [(start, even[2], odd[2]) for start, even, odd in zip(starts, found[::2], found[1::2])]
+    return [RowsFrom(start, even.names().rows, odd.names().rows)
+            for start, even, odd in zip(starts, found[::2], found[1::2])]
 
 
 def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:
@@ -186,8 +200,7 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
                     job = dispatch.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
                     _check_regime(job)
                     training_job.engine_of(job.formula, job.setup)  # refuses what it does not model
-                    regime = tuple(job.formula.provenance["key"]["regime"])
-                    found.jobs[engine, degree, checkpointing, backend, regime] = job
+                    found.jobs[Controls(engine, degree, checkpointing, backend, job.formula.regime)] = job
             except InputError as error:
                 without = " without checkpointing" if found.base.gradient_checkpointing > checkpointing else ""
                 found.left_out[label + without] = str(error)
@@ -208,5 +221,5 @@ def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
                 least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
                 shapes.append({"per_device_train_batch_size": batch,
                                "images_per_sample": images if found.base.images_per_sample else None,
-                               "sequence_length": None if rows == "none" else least})
+                               "sequence_length": None if rows == Rows.NONE.value else least})
     return shapes

@@ -18,6 +18,7 @@ from predictor.common.errors import InputError
 from predictor.events.events import Buffers, EventList, Rows
 from predictor.events.facts import ModelFacts, Parameter
 from predictor.events.micro_step import Mark, MicroStep
+from predictor.events.regimes import Regime
 from predictor.events.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS
 
@@ -33,6 +34,11 @@ class Formula:
     micro: MicroStep
     facts: ModelFacts
     provenance: dict[str, Any]
+
+    @property
+    def regime(self) -> Regime:
+        """Of the shapes that it answers for."""
+        return Regime.parse(self.provenance["key"]["regime"])
 
 
 def to_bytes(formula: Formula) -> bytes:

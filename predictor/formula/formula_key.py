@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.events import regimes
+from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
@@ -73,7 +73,7 @@ def check_pictures(workload: Workload, config: ModelConfig) -> None:
         raise InputError(f"{said}: {media} of one batch have one size: give one")
 
 
-def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[tuple[str, str, str]]:
+def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[Regime]:
     """Shapes of one regime share a formula."""
     return [_regime(request.at(shape)) for shape in shapes]
 
@@ -105,7 +105,7 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 
 
-def _regime(request: Request) -> tuple[str, str, str]:
+def _regime(request: Request) -> Regime:
     workload, config, shape = request.workload, request.config, request.shape
     windows, row = config.windows, shape
     if workload.padding == "packed":
@@ -115,5 +115,4 @@ def _regime(request: Request) -> tuple[str, str, str]:
                              "which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
     padded = masked and _backend(workload, request.gpu) in ("flash", "efficient")
-    return regimes.regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND,
-                             windows=windows)
+    return regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND, windows=windows)

@@ -23,9 +23,9 @@ from predictor.common.arrays import load as read_arrays
 from predictor.common.errors import InputError
 from predictor.common.files import NotAFile, write_whole
 from predictor.common.suggest import named
-from predictor.events import regimes
 from predictor.events.events import Buffers, EventList, Kind
 from predictor.events.facts import ModelFacts, Parameter
+from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import SYMBOLS, Monomial, Shape, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS
 from predictor.formula import learned_terms
@@ -94,8 +94,8 @@ class Learned:
         same = [found for found in self.lists if any(_kind(known) == _kind(shape) for known in found.shapes)]
         notes = []
         if not same:
-            counts = _kind(shape)[:2]
-            same = [found for found in self.lists if any(_kind(known)[:2] == counts for known in found.shapes)]
+            counts = _kind(shape).counts
+            same = [found for found in self.lists if any(_kind(known).counts == counts for known in found.shapes)]
             if not same:
                 raise InputError(_unlike(self, shape))
             notes.append(f"sequence_length {shape.sequence}: nothing was recorded that is "
@@ -108,8 +108,8 @@ class Learned:
         return chosen, (*notes, *_beyond(chosen, shape))
 
 
-def _kind(shape: Shape) -> tuple[str, str, str]:
-    return regimes.regime_of(shape, pads_masks=True)
+def _kind(shape: Shape) -> Regime:
+    return regime_of(shape, pads_masks=True)
 
 
 def _distance(one: Shape, other: Shape) -> float:

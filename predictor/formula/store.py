@@ -16,7 +16,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.kept import cache_directory
-from predictor.events.regimes import NotOneRegime
+from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula import formula
 from predictor.formula.formula import Formula
@@ -33,7 +33,7 @@ class Key:
     """Everything that decides the list of events, except the shape within its regime.
 
     Attributes:
-        regime: as ``predictor.events.regimes`` names it.
+        regime: in the document, its three names.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         checkpointing_kwargs: what else transformers is told of it, and which modules have it; left out where nothing.
         sdpa_backend: what attention resolves to; empty for eager attention.
@@ -62,7 +62,7 @@ class Key:
     checkpointing: str
     attn_implementation: str
     sdpa_backend: str
-    regime: tuple[str, str, str]
+    regime: Regime
     torch: str
     transformers: str
     tracer: int = TRACER_VERSION
@@ -89,7 +89,7 @@ class Key:
 
     def document(self) -> dict[str, Any]:
         """The key as plain JSON data; what not every formula has is left out where it says nothing."""
-        document = asdict(self)
+        document = asdict(self) | {"regime": self.regime.names()}
         for entry in fields(self):
             if entry.name != "tracer" and document[entry.name] == entry.default:
                 del document[entry.name]

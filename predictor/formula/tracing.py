@@ -49,15 +49,15 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
             warnings.simplefilter("ignore")
             return _trace(config, key, progress)
     except regimes.NotOneRegime as error:
-        if not regimes.is_alone(key.regime):
+        if not key.regime.is_alone:
             raise
         raise InputError(f"model {config.name}: cannot be traced: {error}") from error
     except InputError as error:
-        if isinstance(error, code_models.Raised) and not regimes.is_alone(key.regime):
+        if isinstance(error, code_models.Raised) and not key.regime.is_alone:
             raise regimes.NotOneRegime(str(error)) from error
         raise
     except Exception as error:  # a configuration can lead torch and transformers anywhere
-        if not regimes.is_alone(key.regime):  # it may not take the traced shapes
+        if not key.regime.is_alone:  # it may not take the traced shapes
             raise regimes.NotOneRegime(str(error)) from error
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
@@ -96,7 +96,7 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     from predictor.trace import liger
 
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
-                            () if regimes.is_wide(key.regime) else inputs.image_tokens(key.new(first)))
+                            () if key.regime.is_wide else inputs.image_tokens(key.new(first)))
     brings = key.generation.brings if key.generation else 0
     shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
     with frozen(), liger.on_meta(model) if key.liger else nullcontext():

@@ -97,7 +97,7 @@ class Job:
 
     def lowest(self) -> Shape:
         """Every shape of the formula's regime is at least this."""
-        return regimes.lowest(tuple(self.formula.provenance["key"]["regime"]), self.formula.facts.room(1))
+        return regimes.lowest(self.formula.regime, self.formula.facts.room(1))
 
     def module_of(self, layer: str) -> str:
         """What a layer is reported under."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
-from predictor.events import regimes, timeline
+from predictor.events import timeline
+from predictor.events.regimes import Regime
 from predictor.events.sizes import Shape
 from predictor.formula import learned
 from predictor.formula.formula_key import regimes_at
@@ -29,8 +31,13 @@ from predictor.workload.workload import Workload
 
 SOME = 8_192
 """Tokens of an example."""
-Point = tuple[int, int | None]
-"""Samples of a micro batch, and tokens of each."""
+
+
+class Point(NamedTuple):
+    """Samples of a micro batch, and tokens of each."""
+
+    batch: int
+    sequence: int | None
 
 
 class NotTraced(InputError):
@@ -74,7 +81,7 @@ class Memory:
         """Raises:
             InputError: it cannot be predicted; :class:`NotTraced` where only a trace is missing.
         """
-        return self._prepared(setting.workload(point[0], accumulation, point[1]), dispatch.prepare, self.trace)
+        return self._prepared(setting.workload(point.batch, accumulation, point.sequence), dispatch.prepare, self.trace)
 
     def example(self, setting: Setting, *, trace: bool) -> Job:
         """A job of the setting, of any shape."""
@@ -127,9 +134,9 @@ class Memory:
         have formulas of their own."""
         if learned.is_named(setting.keys["model"]):
             return None
-        request = dispatch.resolve(setting.workload(points[0][0], accumulation, points[0][1]))
+        request = dispatch.resolve(setting.workload(points[0].batch, accumulation, points[0].sequence))
         shapes = [Shape(batch, sequence or 0, batch * request.workload.images_per_sample) for batch, sequence in points]
-        groups: dict[regimes.Regime, list[Shape]] = {}
+        groups: dict[Regime, list[Shape]] = {}
         for shape, regime in zip(shapes, regimes_at(request, shapes)):
             groups.setdefault(regime, []).append(shape)
         beyond: list[np.ndarray] = []
@@ -137,8 +144,8 @@ class Memory:
             if beyond and beyond[-1][-1] > 0:  # what is larger does not fit either
                 beyond.append(np.full(len(shapes), np.inf))
                 continue
-            job = self.job(setting, (shapes[0].batch, shapes[0].sequence or None), accumulation)
-            if len(shapes) > 1 and not regimes.is_wide(tuple(job.formula.provenance["key"]["regime"])):
+            job = self.job(setting, Point(shapes[0].batch, shapes[0].sequence or None), accumulation)
+            if len(shapes) > 1 and not job.formula.regime.is_wide:
                 return None
             limit, _ = job.margin.limits(job.workload.capacity)
             beyond.append(self._closed_form(job, shapes, limit) - limit)

@@ -15,7 +15,7 @@ from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
-from predictor.plan.memory import Counts, Memory
+from predictor.plan.memory import Counts, Memory, Point
 from predictor.plan.methods import Method, methods
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
@@ -294,9 +294,9 @@ def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
     chosen = best.candidate
     if goal == "sequence":
         return chosen
-    points = [(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
+    points = [Point(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
     size = memory.largest(best.setting, min(chosen.accumulation, MICRO_STEPS), points) + chosen.batch
-    while size > chosen.batch and memory.job(best.setting, (size, chosen.sequence),
+    while size > chosen.batch and memory.job(best.setting, Point(size, chosen.sequence),
                                              chosen.accumulation).judge().verdict != "fits":
         size -= 1
     return replace(chosen, batch=size)

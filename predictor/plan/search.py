@@ -190,4 +190,4 @@ def _may_fit(one: Queue, memory: Memory) -> bool:
 
 
 def _point(candidate: Candidate) -> Point:
-    return candidate.batch, candidate.sequence
+    return Point(candidate.batch, candidate.sequence)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.answer.prediction import Prediction
 from predictor.common.printable import printable
 from predictor.report import table as tables
-from predictor.report.formula import formula_text
+from predictor.report.formula import formula_text, terms_of
 from predictor.report.layers import collapse
 from predictor.report.picture import picture
 from predictor.report.units import factor_text, gib, share, size_text
@@ -37,7 +37,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
     result = prediction.to_json()
     result["highest_moments"] = [
         {"moment": c.moment.value, "step": c.step, "module": c.module, "operator": c.operator,
-         "requested_bytes": c.requested_bytes, "terms_bytes": dict(c.terms)} for c in _highest(prediction)]
+         "requested_bytes": c.requested_bytes, "terms_bytes": terms_of(c)} for c in _highest(prediction)]
     result["layers"] = {path: {f.value: size for f, size in split.items()} for path, split in prediction.layers.items()}
     curve = prediction.timeline()
     result["timeline"] = {

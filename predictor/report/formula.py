@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.answer.prediction import Candidate
+from predictor.events.events import Moment
 from predictor.report.units import size_text
 
 
@@ -19,12 +20,23 @@ def shape_of(workload: Mapping[str, Any]) -> dict[str, int]:
     return {"batch": batch, "sequence": tokens, "images": batch * images}
 
 
+EVALUATION = "an evaluation of this shape"
+"""What stands for the terms of an evaluation, which has none of the training batch's."""
+
+
+def terms_of(candidate: Candidate) -> dict[str, int]:
+    """Coefficients by term, as the result JSON has them."""
+    return {f"{EVALUATION}()": 1} if candidate.moment is Moment.EVALUATION else dict(candidate.terms)
+
+
 def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:
     """``13.16 GiB + 65,536 B·batch·sequence [1.00 GiB] + …``, the largest part first.
 
     In brackets is what a term comes to at this shape. Workspaces (functions of the shape that are no
     polynomials) are named, and what they come to is what the other terms leave.
     """
+    if candidate.moment is Moment.EVALUATION:
+        return f"{EVALUATION} [{size_text(candidate.requested_bytes)}]"
     shape = shape_of(workload)
     sizes = {term: _value(term, shape) for term in candidate.terms}
     parts, workspaces = [], []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.plan import document, launch
 from predictor.plan.plan import Plan
@@ -68,7 +68,7 @@ def _ranking(plan: Plan):
     rows = table("configuration", "micro\nbatch", "accumu-\nlation", "tokens", "reserved\n(GiB)", "cost",
                  "recompu-\ntation", "communi-\ncation", numbers=True)
     rows.columns[0].no_wrap = False
-    unit = _cost(plan, plan.found.fitting[0])[0] or 1  # of a learned job whose model nobody saw
+    unit = _cost(plan, plan.found.fitting[0]).seconds or 1  # of a learned job whose model nobody saw
     for one in plan.found.fitting:
         name = one.setting.name + "".join(f" ({differs})" for differs in one.setting.differs)
         rows.add_row(name, f"{one.candidate.batch:,}", f"{one.candidate.accumulation:,}",
@@ -77,11 +77,19 @@ def _ranking(plan: Plan):
     return rows
 
 
-def _cost(plan: Plan, one: Configuration) -> tuple[float, float, float]:
-    """Of a sample, or a token where samples differ: all, recomputation, what goes between GPUs and to the host."""
+class _Cost(NamedTuple):
+    """All, and of it recomputation and what goes between GPUs and to the host."""
+
+    seconds: float
+    recomputation: float
+    sent: float
+
+
+def _cost(plan: Plan, one: Configuration) -> _Cost:
+    """Of a sample, or a token where samples differ."""
     cost = one.estimate
     share = 1 / (cost.samples * (one.candidate.sequence if plan.goal == "sequence" else 1))
-    return cost.seconds * share, cost.recomputation * share, (cost.communication + cost.host) * share
+    return _Cost(cost.seconds * share, cost.recomputation * share, (cost.communication + cost.host) * share)
 
 
 def _methods(console: Console, plan: Plan) -> None:
@@ -92,11 +100,11 @@ def _methods(console: Console, plan: Plan) -> None:
     for column in rows.columns[2:]:
         column.justify = "right"
     rows.columns[1].no_wrap = False
-    unit = plan.proposed and _cost(plan, plan.proposed)[0] or 1
+    unit = plan.proposed and _cost(plan, plan.proposed).seconds or 1
     for one in plan.methods:
         best = one.cheapest
         rows.add_row(one.kind, *((best.setting.name, f"{best.candidate.batch:,}",
-                                  gib(best.prediction.peak_reserved.bytes), f"{_cost(plan, best)[0] / unit:.3f}")
+                                  gib(best.prediction.peak_reserved.bytes), f"{_cost(plan, best).seconds / unit:.3f}")
                                  if best else ("none",)))
     console.print(rows)
     reasons: dict[str, list[str]] = {}

@@ -39,8 +39,8 @@ def head(console: Console, prediction: Prediction) -> None:
         console.print(line, style="dim")
     console.print()
     rows = table("", "", "")
-    for name, size, meaning in verdict.bounds(prediction):
-        rows.add_row(name, size, meaning)
+    for peak in verdict.bounds(prediction):
+        rows.add_row(*peak)
     console.print(rows)
     console.print()
     console.print(verdict.peak_text(prediction.peak))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor.answer.prediction import Bound, Peak, Prediction
 from predictor.events.events import Moment
@@ -98,8 +98,16 @@ def _step(moment: Moment) -> str:
     return "turn" if moment in (Moment.PREFILL, Moment.DECODE) else "step"
 
 
-def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:
-    """Name, size and meaning of each peak."""
+class PeakText(NamedTuple):
+    """A peak in words."""
+
+    name: str
+    size: str
+    meaning: str
+
+
+def bounds(prediction: Prediction) -> list[PeakText]:
+    """Each peak, and the capacity that a GPU needs, if that was searched for."""
     rows = (("requested", prediction.peak_requested, "what tensors asked for (requested_bytes.all.peak)"),
             ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"
              + _elsewhere(prediction.peak, prediction.peak.allocated_rank)),
@@ -108,8 +116,9 @@ def bounds(prediction: Prediction) -> list[tuple[str, str, str]]:
              + (_elsewhere(prediction.peak, prediction.peak.reserved_rank) or _idle(prediction))),
             ("device", prediction.peak_device, "what nvidia-smi shows, context and NCCL included"))
     least = prediction.minimum_capacity_bytes
-    return [(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
-        [("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")] if least else [])
+    return [PeakText(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
+        [PeakText("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")]
+        if least else [])
 
 
 def _elsewhere(peak: Peak, rank: int) -> str:

@@ -16,7 +16,7 @@ from predictor.snapshot.recorded_driver import Answer, Question, RecordedDriver,
 from predictor.snapshot.records import Action, Segment, Trace
 from predictor.snapshot.seed import seed
 from predictor.snapshot.start import Start
-from predictor.snapshot.wording import blocks_text, events_text, layout
+from predictor.snapshot.wording import SegmentEvent, blocks_text, events_text, layout
 
 NEW = {Action.SEGMENT_ALLOC: "segment_alloc", Action.SEGMENT_MAP: "segment_map"}
 GIVEN_BACK = {Action.SEGMENT_FREE: "segment_free", Action.SEGMENT_UNMAP: "segment_unmap"}
@@ -57,8 +57,8 @@ class Run:
         except TRIPPED as error:
             raise Contradiction("in the segments that it began with") from error
         self.sizes = [segment.total_size for segment in start.segments]
-        self._told: list[tuple[str, int, int, int]] = []
-        self.allocator.observer = lambda *event: self._told.append(event)
+        self._told: list[SegmentEvent] = []
+        self.allocator.observer = lambda *event: self._told.append(SegmentEvent(*event))
 
     def all(self, trace: Trace, streams: Sequence[int]) -> None:
         """Every entry in order; ``streams`` as in :class:`Start`.
@@ -228,7 +228,7 @@ class Run:
         return None
 
     def _count_given_back(self) -> int:
-        return sum(event[0] in GIVEN_BACK.values() for event in self._told)
+        return sum(event.action in GIVEN_BACK.values() for event in self._told)
 
     def _give_up(self) -> None:
         """With private pools, what is given back is known from the history only."""
@@ -259,12 +259,13 @@ class Run:
         """The segments of one step, recorded and simulated; in which order they were given back does not count."""
         if not waiting and not self._told:
             return
-        recorded = [((NEW | GIVEN_BACK)[self._actions[i]], self._addresses[i], self._sizes[i], self._streams[i])
-                    for i in waiting if self._actions[i] in NEW or self._actions[i] in GIVEN_BACK]
+        names = NEW | GIVEN_BACK
+        recorded = [SegmentEvent(names[self._actions[i]], self._addresses[i], self._sizes[i], self._streams[i])
+                    for i in waiting if self._actions[i] in names]
         told, self._told[:] = list(self._told), []
-        self.sizes += [size for action, _, size, _ in told if action in NEW.values()]
+        self.sizes += [event.size for event in told if event.action in NEW.values()]
         for kind, order in ((GIVEN_BACK.values(), sorted), (NEW.values(), list)):
-            one, two = (order(event for event in events if event[0] in kind) for events in (recorded, told))
+            one, two = (order(event for event in events if event.action in kind) for events in (recorded, told))
             if one != two:
                 self._diverge(index, events_text(one), events_text(two))
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from predictor.snapshot.recorded_driver import ELSEWHERE
 from predictor.snapshot.records import State
 
 MANY = 4
 """Blocks or segments that a message lists."""
+
+
+class SegmentEvent(NamedTuple):
+    """A segment comes or goes, as the allocator tells its observer."""
+
+    action: str
+    address: int
+    size: int
+    stream: int
 
 
 def layout(segment: Any, stream: int) -> tuple[Any, ...]:
@@ -27,10 +36,10 @@ def blocks_text(found: tuple[Any, ...] | None) -> str:
     return f"{found[1]:,} bytes: {_some(blocks)}"
 
 
-def events_text(events: Sequence[tuple[str, int, int, int]]) -> str:
-    """Action, address, bytes and stream of segments in words; addresses only where the recording could have them."""
-    return _some([f"{action} of {size:,} bytes" + (f" at {address:#x}" if address < ELSEWHERE else "")
-                  for action, address, size, _ in events]) or "no segment"
+def events_text(events: Sequence[SegmentEvent]) -> str:
+    """Such events in words; addresses only where the recording could have them."""
+    return _some([f"{event.action} of {event.size:,} bytes" + (
+        f" at {event.address:#x}" if event.address < ELSEWHERE else "") for event in events]) or "no segment"
 
 
 def _some(texts: Sequence[str]) -> str:

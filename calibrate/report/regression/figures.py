@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibrate.regression.baselines.grid import OURS
 from calibrate.regression.compare import Comparison
@@ -106,13 +107,19 @@ def errors(made: Report) -> Figure | None:
                   f"cases at one place are one mark.{note}", bottom + 48, tuple(body))
 
 
-def _groups(made: Report) -> list[tuple[str, str, list[Comparison]]]:
-    """All cases, then the groups of each label that tells some apart: by, value, members."""
+class _Group(NamedTuple):
+    by: str
+    value: str
+    members: list[Comparison]
+
+
+def _groups(made: Report) -> list[_Group]:
+    """All cases, then the groups of each label that tells some apart."""
     known = [group for group in made.groups[1:] if group.errors]
     often = Counter(group.by for group in known)
-    return [("", "all", list(made.comparisons)), *(
-        (group.by.replace("data_parallel_size", "degree").replace("_", " "), str(group.value),
-         [one for one in made.comparisons if one.case.labels[group.by] == group.value])
+    return [_Group("", "all", list(made.comparisons)), *(
+        _Group(group.by.replace("data_parallel_size", "degree").replace("_", " "), str(group.value),
+               [one for one in made.comparisons if one.case.labels[group.by] == group.value])
         for group in known if often[group.by] > 1)]
 
 

@@ -39,7 +39,7 @@ def test_what_fits_is_said_to_be_of_no_paged_serving(model):
 def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):
     workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
     most = predict(workload, maximum_load=True).inference.concurrent_sequences
-    assert most > 100 and {key.regime[0].strip("=") for key in seen} <= {"1", "many"}
+    assert most > 100 and {key.regime.names().samples.strip("=") for key in seen} <= {"1", "many"}
     assert predict(workload.replace(per_device_eval_batch_size=most)).verdict == "fits"
     assert predict(workload.replace(per_device_eval_batch_size=most + 1)).verdict != "fits"
 

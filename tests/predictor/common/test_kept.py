@@ -86,7 +86,7 @@ def test_a_relative_home_is_none(monkeypatch):
 
 
 def test_a_private_directory_is_of_one_user_and_goes_with_its_process(tmp_path):
-    script = ("import os\nfrom predictor import kept\nprint(kept.private(), oct(kept.private().stat().st_mode))\n"
+    script = ("import os\nfrom predictor.common import kept\nprint(kept.private(), oct(kept.private().stat().st_mode))\n"
               "if os.fork():\n    os.wait()\n    print(kept.private().exists(), flush=True)\n")
     done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], text=True, check=True,
                           capture_output=True, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from predictor.common import gpus
 from predictor.events import regimes, timeline
-from predictor.events.events import FACTORS, Factor
+from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.events.sizes import Shape
 from predictor.jobs import training_job
 from predictor.workload.workload import Workload
@@ -46,7 +46,7 @@ def test_factors_add_up_to_the_total_at_every_event(shape, degree):
 @given(shape=shapes, degree=st.sampled_from([0, 1, 2, 5]))
 def test_closed_form_is_the_highest_prefix_sum(shape, degree):
     events = composed(degree)
-    form = timeline.closed_form(events, at_least=regimes.lowest(("many", "many", "whole"), TOKENS))
+    form = timeline.closed_form(events, at_least=regimes.lowest(regimes.Regime.parse(("many", "many", "whole")), TOKENS))
     points = [np.array([value]) for value in shape]
     assert form.peaks(*points, H100)[0] == timeline.running_sum(events, events.sizes.at(shape, H100)).max()
 
@@ -95,3 +95,12 @@ def group_sizes() -> list[int]:
 
 def test_every_factor_has_one_name():
     assert len({factor.value for factor in FACTORS}) == len(FACTORS)
+
+
+def test_what_a_moment_finds_counts_as_its_own():
+    """Two moments of step 1 and one of step 2; the second finds the most bytes, which the last event of the first left."""
+    forward, backward = MOMENTS.index(Moment.FORWARD), MOMENTS.index(Moment.BACKWARD)
+    highest = timeline.highest_by_moment(
+        np.array([5, 9, 4, 6, 7]), np.array([1, 1, 1, 1, 2], dtype=np.int8),
+        np.array([forward, forward, backward, backward, forward], dtype=np.int8))
+    assert highest == {(1, Moment.FORWARD): 1, (1, Moment.BACKWARD): 1, (2, Moment.FORWARD): 4}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.events import regimes, workspaces
+from predictor.events.regimes import Amount, Regime
 from predictor.events.sizes import Shape
 from predictor.formula import fit, formula
 from predictor.formula.store import Key
@@ -28,7 +29,7 @@ TOKENS = 4
 
 def key(**changes) -> Key:
     settings = dict(fingerprint="", recipe="finetune", trainable=(), frozen=(), padding="none",
-                    checkpointing="on", attn_implementation="sdpa", sdpa_backend="cudnn", regime=("many", "many", "whole"),
+                    checkpointing="on", attn_implementation="sdpa", sdpa_backend="cudnn", regime=Regime.parse(("many", "many", "whole")),
                     torch="2.11.0", transformers="5.17.0")
     return Key(**(settings | changes))
 
@@ -45,11 +46,11 @@ def traced(k: Key, shape: Shape):
     return traced_at(model, shape, padding=k.padding, sdpa_backend=k.sdpa_backend)
 
 
-def draw(rng: random.Random, regime: tuple[str, str, str], pads: bool) -> Shape:
+def draw(rng: random.Random, regime: Regime, pads: bool) -> Shape:
     """A random shape of a regime that no fit has seen: any batch, any sequence, odd ones included."""
     while True:
-        batch = 1 if regime[0] == "1" else rng.randint(2, 40)
-        per_sample = 1 if regime[1] == "1" else rng.randint(2 if batch == 1 else 1, 5)
+        batch = 1 if regime.samples is Amount.ONE else rng.randint(2, 40)
+        per_sample = 1 if regime.images is Amount.ONE else rng.randint(2 if batch == 1 else 1, 5)
         shape = Shape(batch, TOKENS * per_sample + rng.randint(1, 700), batch * per_sample)
         if regimes.regime_of(shape, pads_masks=pads) == regime:
             return shape
@@ -63,21 +64,21 @@ CASES = [
     key(recipe="pretrain", checkpointing="off"),
     key(recipe="full"),
     key(recipe="full", checkpointing="off"),
-    key(regime=("1", "1", "whole")),
-    key(regime=("1", "1", "whole"), recipe="full", checkpointing="off"),
-    key(regime=("1", "many", "whole")),
+    key(regime=Regime.parse(("1", "1", "whole"))),
+    key(regime=Regime.parse(("1", "1", "whole")), recipe="full", checkpointing="off"),
+    key(regime=Regime.parse(("1", "many", "whole"))),
     key(sdpa_backend="flash"),
     key(sdpa_backend="flash", checkpointing="off"),
     key(sdpa_backend="efficient"),
     key(sdpa_backend="math"),
     key(attn_implementation="eager", sdpa_backend=""),
     key(padding="right"),
-    key(padding="right", sdpa_backend="flash", regime=("many", "many", "padded")),
-    key(padding="right", sdpa_backend="flash", regime=("many", "many", "whole")),
+    key(padding="right", sdpa_backend="flash", regime=Regime.parse(("many", "many", "padded"))),
+    key(padding="right", sdpa_backend="flash", regime=Regime.parse(("many", "many", "whole"))),
 ]
 
 
-@pytest.mark.parametrize("k", CASES, ids=lambda k: f"{k.recipe}-{k.checkpointing}-{k.sdpa_backend or 'eager'}-{k.padding}-{'/'.join(k.regime)}")
+@pytest.mark.parametrize("k", CASES, ids=lambda k: f"{k.recipe}-{k.checkpointing}-{k.sdpa_backend or 'eager'}-{k.padding}-{'/'.join(k.regime.names())}")
 def test_formula_equals_the_trace_at_every_event_of_unseen_shapes(k):
     micro = made(k).micro
     rng = random.Random(str(k))
@@ -95,7 +96,7 @@ def test_formula_equals_the_trace_at_every_event_of_unseen_shapes(k):
 def test_a_sequence_that_reaches_a_sliding_window_is_another_regime(sequence, rows):
     config = ModelConfig("small", small_config(model_type="mistral", sliding_window=1000))
     regime = regimes.regime_of(Shape(2, sequence, 2), windows=config.windows)
-    assert regime == ("many", "many", rows)
+    assert regime.names() == ("many", "many", rows)
     micro = trace_formula(config, key(regime=regime)).micro
     model = parser.build(config, attn_implementation="sdpa", recipe="finetune")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -151,8 +152,8 @@ def test_every_regime_s_shapes_lie_in_it_and_above_its_lower_bound():
     for batch in ("1", "many"):
         for images in ("1", "many"):
             for rows in ("padded", "whole"):
-                regime = (batch, images, rows)
-                if regime[:2] == ("many", "1"):
+                regime = Regime.parse((batch, images, rows))
+                if (batch, images) == ("many", "1"):
                     continue  # two samples have two images
                 lower = regimes.lowest(regime, TOKENS)
                 for shape in regimes.traced_shapes(regime, lambda images: TOKENS * images):

@@ -34,13 +34,13 @@ SAMPLE = named_keys()[::7]
 """Every seventh: all models, recipes, checkpointing, kernels and regimes occur."""
 
 
-@pytest.mark.parametrize("config, key", SAMPLE, ids=[f"{c.name}-{k.recipe}-{k.checkpointing}-{k.sdpa_backend}-{k.regime[0]}" for c, k in SAMPLE])
+@pytest.mark.parametrize("config, key", SAMPLE, ids=[f"{c.name}-{k.recipe}-{k.checkpointing}-{k.sdpa_backend}-{k.regime.names().samples}" for c, k in SAMPLE])
 def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
     micro = formula.load(store.shipped_directory() / key.filename()).micro
     model = parser.build(find(config.name), attn_implementation="sdpa", recipe=key.recipe)
     if key.checkpointing == "on":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    shape, gpu = SHAPES[key.regime[:2]], gpus.find("h100-80gb")
+    shape, gpu = SHAPES[key.regime.names()[:2]], gpus.find("h100-80gb")
     recording = traced_at(model, shape, padding="none", sdpa_backend=key.sdpa_backend)
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]

@@ -262,7 +262,7 @@ def test_turns_that_differ_in_their_context_alone_share_a_formula(model, seen):
     talk = [TALK[0]] + [{"tokens": 10, "images": 1, "new_tokens": 7}] * 30
     workload = inference_job.resolve(asked(model["llava"], conversation=talk, per_device_eval_batch_size=2)).workload
     job = dispatch.prepare(workload)
-    assert {key.regime[2] for key in seen if key.generation.brings} == {"whole", "padded"}
+    assert {key.regime.names().rows for key in seen if key.generation.brings} == {"whole", "padded"}
     for turn, piece in list(zip(job.turns, job.pieces))[-8:]:
         composed = longer(piece, GPU)
         whole = traced(workload, inference_job.traced_tokens(turn, []), turn)

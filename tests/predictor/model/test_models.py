@@ -11,7 +11,7 @@ from predictor.cli import main
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.events import regimes
-from predictor.events.regimes import NotOneRegime
+from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula.formula_key import formula_key
 from predictor.jobs import dispatch
@@ -101,14 +101,14 @@ def test_pretrain_trains_the_projector_alone(name):
 
 def test_regimes_narrow_to_the_shape_alone():
     shape = Shape(3, 100, 6)
-    assert regimes.narrowing(("many", "many", "whole"), shape) == [
+    assert [regime.names() for regime in regimes.narrowing(Regime.parse(("many", "many", "whole")), shape)] == [
         ("many", "many", "whole"), ("=3", "=6", "whole"), ("=3", "=6", "=100")]
-    assert regimes.traced_shapes(("=3", "=6", "=100")) == [shape]
+    assert regimes.traced_shapes(Regime.parse(("=3", "=6", "=100"))) == [shape]
 
 
 @pytest.mark.parametrize("regime", [("=3", "=6", "whole"), ("=3", "=6", "padded"), ("=2", "=0", "whole>128")])
 def test_a_narrow_regime_is_traced_at_its_own_counts(regime):
-    shapes = regimes.traced_shapes(regime, lambda images: 5 * images)
+    shapes = regimes.traced_shapes(Regime.parse(regime), lambda images: 5 * images)
     assert {(f"={shape.batch}", f"={shape.images}") for shape in shapes} == {regime[:2]}
     assert len({shape.sequence for shape in shapes}) == 4  # a square of the sequence, and one more to check
 
