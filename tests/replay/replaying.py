@@ -18,6 +18,7 @@ import lzma
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,8 @@ SNAPSHOTS = ROOT / "tests/data/snapshots"
 SENTENCE = "…"
 ONLY_TEXT = ("explore", "--help", "--version", "help")
 """Commands that have no JSON answer, or one that says only what was written."""
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+"""Requests that run ``python`` mean the interpreter of the tests."""
 PASSING = re.compile(r"(^|_)(seconds|date|commit|command|machine|python|host|peak_host_bytes)$")
 """Keys of JSON answers that differ from run to run."""
 
@@ -135,7 +138,7 @@ def _directory(request: Request) -> Iterator[tuple[Path, list[str]]]:
         os.chdir(directory)
         try:
             with mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "PEAKCAST_CACHE": str(cache),
-                                              "HF_HUB_OFFLINE": "1"}):
+                                              "HF_HUB_OFFLINE": "1", "PATH": PATH}):
                 yield directory, argv
         finally:
             os.chdir(before)
@@ -157,7 +160,7 @@ def _plain(text: str, directory: Path) -> str:
     """``text`` without what differs from machine to machine and from run to run."""
     text = text.replace(str(directory), "<directory>").replace(str(ROOT), "<root>")
     text = re.sub(r"\b\d+(\.\d+)? (s|ms|seconds|minutes)\b", r"<number> \2", text)
-    return re.sub(r"\b20\d\d-\d\d-\d\d\b", "<date>", text)
+    return re.sub(r"\b20\d\d-\d\d-\d\d(T[\d:.]+(Z|[+-]\d\d:\d\d))?(?![\w-])", "<date>", text)
 
 
 def _numbers(value: Any, sentences: list[str]) -> Any:

@@ -88,7 +88,7 @@ answer(facts)
 
 
 def facts_of(unit_bytes: int, inject: Injection | None) -> dict:
-    return run_job(f"UNIT = {unit_bytes}\n" + SCRIPT, gpu="h100-80gb", inject=inject)
+    return run_job(f"UNIT = {unit_bytes}\n" + SCRIPT, gpu="h100-80gb", inject=inject or Injection())
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION,
 @pytest.mark.parametrize("predicted", [True, False])
 def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_path, monkeypatch, predicted):
     monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
-    monkeypatch.setattr(written, "record", lambda **said: said["in_training"])
+    monkeypatch.setattr(written, "record", lambda _predicted, **said: said["in_training"])
     monkeypatch.setattr(written, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
     wrote: list[tuple] = []
     watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=1, show="nothing", snapshot=None, tell=print)
