@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from predictor.common import kept, streams
+from predictor.common import storage, streams
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 
 # One line a command. This and the next are the only places that may name calibrate.
 COMMANDS = {
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
-    kept.name_user()
+    storage.name_user()
     with streams.settled():
         return _answered(list(sys.argv[1:] if argv is None else argv))
 

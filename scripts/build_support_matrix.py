@@ -13,10 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from predictor.workload import support  # noqa: E402
+from predictor.workload import support_matrix  # noqa: E402
 
 PAGE = ROOT / "profiles/pages/support.md"
 
 if __name__ == "__main__":
-    PAGE.write_text(support.page())
+    PAGE.write_text(support_matrix.page())
     print(f"wrote {PAGE}")

@@ -29,7 +29,7 @@ from calibrate.checks.outcome import Outcome  # noqa: E402
 from calibrate.checks.registry import Check  # noqa: E402
 from predictor.common.errors import InputError  # noqa: E402
 from predictor.common.files import write_whole  # noqa: E402
-from predictor.common.suggest import nearest, show  # noqa: E402
+from predictor.common.suggestions import nearest, show  # noqa: E402
 
 CHECKS = registry.CHECKS | {
     "allocator": Check(

@@ -13,23 +13,23 @@ import json
 import sys
 from pathlib import Path
 
-from predictor.answer import model_facts
+from predictor.answer import model_list
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.model import models, parser
 
-TARGET = Path(model_facts.__file__).parent / model_facts.TABLE
+TARGET = Path(model_list.__file__).parent / model_list.TABLE
 
 
-def figures() -> dict[str, model_facts.Known]:
+def figures() -> dict[str, model_list.Known]:
     """Of every known name that can be built."""
     found = {}
     for name in models.known_names():
         config = models.find(name)
         try:
-            with model_facts.building(config):
-                found[name] = model_facts.built(config, parser.bare(config, "sdpa"))
+            with model_list.building(config):
+                found[name] = model_list.built(config, parser.bare(config, "sdpa"))
         except InputError as error:
             print(f"left out: {error}", file=sys.stderr)
     return found

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from calibrate.measure import warm
+from calibrate.measure import warm_workers
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_jobs():
     """Measured jobs need not import PyTorch each anew."""
-    with warm.jobs(apart_from=("PEAKCAST_CACHE", "PYTEST_CURRENT_TEST")):
+    with warm_workers.jobs(apart_from=("PEAKCAST_CACHE", "PYTEST_CURRENT_TEST")):
         yield
 
 

@@ -5,9 +5,9 @@
     attribution.extras()                     # what only the device allocated, for the fit
 """
 
+from calibrate.attribution.allocations import Side, predicted, recorded
 from calibrate.attribution.attribution import Attribution, Extra, Lifetime, Outcome, Row, attribute
 from calibrate.attribution.peak import AtPeak, Item
-from calibrate.attribution.sides import Side, predicted, recorded
 
 __all__ = ["AtPeak", "Attribution", "Extra", "Item", "Lifetime", "Outcome", "Row", "Side", "attribute", "predicted",
            "recorded"]

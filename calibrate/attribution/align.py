@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from calibrate.attribution.sides import Side
+from calibrate.attribution.allocations import Side
 
 BLOCK = 2048
 """Most allocations a side that one exact alignment takes."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.attribution import align, peak
-from calibrate.attribution.sides import Side
+from calibrate.attribution.allocations import Side
 from predictor.events.calls import largest_results, own_temporaries
 from predictor.events.events import MOMENTS, Factor, Moment
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from calibrate.attribution.allocations import Side, predicted, recorded
 from calibrate.attribution.attribution import Attribution, attribute
-from calibrate.attribution.sides import Side, predicted, recorded
 from calibrate.records.record import Record
 from predictor import snapshot
 from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.attribution.sides import Side
+from calibrate.attribution.allocations import Side
 from predictor.events.events import Factor, Moment
 
 NOBODY = -1

@@ -15,8 +15,8 @@ from calibrate.campaign import design
 from calibrate.records.record import SCHEMA_VERSION, Record
 from predictor.common.errors import InputError
 from predictor.common.files import opened as opened_file
-from predictor.common.plain import from_plain, to_plain
-from predictor.common.suggest import named, show, version_text
+from predictor.common.json_dataclasses import from_plain, to_plain
+from predictor.common.suggestions import named, show, version_text
 from predictor.workload.workload import Workload
 
 SKIPPED = "skipped: "

@@ -16,7 +16,7 @@ from calibrate import child
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Store
 from calibrate.job.job import PR_SET_PDEATHSIG
-from calibrate.measure import warm
+from calibrate.measure import warm_workers
 from predictor.common.errors import InputError
 
 RowOf = Callable[[Job], Row]
@@ -144,7 +144,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job ends, temporary files go
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    with warm.jobs():
+    with warm_workers.jobs():
         row_of = connection.recv()
         while True:
             try:

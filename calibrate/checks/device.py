@@ -26,15 +26,15 @@ from contextlib import redirect_stdout
 from datetime import date
 from pathlib import Path
 
-from calibrate.campaign import design, here, same
+from calibrate.campaign import consistency, design, environment
 from calibrate.checks.device_page import page_of
-from calibrate.checks.kept import append, lines
-from calibrate.checks.limit import sweep
+from calibrate.checks.directories import PROFILES
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import PROFILES
+from calibrate.checks.results_file import append, lines
+from calibrate.checks.survival_limit import sweep
 from calibrate.measure import measure as measuring
-from calibrate.measure import warm
-from calibrate.measure.where import Where
+from calibrate.measure import warm_workers
+from calibrate.measure.device_choice import Where
 from calibrate.probes import libraries, operators
 from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
@@ -42,7 +42,7 @@ from predictor import cli, snapshot
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.snapshot.replay import replay
 from predictor.workload.workload import Workload
 
@@ -177,11 +177,11 @@ def measure(jobs: Path, given: Namespace) -> bool:
         return True
     gpu = gpus.find(given.gpu).name
     where = Where(gpu, MeasuredOn.DEVICE if given.device == "cuda" else MeasuredOn.EMULATED)
-    same.check_gpu(gpu, here.look(where).device)
+    consistency.check_gpu(gpu, environment.look(where).device)
     seconds = None if given.time_limit is None else 60 * given.time_limit
     directory = _directory(given)
     (directory / FILES).mkdir(parents=True, exist_ok=True)
-    with warm.jobs():
+    with warm_workers.jobs():
         return Campaign(where, directory, jobs, seconds).run()
 
 

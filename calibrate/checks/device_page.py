@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.checks.kept import lines
+from calibrate.checks.results_file import lines
 from calibrate.probes.libraries import Libraries
 from calibrate.probes.operators import Answer, Operators, peak
 from calibrate.records import record
@@ -18,7 +18,7 @@ from calibrate.regression.cases import COUNTERS
 from calibrate.regression.compare import Comparison, compare
 from predictor.answer.predict import predict
 from predictor.common.errors import InputError
-from predictor.common.plain import from_plain
+from predictor.common.json_dataclasses import from_plain
 from predictor.workload.workload import Workload
 
 SIDES = {"device": "a real GPU", "emulated": "an emulated GPU"}

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from calibrate.checks import emulated_jobs
-from calibrate.checks.kept import Kept, Row, bar, compact_row
+from calibrate.checks.directories import H100
+from calibrate.checks.measured_peaks import COUNTERS, measured
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.peaks import COUNTERS, measured
-from calibrate.checks.places import H100
+from calibrate.checks.results_file import Kept, Row, bar, compact_row
 from calibrate.regression import files, report
 
 FILE = H100 / "emulated.jsonl"

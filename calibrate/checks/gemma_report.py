@@ -18,13 +18,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE
 from predictor.allocator.allocator import CachingAllocator
 from predictor.common import gpus
 from predictor.events import workspaces
+from predictor.events.composed_run import Run
 from predictor.events.events import MOMENTS, Moment
-from predictor.events.run import Run
 from predictor.jobs import dispatch, survival
 from predictor.workload.workload import Workload
 

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any
 
-from calibrate.checks import kept
-from calibrate.checks.kept import Row
+from calibrate.checks import results_file
+from calibrate.checks.directories import EVIDENCE, PAGES
+from calibrate.checks.measured_peaks import name_of
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.peaks import name_of
-from calibrate.checks.places import EVIDENCE, PAGES
+from calibrate.checks.results_file import Row
 from calibrate.measure import measure as measuring
 from calibrate.regression import compact
-from predictor.answer import replies
+from predictor.answer import inference_details
 from predictor.answer.prediction import TurnMemory
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.jobs import dispatch, survival
 from predictor.workload.workload import Workload
 
@@ -54,7 +54,7 @@ Requested bytes, turn by turn.
 
 
 def jobs(given: Namespace) -> list[Row]:
-    return kept.listed(__file__)
+    return results_file.listed(__file__)
 
 
 def measured(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     } | {name: record.peak(name).bytes for name in COUNTERS}
 
 
-measure = kept.Kept(EVIDENCE / "inference.jsonl", kept.compact_row(measured), forked=True)
+measure = results_file.Kept(EVIDENCE / "inference.jsonl", results_file.compact_row(measured), forked=True)
 
 
 class Errors:
@@ -86,7 +86,7 @@ class Errors:
 def table(rows: list[Row], given: Namespace) -> Outcome:
     """All measured jobs beside predictions; those of conversations turn by turn, too."""
     errors = Errors()
-    compared = [compare(row, errors) for row in kept.bar(rows, "Predicting")]
+    compared = [compare(row, errors) for row in results_file.bar(rows, "Predicting")]
     head = HEAD.format(date=date.today().isoformat(), jobs=len(rows), moments=errors.worst["moments"],
                        **{name.removesuffix("_bytes"): errors.worst[name] for name in COUNTERS})
     text = head + "".join(sorted(line for line, _ in compared)) + "".join(turns for _, turns in compared)
@@ -102,7 +102,7 @@ def compare(row: Row, errors: Errors) -> tuple[str, str]:
     peaks = (run.peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
     cells = [errors.cells(name, peak, row[name]) for name, peak in zip(COUNTERS, peaks)]
     line = f"| {row['group']} | {name_of(row['job'])} | {' | '.join(cells)} |\n"
-    turns = "".join(turn_lines(replies.inference(job).turns, row, errors))
+    turns = "".join(turn_lines(inference_details.inference(job).turns, row, errors))
     return line, TURNS.format(line=row["group"], job=name_of(row["job"])) + turns if workload.conversation else ""
 
 

@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.liger_operators import OPERATORS
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE
 from predictor.allocator.constants import MIN_BLOCK
 from predictor.common import gpus
 from predictor.common.files import read_text

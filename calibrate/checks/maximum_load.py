@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Any
 
-from calibrate.checks import kept
-from calibrate.checks.kept import Row
+from calibrate.checks import results_file
+from calibrate.checks.directories import EVIDENCE, PAGES
+from calibrate.checks.measured_peaks import name_of
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.peaks import name_of
-from calibrate.checks.places import EVIDENCE, PAGES
+from calibrate.checks.results_file import Row
 from calibrate.measure import measure as measuring
 from predictor.answer import maximum_load
 from predictor.answer.predict import predict
@@ -43,7 +43,7 @@ date of each measurement. {right} of {all} came out as predicted.
 
 
 def jobs(given: Namespace) -> list[Row]:
-    return kept.listed(__file__)
+    return results_file.listed(__file__)
 
 
 def searched(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def searches(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"what": what, "most": most, "outcomes": outcomes}
 
 
-measure = kept.Kept(EVIDENCE / "maximum_load.jsonl", kept.compact_row(searched), forked=True)
+measure = results_file.Kept(EVIDENCE / "maximum_load.jsonl", results_file.compact_row(searched), forked=True)
 
 
 def table(rows: list[Row], given: Namespace) -> Outcome:

@@ -23,9 +23,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from calibrate.checks.kept import Kept, Row
+from calibrate.checks.directories import EVIDENCE, PAGES
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE, PAGES
+from calibrate.checks.results_file import Kept, Row
 from calibrate.measure import measure as measuring
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare

@@ -25,10 +25,10 @@ from datetime import date
 from pathlib import Path
 
 from calibrate import child
-from calibrate.checks import kept, peaks
-from calibrate.checks.kept import Row
+from calibrate.checks import measured_peaks, results_file
+from calibrate.checks.directories import EVIDENCE, PAGES, ROOT
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE, PAGES, ROOT
+from calibrate.checks.results_file import Row
 from calibrate.regression.cases import Case
 from calibrate.regression.compare import Comparison, compare
 from predictor.jobs import dispatch
@@ -70,23 +70,23 @@ class First:
 
 
 def jobs(given: Namespace) -> list[Row]:
-    return kept.listed(__file__)
+    return results_file.listed(__file__)
 
 
-measure = kept.Kept(FILE, kept.compact_row(peaks.measured))
+measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured))
 
 
 def table(rows: list[Row], given: Namespace) -> Outcome:
     """All measured jobs beside first predictions, and what these cost."""
-    cases, _ = peaks.cases(FILE)
-    found = [first(case) for case in kept.bar(cases, "Predicting")]
+    cases, _ = measured_peaks.cases(FILE)
+    found = [first(case) for case in results_file.bar(cases, "Predicting")]
     errors = {counter: [abs(one.found.error(counter)) for one in found] for counter in ("allocated", "reserved")}
     head = HEAD.format(
         date=date.today().isoformat(), jobs=len(found), models=len({one.found.case.model for one in found}),
         mean=statistics.fmean(errors["allocated"]), most=max(errors["allocated"]), reserved=max(errors["reserved"]),
         cores=os.cpu_count(), seconds=max(one.seconds for one in found),
         memory=max(one.resident_bytes for one in found) / 1e9)
-    lines = [f"{peaks.line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
+    lines = [f"{measured_peaks.line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
              for one in sorted(found, key=lambda one: one.found.case.group)]
     return Outcome({"allocated": max(errors["allocated"])},
                    {PAGE: head + "".join(lines) + GROWTH + "".join(growth())})

@@ -23,9 +23,9 @@ from typing import Any
 
 from rich.table import Table
 
-from calibrate.checks.kept import Kept, Row
+from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE
+from calibrate.checks.results_file import Kept, Row
 from calibrate.measure import measure as measuring
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from calibrate.checks.directories import EVIDENCE, ROOT
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE, ROOT
 from predictor.common.errors import InputError
 
 PACKAGES = ("llamafactory", "ms-swift", "axolotl")

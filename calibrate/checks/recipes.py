@@ -15,10 +15,10 @@ import sys
 from argparse import Namespace
 from datetime import date
 
-from calibrate.checks import emulated_jobs, kept, peaks
-from calibrate.checks.kept import Row
+from calibrate.checks import emulated_jobs, measured_peaks, results_file
+from calibrate.checks.directories import EVIDENCE, H100, PAGES
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE, H100, PAGES
+from calibrate.checks.results_file import Row
 
 FILE, PAGE = EVIDENCE / "recipes.jsonl", PAGES / "recipes.md"
 LOOKED_AT = {"allocated": 0.01, "reserved": 0.05}
@@ -36,20 +36,20 @@ measured. Made by `python scripts/check.py recipes` on {date} from `evidence/rec
 
 
 def jobs(given: Namespace) -> list[Row]:
-    return kept.listed(__file__)
+    return results_file.listed(__file__)
 
 
-measure = kept.Kept(FILE, kept.compact_row(peaks.measured))
+measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured))
 
 
 def table(rows: list[Row], given: Namespace) -> Outcome:
     """All measured jobs beside predictions."""
-    cases, _ = peaks.cases(FILE, H100 / "emulated.jsonl")
+    cases, _ = measured_peaks.cases(FILE, H100 / "emulated.jsonl")
     groups = {group for group, _ in emulated_jobs.recipes()} | {asked["group"] for asked in jobs(given)}
-    found = peaks.compared([case for case in cases if case.group in groups], by=lambda case: case.group)
+    found = measured_peaks.compared([case for case in cases if case.group in groups], by=lambda case: case.group)
     for one in found:
         if any(abs(one.error(counter)) > most for counter, most in LOOKED_AT.items()):
-            print(f"too far off: {peaks.line_of(one)}", file=sys.stderr)
-    worst = peaks.worst(found, tuple(LOOKED_AT))
+            print(f"too far off: {measured_peaks.line_of(one)}", file=sys.stderr)
+    worst = measured_peaks.worst(found, tuple(LOOKED_AT))
     head = HEAD.format(date=date.today().isoformat(), jobs=len(found), **worst)
-    return Outcome(worst, {PAGE: head + "".join(map(peaks.line_of, found))})
+    return Outcome(worst, {PAGE: head + "".join(map(measured_peaks.line_of, found))})

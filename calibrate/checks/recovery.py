@@ -29,20 +29,20 @@ from rich.table import Table
 
 from calibrate.attribution import Side, attribute, predicted, recorded
 from calibrate.campaign import design
-from calibrate.campaign.one import row_of
+from calibrate.campaign.measured_job import row_of
 from calibrate.campaign.rows import Row, opened
 from calibrate.campaign.run import Limits, run
+from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE
 from calibrate.emulator import Injection
 from calibrate.fit import coverage, cross_validate, fit_profile
-from calibrate.fit.foresee import foresee, residuals, run_of
+from calibrate.fit.job_prediction import foresee, residuals, run_of
 from calibrate.fit.jobs import MeasuredJob, read
 from calibrate.measure import measure as measuring
-from calibrate.measure.where import Where
+from calibrate.measure.device_choice import Where
 from calibrate.records.record import MeasuredOn
 from predictor import snapshot
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.events import timeline
 from predictor.events.events import FACTORS, Factor
 from predictor.profile.profile import Profile

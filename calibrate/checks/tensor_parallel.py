@@ -14,10 +14,10 @@ from __future__ import annotations
 from argparse import Namespace
 from datetime import date
 
-from calibrate.checks import kept, peaks
-from calibrate.checks.kept import Row
+from calibrate.checks import measured_peaks, results_file
+from calibrate.checks.directories import EVIDENCE, PAGES
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE, PAGES
+from calibrate.checks.results_file import Row
 
 FILE, PAGE = EVIDENCE / "tensor_parallel.jsonl", PAGES / "tensor_parallel.md"
 HEAD = """# Tensor parallelism, measured and predicted
@@ -36,19 +36,19 @@ it is NCCL's own with nobody behind it. Made by `python scripts/check.py tensor_
 
 
 def jobs(given: Namespace) -> list[Row]:
-    return kept.listed(__file__)
+    return results_file.listed(__file__)
 
 
-measure = kept.Kept(FILE, kept.compact_row(peaks.measured), forked=True)
+measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured), forked=True)
 
 
 def table(rows: list[Row], given: Namespace) -> Outcome:
     """All measured jobs beside predictions, in the order of the list."""
-    cases, skipped = peaks.cases(FILE)
+    cases, skipped = measured_peaks.cases(FILE)
     groups = list(dict.fromkeys(asked["group"] for asked in jobs(given)))
-    found = peaks.compared(cases, by=lambda case: groups.index(case.group))
-    worst = peaks.worst(found)
+    found = measured_peaks.compared(cases, by=lambda case: groups.index(case.group))
+    worst = measured_peaks.worst(found)
     head = HEAD.format(date=date.today().isoformat(), jobs=len(found),
                        worst=", ".join(f"{counter} {error:.4%}" for counter, error in worst.items()))
     return Outcome({"requested": worst["requested"], "rows that cannot be read": skipped},
-                   {PAGE: head + "".join(map(peaks.line_of, found))})
+                   {PAGE: head + "".join(map(measured_peaks.line_of, found))})

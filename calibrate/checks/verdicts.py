@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.table import Table
 
+from calibrate.checks.directories import H100
 from calibrate.checks.emulated_jobs import OVERLAP
-from calibrate.checks.kept import Kept, Row, compact_row
-from calibrate.checks.limit import sweep
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import H100
+from calibrate.checks.results_file import Kept, Row, compact_row
+from calibrate.checks.survival_limit import sweep
 from calibrate.regression import compact
 from predictor.jobs.survival import PAGE_BYTES
 

@@ -7,7 +7,7 @@ import os
 
 from predictor.commands import output
 from predictor.common.errors import InputError
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 from predictor.workload.keys import KEYS
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.streams import say
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
 from predictor.report.console import WIDTH, console
 
 if TYPE_CHECKING:
     from calibrate.campaign.design import Job
     from calibrate.campaign.rows import Row, Store
-    from calibrate.measure.where import Where
+    from calibrate.measure.device_choice import Where
 
 EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
@@ -80,9 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     workers = _number(arguments.jobs, "--jobs", 1, whole=True)
     workers = workers or (1 if where.device.value == "device" else os.cpu_count() or 1)
     from calibrate.campaign import design
-    from calibrate.job import alone
+    from calibrate.job import single_rank
 
-    degree = int(os.environ["WORLD_SIZE"]) if alone.launched() else None
+    degree = int(os.environ["WORLD_SIZE"]) if single_rank.launched() else None
     emulated = where.device.value == "emulated"
     # alone, NCCL's process group is to be had on the emulated GPU only
     if arguments.jobs_from:
@@ -102,20 +102,20 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
     output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
                            "-o and --measurements (not given: as -o, ending in .jsonl)")
-    from calibrate.campaign import given, rows, same
+    from calibrate.campaign import consistency, rows, user_records
 
-    records = given.read(arguments.records)
+    records = user_records.read(arguments.records)
     for file, row in zip(arguments.records, records):
-        same.check_rows([row], where, file)
+        consistency.check_rows([row], where, file)
     with rows.opened(path) as store:
-        same.check_rows([*store.rows, *records], where, path)
+        consistency.check_rows([*store.rows, *records], where, path)
         if arguments.retry_failed:
             store.forget_failed()
         for row in records:
             store.add(row)
         left = _measure(jobs, where, store, workers, None if minutes is None else 60 * minutes, degree)
         measured = store.rows
-    same.check_rows(measured, where, path)
+    consistency.check_rows(measured, where, path)
     return _finish(arguments, measured, where, path, left, degree)
 
 
@@ -126,7 +126,7 @@ def _where(arguments: argparse.Namespace) -> Where:
                              + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
     from calibrate.emulator import Injection
     from calibrate.emulator.job_environment import has_real_driver, launches
-    from calibrate.measure.where import Where
+    from calibrate.measure.device_choice import Where
     from calibrate.records.record import MeasuredOn
     from predictor.common import gpus
 
@@ -149,9 +149,9 @@ def _listed(arguments: argparse.Namespace, degree: int | None, emulated: bool) -
         raise InputError("--quick and --jobs-from both say which jobs: give one")
     if degree is not None:
         raise InputError("--jobs-from is for one process: torchrun's jobs are the campaign's own")
-    from calibrate.campaign import listed
+    from calibrate.campaign import user_plan
 
-    return listed.read(arguments.jobs_from, emulated=emulated)
+    return user_plan.read(arguments.jobs_from, emulated=emulated)
 
 
 def _number(text: str | None, option: str, least: float, whole: bool = False) -> Any:
@@ -171,23 +171,23 @@ def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds:
     """Runs what is missing, with a plan before and a bar meanwhile on stderr; how many jobs are left."""
     from functools import partial
 
-    from calibrate.campaign import here, launched, one, run, same
+    from calibrate.campaign import consistency, environment, measured_job, run, torchrun
     from calibrate.report.calibrate import Progress, plan
 
     known = {row.id for row in store.rows}
-    shown = jobs if degree is None else [launched.of_rank(job, degree - 1) for job in jobs]
+    shown = jobs if degree is None else [torchrun.of_rank(job, degree - 1) for job in jobs]
     if not known.issuperset(job.id for job in shown):
-        same.check_here(store.rows, here.look(where), where, store.path)
+        consistency.check_here(store.rows, environment.look(where), where, store.path)
         store.begin()
     terminal = console(sys.stderr, width=None if sys.stderr.isatty() else WIDTH)
     plan(terminal, shown, workers, known)
-    row_of = partial(one.row_of, where=where)
+    row_of = partial(measured_job.row_of, where=where)
     with Progress(shown, workers, known) as progress:
         try:
             if degree is None:
                 return run.run(jobs, row_of, store, run.Limits(workers, seconds), progress.done)
             ended = None if seconds is None else time.monotonic() + seconds
-            return launched.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
+            return torchrun.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
                                 progress.done)
         except (KeyboardInterrupt, SystemExit):
             say(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on")
@@ -198,15 +198,15 @@ def _follow(jobs: list[Job], where: Where) -> int:
     """What the other ranks of torchrun do."""
     from functools import partial
 
-    from calibrate.campaign import launched, one
+    from calibrate.campaign import measured_job, torchrun
 
-    launched.run(jobs, partial(one.row_of, where=where), None, lambda: False)
+    torchrun.run(jobs, partial(measured_job.row_of, where=where), None, lambda: False)
     return 0
 
 
 def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: str, left: int,
             degree: int | None) -> int:
-    from calibrate.campaign.launched import once_a_job
+    from calibrate.campaign.torchrun import once_a_job
     from calibrate.fit import coverage, cross_validate, fit_profile
     from calibrate.report import calibrate as report
     from predictor.profile import profile as profiles

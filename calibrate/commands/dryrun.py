@@ -8,7 +8,7 @@ import sys
 
 from predictor.commands import output
 from predictor.common.errors import InputError
-from predictor.common.values import Invalid, Size, Whole
+from predictor.common.value_types import Invalid, Size, Whole
 
 EXAMPLES = """examples:
   peakcast dryrun -- python train.py --batch-size 8
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     from calibrate.dryrun.dryrun import Streams, dryrun
     from calibrate.emulator import Machine
-    from predictor.common.plain import to_plain
+    from predictor.common.json_dataclasses import to_plain
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone

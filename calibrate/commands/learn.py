@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
-from predictor.common.suggest import named, nearest, show
+from predictor.common.suggestions import named, nearest, show
 from predictor.model.request import Request
 
 EXAMPLES = """examples:
@@ -132,8 +132,8 @@ def _settled(arguments: argparse.Namespace, given: Mapping[str, tuple[int, ...]]
 
 def _facts(workload, images: int):
     """Of the model: tokens that an image takes where a sample has so many, and positions that it knows."""
-    from predictor.answer.model_facts import building
-    from predictor.events.facts import ModelFacts
+    from predictor.answer.model_list import building
+    from predictor.events.model_facts import ModelFacts
     from predictor.model import models, parser
     from predictor.model.code_models import MODEL_TYPE, CodeModel
     from predictor.trace.inputs import Inputs
@@ -228,7 +228,7 @@ def _check_script(arguments: argparse.Namespace) -> None:
 
 def _script_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the options that mean something for a script are set to; None for those that are not given."""
-    from predictor.common.values import Invalid
+    from predictor.common.value_types import Invalid
     from predictor.workload.workload import KEYS
 
     values = {}

@@ -9,7 +9,7 @@ from functools import partial
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.streams import say
-from predictor.common.values import Invalid, Whole
+from predictor.common.value_types import Invalid, Whole
 
 CHOICES = ("none", "fast", "all")
 EXAMPLES = """examples:

@@ -16,20 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from calibrate.dryrun.inside import SETTING
-from calibrate.dryrun.inside.world import variables
+from calibrate.dryrun.hooks import SETTING
+from calibrate.dryrun.hooks.fake_ranks import variables
 from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
 from predictor.version import VERSION
 
-AUTOLOAD = Path(__file__).resolve().parent / "inside" / "autoload"
+AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``calibrate.dryrun.inside`` is told.
+    """What ``calibrate.dryrun.hooks`` is told.
 
     Attributes:
         directory: where each process leaves its report.
@@ -59,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Where:
-    """A point of the run: see ``calibrate.dryrun.inside.watcher.Where``; ``line`` is in the user's code."""
+    """A point of the run: see ``calibrate.dryrun.hooks.watcher.Where``; ``line`` is in the user's code."""
 
     moment: str
     step: int

@@ -21,7 +21,14 @@ Known limits:
 - A second process (a monitor) sees no memory used.
 """
 
-from .injection import Injection
-from .job_environment import H100, Machine, environment, event_completion, events_complete_at_once, is_emulated
+from calibrate.emulator.injection import Injection
+from calibrate.emulator.job_environment import (
+    H100,
+    Machine,
+    environment,
+    event_completion,
+    events_complete_at_once,
+    is_emulated,
+)
 
 __all__ = ["H100", "Injection", "Machine", "environment", "event_completion", "events_complete_at_once", "is_emulated"]

@@ -7,12 +7,11 @@ import argparse
 import os
 import sys
 
+from calibrate.emulator.injection import Injection
+from calibrate.emulator.job_environment import Machine, environment
 from predictor.common.errors import InputError
 from predictor.common.gpus import GPUS
 from predictor.common.streams import say
-
-from .injection import Injection
-from .job_environment import Machine, environment
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate import child
-from predictor.common import kept
+from calibrate.emulator import stub_functions
+from predictor.common import storage
 from predictor.common.errors import InputError
-
-from . import symbols
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libpeakcast_emulator.so"
@@ -80,7 +79,7 @@ def find_torch() -> Torch:
 
 def cache_root() -> Path:
     """Where built emulators are kept; this process's own directory, if the user has no place for them."""
-    return (kept.of_user() or kept.private()) / "emulator"
+    return (storage.of_user() or storage.private()) / "emulator"
 
 
 def ensure_built() -> Build:
@@ -109,7 +108,7 @@ def ensure_built() -> Build:
 
 def _fingerprint(torch: Torch) -> str:
     digest = hashlib.sha256(f"{torch.version} {torch.directory}".encode())
-    for source in sorted([*SOURCES.rglob("*.[ch]"), Path(symbols.__file__), Path(__file__)]):
+    for source in sorted([*SOURCES.rglob("*.[ch]"), Path(stub_functions.__file__), Path(__file__)]):
         digest.update(source.read_bytes())
     return f"torch-{torch.version}-{digest.hexdigest()[:12]}"
 
@@ -121,7 +120,7 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
     try:
         found = _header_directories(torch)
         headers = [f"-I{path.absolute()}" for path in found]
-        (directory / "stubs.c").write_text(symbols.stub_source(torch.directory / "lib", found))
+        (directory / "stubs.c").write_text(stub_functions.stub_source(torch.directory / "lib", found))
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
         nccl = f"-DNCCL_VERSION_CODE={_nccl_version(found)}"

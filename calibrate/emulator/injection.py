@@ -21,10 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
+from calibrate.emulator.devices import MIB
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
-
-from .devices import MIB
+from predictor.common.suggestions import nearest, show
 
 #: Set for a job on a device that something was injected into: what it was, and the variables that it hides.
 INJECTED = "PEAKCAST_EMULATED_INJECTION"

@@ -6,11 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibrate.emulator.build import Build, ensure_built
+from calibrate.emulator.devices import EmulatedGpu, find_gpu
+from calibrate.emulator.injection import Injection, refuse_inside_another
 from predictor.common.errors import InputError
-
-from .build import Build, ensure_built
-from .devices import EmulatedGpu, find_gpu
-from .injection import Injection, refuse_inside_another
 
 #: Read by csrc/device.c; present in no process that was not started for it.
 SETTING = "PEAKCAST_EMULATED_GPU"

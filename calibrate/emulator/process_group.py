@@ -8,9 +8,8 @@ nothing, and the other ranks do not exist.
 
 import torch.distributed as dist
 
+from calibrate.emulator.job_environment import is_emulated
 from predictor.common.errors import InputError
-
-from .job_environment import is_emulated
 
 #: Bytes of ncclUniqueId (nccl.h): rank 0 of a group leaves one in the store.
 _UNIQUE_ID = bytes(128)

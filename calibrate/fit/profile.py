@@ -12,7 +12,7 @@ from calibrate.campaign.rows import Row
 from calibrate.fit import jobs as job_rows
 from calibrate.fit.coefficients import Points, fit_coefficients, join
 from calibrate.fit.conformal import interval
-from calibrate.fit.foresee import by_moment, calls, foresee, plain, residuals, run_of
+from calibrate.fit.job_prediction import by_moment, calls, foresee, plain, residuals, run_of
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
@@ -20,7 +20,7 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.records.record import Record
 from predictor.common.errors import InputError
 from predictor.events.events import FACTORS
-from predictor.profile.kinds import KINDS, kinds
+from predictor.profile.job_traits import KINDS, kinds
 from predictor.profile.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
 from predictor.profile.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION

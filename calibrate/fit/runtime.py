@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.fit.jobs import MeasuredJob
 from calibrate.fit.regression import TO_DEVIATION
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.profile.profile import Runtime
 
 NOTHING_BYTES = 16 << 20

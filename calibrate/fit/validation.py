@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.campaign.rows import Row
 from calibrate.fit import jobs as job_rows
 from calibrate.fit.conformal import LEVEL, crossed
-from calibrate.fit.foresee import foresee, residuals
+from calibrate.fit.job_prediction import foresee, residuals
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.profile import fit_events
 from predictor.profile.profile import Profile

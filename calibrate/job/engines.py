@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
-from calibrate.job import alone
-from predictor.common.values import thaw
-from predictor.events.facts import ModelFacts
+from calibrate.job import single_rank
+from predictor.common.value_types import thaw
+from predictor.events.model_facts import ModelFacts
 from predictor.model import fsdp
 from predictor.workload import deepspeed_config, deepspeed_keys, fsdp_keys
 from predictor.workload.optimizers import LOOP, OPTIMIZERS
@@ -53,7 +53,7 @@ def ddp(job: Job) -> Loop:
     from torch.nn.parallel import DistributedDataParallel
 
     if not job.mesh:
-        alone.join(job.rank, job.workload.data_parallel_size, backend="nccl")
+        single_rank.join(job.rank, job.workload.data_parallel_size, backend="nccl")
     return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
                                                 device_mesh=job.mesh["dp"] if job.mesh else None,
                                                 **{k: v for k, v in job.workload.ddp.items() if v is not None}))
@@ -63,7 +63,7 @@ def deepspeed(job: Job) -> Loop:
     """DeepSpeed with the workload's config; the optimizer is ours, as ``optim`` says."""
     import deepspeed
 
-    alone.join(job.rank, job.workload.world_size, backend="fake")
+    single_rank.join(job.rank, job.workload.world_size, backend="fake")
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
@@ -75,7 +75,7 @@ def fsdp2(job: Job) -> Loop:
     batch reduces gradients, as accelerate has it (1.15, ``Accelerator.no_sync``)."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    alone.join(job.rank, job.workload.data_parallel_size, backend="fake")
+    single_rank.join(job.rank, job.workload.data_parallel_size, backend="fake")
     keys, dtypes = job.workload.fsdp, {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
     if keys["param_dtype"]:
         for parameter in job.model.parameters():
@@ -166,7 +166,9 @@ def _mixed(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
     """Whether DTensors train beside plain tensors."""
     if job.workload.tensor_parallel_size == 1:
         return False
-    from transformers.trainer_optimizer import has_mixed_dtensor  # imports bitsandbytes: calibrate/measure/warm.py
+    from transformers.trainer_optimizer import (
+        has_mixed_dtensor,  # imports bitsandbytes: calibrate/measure/warm_workers.py
+    )
 
     return has_mixed_dtensor(parameters)
 

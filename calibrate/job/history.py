@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from calibrate.job.notes import Notes, own_name
+from calibrate.job.side_notes import Notes, own_name
 from predictor.events.events import Moment
 from predictor.snapshot.reader import BESIDE
-from predictor.trace.places import Places
+from predictor.trace.module_tracker import Places
 
 MARK = "peakcast "
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -118,7 +118,7 @@ class History:
 
     Each entry's ``user_metadata`` becomes a JSON object with ``moment``, ``step``, ``module``,
     ``operator``, and ``inside``: whether a module's forward ran (in backward: was recomputed). What the
-    allocator's history does not tell is noted beside it (:mod:`calibrate.job.notes`).
+    allocator's history does not tell is noted beside it (:mod:`calibrate.job.side_notes`).
     """
 
     def __init__(self, path: str, recording: Recording | None = None) -> None:

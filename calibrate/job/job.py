@@ -1,5 +1,7 @@
-"""What runs inside the process of a measured job: ``python -m calibrate.job.job``, started by
-``calibrate.measure.measure``, or forked from a process that has the imports behind it (``calibrate.measure.warm``).
+"""The process of a measured job: ``python -m calibrate.job.job``.
+
+``calibrate.measure.measure`` starts it, or forks it from a process that has done the imports
+(``calibrate.measure.warm_workers``).
 
 Takes its :class:`Order` as JSON on stdin and leaves its answer, whole or not at all, in a file.
 """
@@ -21,7 +23,7 @@ from typing import Any, NoReturn
 
 from calibrate.records.record import MeasuredJob, OutOfMemory
 from predictor.common.errors import InputError
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.workload.workload import Workload
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -77,7 +79,7 @@ def perform(order: Order) -> NoReturn:
 
 def run(order: Order) -> MeasuredJob:
     """Train three steps on this process's device and record what its allocator counted."""
-    from calibrate.job import alone, device
+    from calibrate.job import device, single_rank
 
     started, clock = _now(), time.monotonic()
     device.require()
@@ -87,7 +89,7 @@ def run(order: Order) -> MeasuredJob:
     from calibrate.job.peaks import Counters, MomentLog
 
     workload = Workload.from_mapping(order.workload)
-    torch.cuda.set_device(alone.local_device())
+    torch.cuda.set_device(single_rank.local_device())
     _limit(torch, order.limit_bytes)
     counters = Counters(torch.cuda.current_device())
     log, refusals = MomentLog(counters), []
@@ -119,7 +121,7 @@ def run(order: Order) -> MeasuredJob:
             history.save()
     return MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(order.event_completion), software=device.software(),
-        settings=device.settings(), process_group=alone.joined(), moments=moments, out_of_memory=failure,
+        settings=device.settings(), process_group=single_rank.joined(), moments=moments, out_of_memory=failure,
         memory_stats=counters.statistics(), device_used_bytes=max(used), nvml_used_bytes=device.nvml_used_bytes(),
         started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from calibrate.job import alone, quantized, reference_loop
+from calibrate.job import quantized, reference_loop, single_rank
 from predictor.events.events import Moment
 from predictor.jobs import inference_job
 from predictor.model import models, parser
 from predictor.trace import generation
 from predictor.trace.inputs import inputs_of
-from predictor.workload.turns import turns
+from predictor.workload.conversation import turns
 from predictor.workload.workload import Workload
 
 
@@ -59,7 +59,7 @@ def run(workload: Workload, enter: Callable[[Moment, int], None],
     generation.prepare(model)
     cache = generation.new_cache(model) if workload.conversation else None
     for number, (prompt, wanted) in enumerate(calls, 1):
-        alone.settle()
+        single_rank.settle()
         enter(Moment.PREFILL, number)
         batch = {name: tensor.to("cuda") for name, tensor in prompt.items()}
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrate.job import alone, quantized
+from calibrate.job import quantized, single_rank
 from calibrate.job.engines import ENGINES, Job
 from predictor.events.events import Moment
 from predictor.jobs import training_job
@@ -43,7 +43,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         torch.OutOfMemoryError: as PyTorch raises it.
     """
     model = build_model(workload)
-    mesh = alone.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not workload.autotp else None
+    mesh = single_rank.mesh(workload, rank) if workload.tensor_parallel_size > 1 and not workload.autotp else None
     if mesh:
         tensor_parallel.shard(model, mesh["tp"])
     request = Request.of(workload)
@@ -62,7 +62,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         Job(workload, rank, model, facts, partial(to_device, model), mesh))
     for number in range(1, STEPS + 1):
         for micro_step in range(workload.gradient_accumulation_steps):
-            alone.settle()
+            single_rank.settle()
             enter(Moment.FORWARD, number)
             if number == 1 and micro_step == 0:
                 batch = {name: tensor.to("cuda") for name, tensor in batch.items()}

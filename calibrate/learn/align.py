@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.learn.recorded import Recorded
+from calibrate.learn.recorded_job import Recorded
 from calibrate.learn.shapes import told
 from predictor.events.events import Kind
 

@@ -1,7 +1,7 @@
 """What a recorded buffer is for: the one place with the rules, tried in order, the first that holds decides.
 
 A recording tells of a buffer when it came and went, the operator and module that asked for it, the lines of Python
-above, and (``calibrate.job.notes``) whether it is a parameter or was some parameter's gradient.
+above, and (``calibrate.job.side_notes``) whether it is a parameter or was some parameter's gradient.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, Protocol
 
 from calibrate.dryrun.dryrun import Streams, dryrun
 from calibrate.emulator import Machine
-from calibrate.learn import recorded as records
-from calibrate.learn.recorded import STEPS, Recorded
+from calibrate.learn import recorded_job as records
+from calibrate.learn.recorded_job import STEPS, Recorded
 from calibrate.learn.shapes import told
-from calibrate.measure import predicted
+from calibrate.measure import job_prediction
 from calibrate.measure.measure import default_device, measure
 from calibrate.records.record import MeasuredOn
 from predictor import snapshot
-from predictor.common import gpus, kept
+from predictor.common import gpus, storage
 from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
 from predictor.events.sizes import Shape
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
@@ -85,7 +85,7 @@ class WorkloadSource:
                                     gradient_checkpointing=whole.gradient_checkpointing)
         if device is MeasuredOn.EMULATED:
             workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
-        rank, _ = predicted.choose_rank(workload)
+        rank, _ = job_prediction.choose_rank(workload)
         return WorkloadSource(workload.replace(rank=rank), device, rank, tuple(command))
 
     @property
@@ -169,7 +169,7 @@ class Shelf:
     def __init__(self, source: Source) -> None:
         self._source = source
         text = json.dumps(source.identity(), sort_keys=True, default=str)
-        directory = kept.cache_directory() or kept.private()
+        directory = storage.cache_directory() or storage.private()
         self.directory = directory / "learn" / hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def get(self, shape: Shape) -> Recorded:

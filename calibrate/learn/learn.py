@@ -14,14 +14,14 @@ import numpy as np
 from calibrate.learn import sizes
 from calibrate.learn.align import Group, groups
 from calibrate.learn.jobs import Shelf, Source, versions
-from calibrate.learn.recorded import Recorded
+from calibrate.learn.recorded_job import Recorded
 from calibrate.learn.shapes import Plan
 from predictor.allocator import AllocatorSettings
 from predictor.common import gpus
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
+from predictor.events.composed_run import evaluate
 from predictor.events.events import Buffers, EventList
-from predictor.events.facts import ModelFacts, Parameter
-from predictor.events.run import evaluate
+from predictor.events.model_facts import ModelFacts, Parameter
 from predictor.events.sizes import Shape
 from predictor.formula.learned import MODEL_TYPE, Learned, LearnedList
 from predictor.jobs import survival

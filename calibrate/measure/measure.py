@@ -20,15 +20,15 @@ from pathlib import Path
 from calibrate import child
 from calibrate.emulator import Injection, Machine, environment
 from calibrate.emulator.job_environment import has_real_driver
-from calibrate.job import alone
+from calibrate.job import single_rank
 from calibrate.job.job import Order
-from calibrate.measure import predicted, warm
+from calibrate.measure import job_prediction, warm_workers
 from calibrate.records.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
-from predictor.common.plain import from_plain
-from predictor.common.suggest import show
+from predictor.common.json_dataclasses import from_plain
+from predictor.common.suggestions import show
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
@@ -71,14 +71,14 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     if device is MeasuredOn.EMULATED:
         workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         machine = Machine(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events,
-                          devices=int(os.environ["LOCAL_WORLD_SIZE"]) if alone.launched() else 1,
+                          devices=int(os.environ["LOCAL_WORLD_SIZE"]) if single_rank.launched() else 1,
                           inject=inject or Injection())
         changes = environment(machine, shadow_real_gpu=True)
     elif inject is not None:
         raise InputError("nothing can be injected into a real GPU: device must be emulated")
     if workload.allocator_conf:
         changes |= dict.fromkeys(ALLOCATOR_VARIABLES, workload.allocator_conf)
-    rank, chosen_by = predicted.choose_rank(workload)
+    rank, chosen_by = job_prediction.choose_rank(workload)
     order = Order(
         workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,
         limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
@@ -91,7 +91,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None,
         not_predicted=None)
     try:
-        return replace(record, predicted=predicted.predicted(_on_its_gpu(workload, job), rank))
+        return replace(record, predicted=job_prediction.predicted(_on_its_gpu(workload, job), rank))
     except InputError as error:
         return replace(record, not_predicted=str(error))
 
@@ -111,7 +111,7 @@ def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
         log.touch()
         given = replace(order, answer=str(answer), snapshot=part)
         variables = {**os.environ, **changes}
-        code = None if verbose else warm.run(given, variables, str(log))
+        code = None if verbose else warm_workers.run(given, variables, str(log))
         if code is None:
             code = _start(given, variables, None if verbose else log)
         measured = _read(answer, log, code)

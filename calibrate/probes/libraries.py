@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from calibrate.job import device
-from calibrate.measure.where import Where
-from calibrate.probes import asked
+from calibrate.measure.device_choice import Where
+from calibrate.probes import device_query
 from calibrate.records.record import Device
-from predictor.common.plain import from_plain, to_plain
+from predictor.common.json_dataclasses import from_plain, to_plain
 
 AGAIN = "all of it again"
 
@@ -59,8 +59,8 @@ class Libraries:
 
 
 def measure(where: Where) -> Libraries:
-    """Ask a fresh process; InputError as :func:`calibrate.probes.asked.ask`."""
-    return from_plain(Libraries, asked.ask("calibrate.probes.libraries", where, where.events), "the libraries")
+    """Ask a fresh process; InputError as :func:`calibrate.probes.device_query.ask`."""
+    return from_plain(Libraries, device_query.ask("calibrate.probes.libraries", where, where.events), "the libraries")
 
 
 def stages() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -115,4 +115,4 @@ def _found(events: str) -> dict[str, Any]:
 if __name__ == "__main__":
     import sys
 
-    asked.answer(partial(_found, sys.argv[1]))
+    device_query.answer(partial(_found, sys.argv[1]))

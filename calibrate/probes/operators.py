@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import Any
 
 from calibrate.job import device
-from calibrate.measure.where import Where
-from calibrate.probes import asked
+from calibrate.measure.device_choice import Where
+from calibrate.probes import device_query
 from calibrate.records.record import Device
 from predictor.common import gpus
 from predictor.common.gpus import Gpu
-from predictor.common.plain import from_plain, to_plain
+from predictor.common.json_dataclasses import from_plain, to_plain
 
 BACKENDS = ("cudnn", "flash", "efficient")
 
@@ -161,8 +161,8 @@ def convolutions() -> Iterator[Convolution]:
 
 
 def measure(where: Where) -> Operators:
-    """Ask a fresh process; InputError as :func:`calibrate.probes.asked.ask`."""
-    return from_plain(Operators, asked.ask("calibrate.probes.operators", where, where.gpu, where.events),
+    """Ask a fresh process; InputError as :func:`calibrate.probes.device_query.ask`."""
+    return from_plain(Operators, device_query.ask("calibrate.probes.operators", where, where.gpu, where.events),
                       "the operators")
 
 
@@ -255,4 +255,4 @@ def _found(gpu: str, events: str) -> dict[str, Any]:
 if __name__ == "__main__":
     import sys
 
-    asked.answer(partial(_found, *sys.argv[1:3]))
+    device_query.answer(partial(_found, *sys.argv[1:3]))

@@ -11,8 +11,8 @@ from typing import Any
 from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.plain import from_plain, to_plain
-from predictor.common.suggest import named, version_text
+from predictor.common.json_dataclasses import from_plain, to_plain
+from predictor.common.suggestions import named, version_text
 from predictor.events.events import Moment
 
 SCHEMA_VERSION = 1

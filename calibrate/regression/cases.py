@@ -13,7 +13,7 @@ from typing import Any
 from calibrate.campaign.rows import Unexplained
 from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.common.values import Table
+from predictor.common.value_types import Table
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload
 

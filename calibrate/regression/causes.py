@@ -12,7 +12,7 @@ from calibrate.regression.cases import Case, Cause
 from calibrate.regression.compare import Comparison, compare
 from calibrate.regression.histories import attribution
 from predictor.common.errors import InputError
-from predictor.common.values import thaw
+from predictor.common.value_types import thaw
 from predictor.workload.keys import KEYS
 
 FAR = 0.02

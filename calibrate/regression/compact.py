@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show, version_text
+from predictor.common.suggestions import show, version_text
 from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"

@@ -10,10 +10,10 @@ import numpy as np
 from calibrate.regression.cases import COUNTERS, Case
 from predictor.answer.answer import answer
 from predictor.answer.prediction import Bound, Prediction
-from predictor.events.run import Run
+from predictor.events.composed_run import Run
 from predictor.jobs import dispatch, survival, training_job
 from predictor.jobs.survival import Outcome, Reserved
-from predictor.profile import calibrated
+from predictor.profile import corrections
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ def _played(job: training_job.Job, case: Case) -> tuple[Run, list[survival.Simul
 
 
 def _ranks(case: Case) -> int:
-    """Ranks as the device saw them: a fake process group has no communicator (as ``calibrate.fit.foresee``)."""
+    """Ranks as the device saw them: a fake process group has no communicator (as ``calibrate.fit.job_prediction``)."""
     return case.workload.data_parallel_size if case.communicates else 1
 
 
 def _runtime(job: training_job.Job, case: Case) -> int:
     """The upper end of what is not PyTorch's allocator's."""
-    return calibrated.margin(job.profile, _ranks(case)).runtime_high
+    return corrections.margin(job.profile, _ranks(case)).runtime_high
 
 
 def _device(said: Prediction, job: training_job.Job, case: Case) -> Bound | None:

@@ -33,7 +33,7 @@ from calibrate.regression.baselines.grid import Grid
 from calibrate.regression.cases import Case
 from calibrate.regression.compare import Comparison
 from calibrate.regression.gates import Result
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.version import VERSION
 
 if TYPE_CHECKING:

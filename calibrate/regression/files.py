@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from calibrate.regression import forms
+from calibrate.regression import file_formats
 from calibrate.regression import paths as places
 from calibrate.regression.cases import Case, Skipped
 from predictor.common.errors import InputError
 from predictor.common.files import opened
-from predictor.common.suggest import named, show
+from predictor.common.suggestions import named, show
 
 LARGEST_LINE_BYTES = 16 << 20
 """No more of a document is held in memory."""
@@ -61,8 +61,8 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Case], list[Skip
 
 def _calibrations_as_one(directory: str | os.PathLike[str], skipped: Sequence[Skipped]) -> list[Skipped]:
     """Profiles lie beside what they were fitted to: one entry for all of a directory that nobody named one by one."""
-    found = [one for one in skipped if one.why == forms.CALIBRATION]
-    others = [one for one in skipped if one.why != forms.CALIBRATION]
+    found = [one for one in skipped if one.why == file_formats.CALIBRATION]
+    others = [one for one in skipped if one.why != file_formats.CALIBRATION]
     if len(found) > 1:
         names = ", ".join(os.path.relpath(one.file, directory) for one in found)
         return [Skipped(os.fspath(directory), 0, f"calibrations, not measurements: {names}"), *others]
@@ -139,7 +139,7 @@ def _of_document(content: bytes, file: str, line: int, how: str) -> Iterator[Cas
     try:
         if len(content) > LARGEST_LINE_BYTES:
             raise InputError(f"larger than {LARGEST_LINE_BYTES >> 20} MiB: this is no measurement")
-        yield from forms.read(_parsed(content, how), file, line)
+        yield from file_formats.read(_parsed(content, how), file, line)
     except InputError as error:
         yield Skipped(file, line, " ".join(str(error).split()))
     except Exception as error:  # values of other types than they should be can lead anywhere

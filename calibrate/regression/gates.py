@@ -23,7 +23,7 @@ from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Group
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggest import named, nearest, show
+from predictor.common.suggestions import named, nearest, show
 
 WHERE = (*LABELS, "completion", "group", "file")
 """What cases can be chosen by: labels, when events complete, the group that the record names, and the name of the file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from calibrate.regression.cases import Skipped
 from predictor.common.errors import InputError
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 
 SUFFIXES = (".json", ".jsonl")
 NOT_REGULAR = "not a regular file: only those are read"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.campaign.design import ROLES, Job, seconds
 from calibrate.campaign.rows import Row
-from predictor.common.plain import to_plain
-from predictor.common.printable import printable
+from predictor.common.json_dataclasses import to_plain
+from predictor.common.safe_text import printable
 from predictor.common.streams import say
 from predictor.profile.profile import Profile
 from predictor.report.layout import table, wrapped

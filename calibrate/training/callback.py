@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from calibrate.training import loop_keys, reading
 from calibrate.training.batch_keys import first_batch
-from calibrate.training.said import on_stderr
+from calibrate.training.messages import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
 from predictor.workload.workload import Workload
 
@@ -35,7 +35,7 @@ class PeakcastCallback(TrainerCallback):
             and ``peakcast replay``.
         tell: gets each line.
 
-    Attributes (read-only): ``prediction`` (:class:`calibrate.training.ahead.Answer`) and ``record``
+    Attributes (read-only): ``prediction`` (:class:`calibrate.training.background_prediction.Answer`) and ``record``
     (:class:`calibrate.records.record.Record`), None until there is one.
 
     Raises:

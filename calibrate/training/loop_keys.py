@@ -11,8 +11,8 @@ from calibrate.measure.measure import ALLOCATOR_VARIABLES
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.readers import trainer
+from predictor.readers.trainer_detection import OF_TRL, TRL
 from predictor.readers.training_arguments import NOT_PREDICTED
-from predictor.readers.whose import OF_TRL, TRL
 from predictor.workload import deepspeed_config
 from predictor.workload.optimizers import OPTIMIZERS
 

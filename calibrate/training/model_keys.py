@@ -12,7 +12,7 @@ from typing import Any
 from predictor.common.dtypes import SHORT_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.events.facts import modality
+from predictor.events.model_facts import modality
 from predictor.model import lora, models, parser
 
 SAID_ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from calibrate.training import loop_keys, reading
-from calibrate.training.said import on_stderr
+from calibrate.training.messages import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
 from predictor.workload.workload import Workload
 

@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from calibrate.dryrun.inside import SETTING
+from calibrate.dryrun.hooks import SETTING
 from calibrate.job.peaks import Counters
 from calibrate.records.record import InTraining, OutOfMemory, Record
-from calibrate.training import ahead, loop_keys, model_keys, written
+from calibrate.training import background_prediction, loop_keys, model_keys, training_record
 from calibrate.training.batch_keys import named
-from calibrate.training.danger import Seen, advice, danger
-from calibrate.training.foresight import SHOWN, Foresight
 from calibrate.training.history import History
-from calibrate.training.moments import Boundaries, RunningPeaks, zero_optimizer
+from calibrate.training.memory_warning import Seen, advice, danger
+from calibrate.training.messages import Said
+from calibrate.training.phase_peaks import Boundaries, RunningPeaks, zero_optimizer
+from calibrate.training.predictions import SHOWN, Foresight
 from calibrate.training.reading import Reading
-from calibrate.training.said import Said
 from predictor.common.errors import InputError
-from predictor.common.suggest import named as named_path
+from predictor.common.suggestions import named as named_path
 from predictor.events.events import Moment
 from predictor.report.units import size_text
 
@@ -50,7 +50,7 @@ class Watcher:
             raise InputError(f"show must be one of {', '.join(SHOWN)}, not {show!r}")
         self._loop, self._steps, self._show, self._tell = loop, steps, show, tell
         self._path, self._snapshot = record, snapshot
-        self._clock, self._said = written.Clock(), Said(tell, 0)
+        self._clock, self._said = training_record.Clock(), Said(tell, 0)
         self._counters: Counters | None = None
         self._boundaries: Boundaries | None = None
         self._foresight: Foresight | None = None
@@ -59,7 +59,7 @@ class Watcher:
         self.record: Record | None = None
 
     @property
-    def prediction(self) -> ahead.Answer | None:
+    def prediction(self) -> background_prediction.Answer | None:
         """The last one."""
         return self._foresight and self._foresight.answer
 
@@ -93,7 +93,8 @@ class Watcher:
         speaks = rank == 0 or SETTING in os.environ  # a dry run has one rank of many
         self._foresight = Foresight(self._said, self._show, speaks)
         with self._harmless():
-            self._files = {path: written.path_of(path, rank, ranks) for path in (self._path, self._snapshot) if path}
+            self._files = {path: training_record.path_of(path, rank, ranks)
+                           for path in (self._path, self._snapshot) if path}
             if speaks and self._files.get(self._path, self._path) != self._path:
                 self._said.say(f"the record of this rank goes to {named_path(self._files[self._path])}")
         with self._harmless():
@@ -289,14 +290,14 @@ class Watcher:
             return
         self._look()
         stats = self._peaks.look()
-        self.record = written.record(
+        self.record = training_record.record(
             self._foresight.recorded(may_ask=not refused), moments=self._peaks.rows(), memory_stats=stats,
             used_bytes=self._used, out_of_memory=self._refusal, clock=self._clock,
             in_training=InTraining(self._loop, self._step - 1, self._foresight.largest,
                                    tuple(self._said.warnings.values()), self._foresight.smaller,
                                    self._foresight.evaluations))
         if self._path in self._files:
-            written.write(self._files[self._path], self.record)
+            training_record.write(self._files[self._path], self.record)
         if self._history and self._snapshot in self._files:
             self._history.save(self._files[self._snapshot])
             self._history = None

@@ -19,7 +19,7 @@ from predictor.allocator.constants import (
     UNLIMITED_TOTAL,
 )
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 
 _NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.events import timeline
+from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
-from predictor.events.run import Run
 from predictor.jobs import survival
 from predictor.jobs.survival import Outcome
 from predictor.profile.profile import Choice

@@ -9,12 +9,12 @@ from functools import cache
 
 import numpy as np
 
-from predictor.answer import batches
+from predictor.answer import random_batches
 from predictor.answer.prediction import Chances
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
-from predictor.common.suggest import show
-from predictor.common.values import thaw
+from predictor.common.suggestions import show
+from predictor.common.value_types import thaw
 from predictor.events import timeline
 from predictor.events.sizes import Shape
 from predictor.formula import learned
@@ -81,7 +81,7 @@ class Dataset:
         Raises:
             InputError: a sample without room for its images, or as :func:`predictor.jobs.dispatch.prepare`.
         """
-        jobs = [self.job(*batch) for batch in batches.largest(self.samples, self.size)]
+        jobs = [self.job(*batch) for batch in random_batches.largest(self.samples, self.size)]
         self._check_room(jobs[0].formula.facts.tokens_per_image)
         if not all(job.formula.regime.is_wide for job in jobs):
             raise InputError(f"samples: {self.workload.model} goes over images or tokens one by one, so that each "
@@ -100,12 +100,12 @@ class Dataset:
     def chances(self, worst: training_job.Job) -> Chances:
         """What random batches need, and how likely one fits, if the workload has a capacity."""
         lengths = np.unique(self.samples.tokens)
-        largest = dict(batches.largest(self.samples, self.size))
+        largest = dict(random_batches.largest(self.samples, self.size))
         most_images = max(largest.values())
 
         def below(first: np.ndarray) -> float:
             """Probability of batches shorter than the length at ``first``, by images."""
-            return batches.probability(self.samples, self.size, np.append(0, lengths)[first])
+            return random_batches.probability(self.samples, self.size, np.append(0, lengths)[first])
 
         peaks = self._peaks(lengths, most_images)
         values = np.unique(peaks)

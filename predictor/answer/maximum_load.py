@@ -11,9 +11,9 @@ from predictor.common.errors import InputError
 from predictor.engine.generation import longer
 from predictor.jobs.inference_job import InferenceJob, prepare, unpredicted_prompts
 from predictor.model.models import find
+from predictor.workload.conversation import MOST_TOKENS, MOST_TURNS, turns
 from predictor.workload.limits import MOST_IMAGES, MOST_SAMPLES
 from predictor.workload.limits import MOST_TOKENS as MOST_TOTAL
-from predictor.workload.turns import MOST_TOKENS, MOST_TURNS, turns
 from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:

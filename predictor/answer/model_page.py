@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from predictor.answer import model_facts
-from predictor.answer.model_facts import Known
+from predictor.answer import model_list
+from predictor.answer.model_list import Known
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
-from predictor.events.facts import ModelFacts, Parameter, modality
+from predictor.events.model_facts import ModelFacts, Parameter, modality
 from predictor.formula.formula_key import check_pictures
 from predictor.jobs import dispatch
 from predictor.model import code_models, lora, models, parser, quantization
@@ -107,12 +107,12 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
         request = dispatch.resolve(workload.replace(**_chosen(workload, config, 0)))
         compared.check(request.workload)
         config = code_models.at(request.config, request.shape)
-    with model_facts.building(config):
+    with model_list.building(config):
         model = parser.build(config, attn_implementation="sdpa", recipe=workload.recipe,
                              patterns=parser.Patterns(workload.trainable, workload.frozen),
                              lora=lora.adapters(workload), dtype=workload.dtype,
                              quantization=quantization.quantized(workload))
-        known = model_facts.built(config, model, *workload.image_sizes)
+        known = model_list.built(config, model, *workload.image_sizes)
         tokens = _tokens(config, model, tuple(dict.fromkeys(SIZES + workload.image_sizes)))
         facts = parser.describe(model, max(known.tokens_per_image.values(), default=0))
         layers = tuple(_layers(model))
@@ -131,7 +131,7 @@ def _tokens(config: ModelConfig, model: Any, sizes: Sequence[tuple[int, int]]) -
     found: dict[str, int | None] = {}
     for size in sizes[:1] if config.image_size else sizes:
         try:
-            found |= model_facts.tokens_of(config, model, size)
+            found |= model_list.tokens_of(config, model, size)
         except InputError:
             found[f"{size[0]}x{size[1]}"] = None
     return found
@@ -142,7 +142,7 @@ def _chosen(workload: Workload, config: ModelConfig, tokens_per_image: int) -> d
     chosen: dict[str, Any] = {}
     any_size = config.image_size is None and not isinstance(config, CodeModel)
     if config.kind is Kind.IMAGE_TEXT and any_size and workload.image_size is None:
-        chosen["image_size"] = "x".join(map(str, model_facts.STATED))
+        chosen["image_size"] = "x".join(map(str, model_list.STATED))
     if config.kind is not Kind.IMAGE and workload.sequence_length is None:
         images = workload.images_per_sample
         images = int(config.kind is Kind.IMAGE_TEXT) if images is None else images

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from predictor.answer import replies
+from predictor.answer import inference_details
 from predictor.answer.answer import answer
 from predictor.answer.dataset import Dataset
 from predictor.answer.maximum_load import searched
@@ -49,7 +49,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                    minimum_capacity_bytes=job.minimum_capacity(*searching) if minimum_capacity else None)
     if workload.mode == "inference":
-        held = replies.inference(job)
+        held = inference_details.inference(job)
         held = searched(job, held, progress) if maximum_load else held
         return replace(found, inference=held, **{"verdict": "does_not_fit"} if held.paged and not held.paged.sequences
                        else {})

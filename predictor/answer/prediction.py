@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from predictor.events.events import Factor, Moment
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
-from predictor.common.values import thaw
+from predictor.common.value_types import thaw
 from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
 

@@ -64,10 +64,10 @@ def _listed(arguments: argparse.Namespace) -> None:
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: the list of models takes no options of a workload: name "
                          "a MODEL, or leave it out")
-    from predictor.answer import model_facts
-    from predictor.common.plain import to_plain
+    from predictor.answer import model_list
+    from predictor.common.json_dataclasses import to_plain
 
-    known = model_facts.listed()
+    known = model_list.listed()
 
     def report(console) -> None:
         from predictor.report.models import overview

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggest import named
-from predictor.common.values import Flag, Invalid, Later, Table
+from predictor.common.suggestions import named
+from predictor.common.value_types import Flag, Invalid, Later, Table
 from predictor.model import models
 from predictor.workload.contradictions import HOW_CHECKPOINTED
 from predictor.workload.keys import KEYS, check_names
@@ -21,7 +21,7 @@ from predictor.workload.workload import Workload
 if TYPE_CHECKING:
     from predictor.answer.prediction import Prediction
     from predictor.workload.samples import Samples
-    from predictor.workload.source import Source
+    from predictor.workload.value_sources import Source
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",

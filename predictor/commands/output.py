@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 from predictor.report.console import WIDTH, console
 
 

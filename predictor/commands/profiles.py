@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Lists or shows."""
     output.check_path(arguments.output, arguments.force)
-    from predictor.common.plain import to_plain
+    from predictor.common.json_dataclasses import to_plain
     from predictor.profile import profile as profiles
     from predictor.report import profile as report
 

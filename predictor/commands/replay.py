@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
 from predictor.common.errors import InputError
-from predictor.common.suggest import named, show
-from predictor.common.values import Invalid, Size
+from predictor.common.suggestions import named, show
+from predictor.common.value_types import Invalid, Size
 
 if TYPE_CHECKING:
     from predictor.snapshot.records import Snapshot

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import named, show
+from predictor.common.suggestions import named, show
 
 LARGEST_FILE_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20

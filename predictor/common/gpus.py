@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 
 
 @dataclass(frozen=True)

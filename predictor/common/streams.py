@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 
 
 @contextlib.contextmanager

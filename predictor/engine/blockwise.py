@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.events.events import Factor, Kind
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 
 if TYPE_CHECKING:
     from predictor.engine.compose import Tape

@@ -16,12 +16,12 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
+from predictor.engine.common import AlikeRanks, to_device
 from predictor.engine.compose import Stretch, Tape, Vocabulary
 from predictor.engine.setup import Setup
-from predictor.engine.shared import AlikeRanks, to_device
 from predictor.events.events import Buffers, Factor, Moment
-from predictor.events.facts import Parameter
 from predictor.events.micro_step import MicroStep
+from predictor.events.model_facts import Parameter
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.common.gpus import Gpu
 from predictor.engine.foreach import by_dtype
 from predictor.events.events import Factor
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 
 if TYPE_CHECKING:
     from predictor.engine.compose import Tape

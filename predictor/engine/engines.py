@@ -32,7 +32,7 @@ IMPLEMENTATIONS = {
     "torch": "predictor.engine.torch_loop.TorchLoop",
     "ddp": "predictor.engine.ddp.Ddp",
     "fsdp2": "predictor.engine.fsdp2.Fsdp2",
-    "zero0": "predictor.engine.unpartitioned.Unpartitioned",
+    "zero0": "predictor.engine.zero0.Unpartitioned",
     "zero1": "predictor.engine.zero2.Zero2",
     "zero2": "predictor.engine.zero2.Zero2",
     "zero3": "predictor.engine.zero3.Zero3",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 
 
 def by_dtype(tensors: Sequence[Parameter]) -> list[list[Parameter]]:

@@ -2,7 +2,7 @@
 
 PyTorch 2.11, torch/distributed/fsdp/_fully_shard (``fully_shard``). ``fully_shard`` brings each unit to the device and
 shards it before the next one. Parts are padded to the first rank's, which so holds the most. The step that it is
-composed with must have been traced as wrapped (``predictor.trace.wrapped``).
+composed with must have been traced as wrapped (``predictor.trace.fsdp2_hooks``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.events.events import EventList, Factor, Moment
-from predictor.events.facts import Parameter
 from predictor.events.micro_step import Mark, MicroStep
+from predictor.events.model_facts import Parameter
 from predictor.workload import fsdp_keys
 
 ITEMSIZES = {"bf16": BF16, "fp32": FP32, None: None}

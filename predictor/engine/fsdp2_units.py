@@ -18,7 +18,7 @@ from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.setup import BF16
 from predictor.events.events import Factor
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 
 COPY_IN_STREAM, REDUCE_SCATTER_STREAM = 1, 2
 ROOT = 0

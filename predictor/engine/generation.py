@@ -1,7 +1,7 @@
 """A run of inference: start-up, then calls of ``generate`` one after the other, each as long as was asked for.
 
-Of a call, :data:`predictor.workload.turns.TRACED_TOKENS` new tokens are traced, or more where a sliding window is
-reached. The two decode steps before the last one are alike but for sizes that grow by the same bytes in
+Of a call, :data:`predictor.workload.conversation.TRACED_TOKENS` new tokens are traced, or more where a sliding window
+is reached. The two decode steps before the last one are alike but for sizes that grow by the same bytes in
 each; more tokens repeat the second of them.
 """
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
+from predictor.engine.common import to_device
 from predictor.engine.compose import Tape
 from predictor.engine.setup import Setup
-from predictor.engine.shared import to_device
 from predictor.events.events import FACTORS, Buffers, EventList, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape, SizeTable, Workspace

@@ -10,7 +10,7 @@ from predictor.common.gpus import Gpu
 from predictor.engine.adafactor import Adafactor
 from predictor.engine.blockwise import Blockwise
 from predictor.engine.elementwise import Adagrad, AdamW, RMSprop, Sgd
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.workload.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

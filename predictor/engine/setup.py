@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from predictor.allocator import AllocatorSettings
 from predictor.common import gpus
 from predictor.common.gpus import Gpu
-from predictor.common.values import FrozenMap
+from predictor.common.value_types import FrozenMap
 from predictor.engine import optimizer
-from predictor.events.facts import ModelFacts
+from predictor.events.model_facts import ModelFacts
 from predictor.workload.deepspeed_config import ZeroConfig
 from predictor.workload.optimizers import LOOP
 

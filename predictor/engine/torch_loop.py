@@ -11,14 +11,14 @@ from typing import Protocol
 import numpy as np
 
 from predictor.common.gpus import Gpu
+from predictor.engine.common import AlikeRanks, to_device
 from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import FP32, Setup
-from predictor.engine.shared import AlikeRanks, to_device
 from predictor.events.events import FACTORS, Factor, Moment
-from predictor.events.facts import Parameter
 from predictor.events.micro_step import MicroStep
+from predictor.events.model_facts import Parameter
 from predictor.events.workspaces import reduction_buffer, reduction_semaphores
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
+from predictor.engine.common import grad_norm
 from predictor.engine.compose import RankPeak, Stretch, Tape, Vocabulary
-from predictor.engine.host import Host
-from predictor.engine.partition import Group, Slice, partition
+from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
-from predictor.engine.shared import grad_norm
 from predictor.engine.zero2_backward import Release
 from predictor.engine.zero2_template import Part
+from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import Buffers, EventList, Factor, Kind, Moment
 from predictor.events.micro_step import MicroStep
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.engine import reduction
+from predictor.engine import zero2_reduction
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary, weave
-from predictor.engine.partition import Group
 from predictor.engine.setup import Setup
 from predictor.engine.zero2_offload import ToHost
 from predictor.engine.zero2_template import ByRank, HostCopies, Reduced, Template
+from predictor.engine.zero_partition import Group
 from predictor.events.events import MOMENTS, Factor, Kind, Moment
 from predictor.events.micro_step import MicroStep
 
@@ -90,8 +90,8 @@ class _Backward:
         self.by_hooks = zero.overlap_comm or not self.gathers
         self.end = backward_end(micro) if self.gathers or zero.offload_optimizer else len(micro.events)
         self.arrivals = self._arrivals() if turn.reduces else []
-        self.flushes = reduction.flushes([one.parameter for one in self.arrivals], [one.numel for one in self.arrivals],
-                                         groups, zero)
+        self.flushes = zero2_reduction.flushes([one.parameter for one in self.arrivals],
+                                               [one.numel for one in self.arrivals], groups, zero)
         self.stream = REDUCTION_STREAM if zero.overlap_comm else MAIN_STREAM
         self.waits = zero.overlap_comm and not (zero.contiguous_gradients and zero.use_multi_rank_bucket_allreduce)
         self.tape = Tape(first=len(micro.events.buffers), moment=Moment.BACKWARD)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from predictor.engine.compose import Tape
-from predictor.engine.partition import Group, Slice
 from predictor.engine.setup import FP32, FP64
+from predictor.engine.zero_partition import Group, Slice
 from predictor.events.events import Factor, Kind, Moment
 
 FIRST_RELEASE = (0, 19, 8)

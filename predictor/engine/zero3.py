@@ -3,7 +3,7 @@
 DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The model lies on the device whole
 and is then partitioned (no ``zero.Init``). Every rank holds the same number of bytes: each parameter is padded to a
 multiple of the degree. The step that it is composed with must have been traced as sharded
-(``predictor.trace.sharded``).
+(``predictor.trace.zero3_hooks``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import partial
 
 from predictor.common.errors import InputError
 from predictor.engine import optimizer
+from predictor.engine.common import AlikeRanks, grad_norm, to_device
 from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
-from predictor.engine.host import Host
+from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, STEPS, Setup
-from predictor.engine.shared import AlikeRanks, grad_norm, to_device
 from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction

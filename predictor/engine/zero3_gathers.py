@@ -17,7 +17,7 @@ from itertools import accumulate
 from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.workload.deepspeed_config import ZeroConfig
 
 LONG_AGO = -10**10

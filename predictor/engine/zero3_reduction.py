@@ -17,7 +17,7 @@ from predictor.engine.setup import BF16, FP32, FP64
 from predictor.engine.zero3_gathers import partition_numel
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.workload.deepspeed_config import ZeroConfig
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from predictor.answer.answer import LOOP, not_modelled
 from predictor.common.errors import InputError
+from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.events.events import FACTORS, MOMENTS
-from predictor.events.run import LARGEST_BUFFER_BYTES
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
@@ -18,12 +18,12 @@ from predictor.explore.settings import LABELS, Settings, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
-from predictor.profile import calibrated
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES, Margin
-from predictor.profile.kinds import kinds
+from predictor.profile import corrections
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin
+from predictor.profile.job_traits import kinds
 from predictor.profile.profile import EXTRAPOLATION, FAR, choose
-from predictor.report.curve import STACK
 from predictor.report.svg import COLOURS
+from predictor.report.timeline_columns import STACK
 from predictor.version import VERSION
 from predictor.workload.engines import ENGINES, name_of
 
@@ -174,7 +174,7 @@ def _profile(settings: Settings, gpu: str):
 
 def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
     chosen = _profile(settings, gpu)
-    return calibrated.margin(chosen and replace(chosen, extrapolates=("",) * times), degree)
+    return corrections.margin(chosen and replace(chosen, extrapolates=("",) * times), degree)
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str
             other[name] = all_of_them.extrapolates[len(chosen.extrapolates):]
             limited |= all_of_them.limited
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
-    margins = {degree: calibrated.margin(chosen, degree) for degree in degrees}
+    margins = {degree: corrections.margin(chosen, degree) for degree in degrees}
     return {
         "name": chosen.name, "measured_on": found.measured_on, "versions": chosen.extrapolates, "kinds": other,
         "limited": limited,

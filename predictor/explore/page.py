@@ -8,9 +8,9 @@ import json
 import struct
 from pathlib import Path
 
-from predictor.common.printable import markup
+from predictor.common.safe_text import markup
 from predictor.explore.content import Content
-from predictor.report.look import look
+from predictor.report.styles import styles
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing but itself. A browser that knows the policy refuses the rest."""
@@ -23,7 +23,7 @@ def page(made: Content) -> str:
     """The whole document; the same content gives the same bytes."""
     parts = {
         "policy": POLICY, "title": markup(f"GPU memory of training {made.document['model']}"),
-        "style": look() + _text("page.css"), "script": script(SCRIPTS),
+        "style": styles() + _text("page.css"), "script": script(SCRIPTS),
         "content": base64.b64encode(gzip.compress(_packed(made), mtime=0)).decode()}
     text = _text("page.html")
     for name, part in parts.items():

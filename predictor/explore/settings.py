@@ -20,11 +20,11 @@ from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.model_config import Kind
-from predictor.profile import calibrated
+from predictor.profile import corrections
 from predictor.workload import code_names
 from predictor.workload.contradictions import HOW_CHECKPOINTED
 from predictor.workload.engines import ENGINES, name_of
-from predictor.workload.source import OVERRIDDEN
+from predictor.workload.value_sources import OVERRIDDEN
 from predictor.workload.workload import Workload
 
 LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
@@ -163,7 +163,7 @@ def _shape(base: Workload) -> dict:
 def _check_profile(job: Job) -> None:
     """Refuses a profile that changes sizes."""
     chosen = job.profile
-    if chosen and (chosen.profile.workspaces or calibrated.coefficients(chosen)
+    if chosen and (chosen.profile.workspaces or corrections.coefficients(chosen)
                    or chosen.profile.allocator.roundup_power2_divisions):
         raise InputError(f"explore: the profile {chosen.name} changes sizes, which a page does not have: add "
                          "--profile none")

@@ -16,8 +16,8 @@ import numpy as np
 from predictor.common.arrays import load as read_arrays
 from predictor.common.errors import InputError
 from predictor.events.events import Buffers, EventList, Rows
-from predictor.events.facts import ModelFacts, Parameter
 from predictor.events.micro_step import Mark, MicroStep
+from predictor.events.model_facts import ModelFacts, Parameter
 from predictor.events.regimes import Regime
 from predictor.events.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS

@@ -22,9 +22,9 @@ from predictor.common.arrays import TooLarge
 from predictor.common.arrays import load as read_arrays
 from predictor.common.errors import InputError
 from predictor.common.files import NotAFile, write_whole
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 from predictor.events.events import Buffers, EventList, Kind
-from predictor.events.facts import ModelFacts, Parameter
+from predictor.events.model_facts import ModelFacts, Parameter
 from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import SYMBOLS, Monomial, Shape, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.kept import cache_directory
+from predictor.common.storage import cache_directory
 from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula import formula
 from predictor.formula.formula import Formula
 from predictor.model.lora import Adapters
 from predictor.model.quantization import Quantized
-from predictor.workload.turns import Generation
+from predictor.workload.conversation import Generation
 
 TRACER_VERSION = 4
 """Raised whenever the same workload would trace differently; older cached formulas are then left alone."""

@@ -15,7 +15,7 @@ from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
 from predictor.model.model_config import ModelConfig
-from predictor.trace.garbage import frozen
+from predictor.trace.garbage_collection import frozen
 from predictor.workload.modes import unpredicted
 
 if TYPE_CHECKING:

@@ -11,20 +11,20 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
-from predictor.events.facts import ModelFacts
+from predictor.events.composed_run import Run, evaluate
+from predictor.events.model_facts import ModelFacts
 from predictor.events.regimes import regime_of
-from predictor.events.run import Run, evaluate
 from predictor.events.sizes import Shape
-from predictor.formula.find import formula_of
 from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
+from predictor.formula.lookup import formula_of
 from predictor.jobs.training_job import Job
 from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Kind, ModelConfig
 from predictor.model.request import Request, gpu_of
-from predictor.profile import calibrated, profile
-from predictor.profile.kinds import kinds
-from predictor.workload.turns import TRACED_TOKENS, Generation, Turn, check_positions, turns
+from predictor.profile import corrections, profile
+from predictor.profile.job_traits import kinds
+from predictor.workload.conversation import TRACED_TOKENS, Generation, Turn, check_positions, turns
 from predictor.workload.workload import Workload
 
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
@@ -68,7 +68,7 @@ class InferenceJob(Job):
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Start-up and all calls; they do not depend on the limit."""
         events = compose(self.pieces, self.setup, self.gpu)
-        return evaluate(events, 0, self.shape, self.gpu, calibrated.coefficients(self.profile))
+        return evaluate(events, 0, self.shape, self.gpu, corrections.coefficients(self.profile))
 
     def described(self) -> Mapping[str, Any]:
         """Every key with its value."""
@@ -116,7 +116,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
                             kinds(request, first))
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
-                  allocator=calibrated.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
+                  allocator=corrections.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
                   quantization=workload.quantization)
     return InferenceJob(request, first, setup, chosen, turns=said, pieces=tuple(pieces))
 

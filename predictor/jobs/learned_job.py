@@ -12,20 +12,20 @@ import numpy as np
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.common.suggest import named, show
+from predictor.common.suggestions import named, show
 from predictor.engine.setup import Setup
 from predictor.events.events import EventList
-from predictor.events.facts import MODALITIES, modality
 from predictor.events.micro_step import MicroStep
+from predictor.events.model_facts import MODALITIES, modality
 from predictor.events.sizes import SYMBOLS, Shape
 from predictor.formula import learned
 from predictor.formula.formula import Formula
 from predictor.formula.learned import Learned, LearnedList
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request, gpu_of, shape_of
-from predictor.profile import calibrated, profile
-from predictor.profile.calibrated import Margin
-from predictor.profile.kinds import LEARNED
+from predictor.profile import corrections, profile
+from predictor.profile.corrections import Margin
+from predictor.profile.job_traits import LEARNED
 from predictor.workload.workload import Workload
 
 FREE_KEYS = ("model", "per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
@@ -50,7 +50,7 @@ class LearnedJob(Job):
         events, chosen = self.found.events, self.profile
         if chosen is None or not chosen.profile.workspaces or self.learned.provenance["measured_on"] == "device":
             return events
-        return calibrated.with_workspaces(_alone(events), chosen.profile.workspaces, self.shape, self.gpu).events
+        return corrections.with_workspaces(_alone(events), chosen.profile.workspaces, self.shape, self.gpu).events
 
     @property
     def rank(self) -> int:
@@ -123,7 +123,7 @@ def prepare(workload: Workload) -> LearnedJob:
     setup = Setup(
         facts=made.facts, engine="learned", optim="", param_groups="single", max_grad_norm=0.0,
         gradient_accumulation_steps=1, data_parallel_size=degree, zero=None, capacity_bytes=workload.capacity,
-        allocator=calibrated.allocator_settings(workload.allocator_conf or made.provenance["allocator_conf"], chosen))
+        allocator=corrections.allocator_settings(workload.allocator_conf or made.provenance["allocator_conf"], chosen))
     provenance = made.provenance | {
         "source": learned.SOURCE, "command": list(made.command), "shapes": [list(shape) for shape in found.shapes],
         "interpolated": list(found.interpolated)}

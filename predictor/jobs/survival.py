@@ -15,9 +15,9 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import Simulation, simulate
+from predictor.events.composed_run import Run
 from predictor.events.events import Kind
-from predictor.events.run import Run
-from predictor.profile.calibrated import Margin
+from predictor.profile.corrections import Margin
 from predictor.snapshot.recording import RecordingAllocator
 
 PAGE_BYTES = 2 << 20

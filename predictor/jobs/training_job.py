@@ -14,22 +14,22 @@ from predictor.engine.engines import Engine, load
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.setup import STEPS, Setup
 from predictor.events import regimes
+from predictor.events.composed_run import Run, evaluate, sizes_at
 from predictor.events.events import EventList
-from predictor.events.facts import ModelFacts, modality
 from predictor.events.micro_step import MicroStep
-from predictor.events.run import Run, evaluate, sizes_at
+from predictor.events.model_facts import ModelFacts, modality
 from predictor.events.sizes import Shape
 from predictor.formula import store
-from predictor.formula.find import formula_of
 from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
+from predictor.formula.lookup import formula_of
 from predictor.jobs import survival
 from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Kind
 from predictor.model.request import Request, gpu_of, shape_of
-from predictor.profile import calibrated, profile
-from predictor.profile.calibrated import Margin
-from predictor.profile.kinds import kinds
+from predictor.profile import corrections, profile
+from predictor.profile.corrections import Margin
+from predictor.profile.job_traits import kinds
 from predictor.profile.profile import Choice
 from predictor.workload import deepspeed_config
 from predictor.workload.engines import ENGINES, UNUSED, name_of
@@ -106,7 +106,7 @@ class Job:
     @property
     def margin(self) -> Margin:
         """How far off the prediction may be."""
-        return calibrated.margin(self.profile, self.setup.world_size)
+        return corrections.margin(self.profile, self.setup.world_size)
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
         """Ranks that decide whether it survives: the one that requests the most first; or the asked one alone."""
@@ -149,7 +149,7 @@ class Job:
         """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
         rank = self.ranks(limit_bytes)[0] if rank is None else rank
         return evaluate(self.composed(limit_bytes, rank), rank, self.shape, self.gpu,
-                        calibrated.coefficients(self.profile))
+                        corrections.coefficients(self.profile))
 
     def composed(self, limit_bytes: int | None, rank: int) -> EventList:
         """The events of :meth:`run`, right at every shape of the formula's regime."""
@@ -222,7 +222,7 @@ def at(request: Request, progress: Progress | None = None) -> Job:
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):
             return micro
-        return calibrated.with_workspaces(micro, chosen.profile.workspaces, shape, gpu)
+        return corrections.with_workspaces(micro, chosen.profile.workspaces, shape, gpu)
 
     micro = with_workspaces(formula.micro, shape)
     formula = formula if micro is formula.micro else replace(formula, micro=micro)
@@ -232,7 +232,7 @@ def at(request: Request, progress: Progress | None = None) -> Job:
         found = find_formula(request.at(evaluated), progress, evaluation=True)
         evaluation = with_workspaces(found.micro, evaluated), evaluated
     setup = replace(setup_of(workload, formula), gpu=gpu,
-                    allocator=calibrated.allocator_settings(workload.allocator_conf, chosen))
+                    allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
     return Job(request, formula, setup, chosen, evaluation=evaluation)
 
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
-from predictor.model.discrete import discrete
+from predictor.model.control_tensors import discrete
 from predictor.model.model_config import Kind, ModelConfig
 from predictor.workload.code_names import NAMED
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
 from predictor.workload.fsdp_keys import EMBEDDINGS, NO_SPLIT_MODULES
 from predictor.workload.workload import Workload
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from predictor.common.errors import InputError
-from predictor.events.facts import modality
+from predictor.events.model_facts import modality
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload

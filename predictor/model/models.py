@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 from predictor.model import configs
 from predictor.model.model_config import ModelConfig
 from predictor.workload import code_names

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
-from predictor.events.facts import TOWERS, ModelFacts, Parameter, modality
+from predictor.events.model_facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.model import code_models
 from predictor.model import lora as adapters
 from predictor.model import quantization as few_bits

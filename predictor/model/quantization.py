@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.events import gemm_4bit
-from predictor.events.facts import TOWERS, ModelFacts, modality
+from predictor.events.model_facts import TOWERS, ModelFacts, modality
 from predictor.events.sizes import Shape
 from predictor.model.lora import quiet
 from predictor.workload.modes import unpredicted

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from predictor.common.gpus import Gpu
-from predictor.events.facts import TOWERS, ModelFacts, Parameter, modality
+from predictor.events.model_facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.plan.reductions import Reductions
 from predictor.workload.engines import name_of
 from predictor.workload.workload import Workload

@@ -11,7 +11,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.suggest import named
+from predictor.common.suggestions import named
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.plan import launch

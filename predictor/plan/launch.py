@@ -6,8 +6,8 @@ import fnmatch
 import re
 from typing import Any
 
-from predictor.common.values import thaw
-from predictor.events.facts import ModelFacts
+from predictor.common.value_types import thaw
+from predictor.events.model_facts import ModelFacts
 from predictor.model.lora import ADAPTERS, COPIED
 from predictor.workload import deepspeed_config
 from predictor.workload.deepspeed_config import ZeroConfig

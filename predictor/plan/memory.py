@@ -26,7 +26,7 @@ from predictor.model import models
 from predictor.model.model_config import Kind
 from predictor.model.request import Request
 from predictor.plan.space import BATCH, LENGTH, Setting
-from predictor.profile import calibrated
+from predictor.profile import corrections
 from predictor.workload.workload import Workload
 
 SOME = 8_192
@@ -158,7 +158,7 @@ class Memory:
         events = job.composed(limit, job.ranks(limit)[0])
         columns = np.array([tuple(shape) for shape in shapes]).T
         peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(*columns, job.gpu)
-        return peaks * min(1.0, *(calibrated.coefficients(job.profile) or (1.0,)))
+        return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,)))
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:

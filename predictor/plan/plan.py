@@ -17,11 +17,11 @@ from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory, Point
 from predictor.plan.methods import Method, methods
+from predictor.plan.minimum_states import least_bytes
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
-from predictor.plan.states import least_bytes
 from predictor.workload.limits import MOST_TOKENS
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
 MOST_BATCH = 4_096

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from predictor.common.errors import InputError
-from predictor.events.facts import ModelFacts
+from predictor.events.model_facts import ModelFacts
 from predictor.model.lora import ADAPTERS
 from predictor.workload.workload import Workload
 

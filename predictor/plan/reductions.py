@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from predictor.events.facts import ModelFacts, modality
+from predictor.events.model_facts import ModelFacts, modality
 
 LAYER = re.compile(r"(.*\.\d+(?=\.))?")
 """Path of the layer that a weight is in; empty outside."""

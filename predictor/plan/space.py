@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.values import Invalid
+from predictor.common.value_types import Invalid
 from predictor.formula.learned import is_named
 from predictor.plan.cost import NODE
 from predictor.plan.precision import TRIED, Precision, own, tried

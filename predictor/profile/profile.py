@@ -16,10 +16,10 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping, write_whole
-from predictor.common.plain import from_plain, to_plain
-from predictor.common.suggest import named, version_text
+from predictor.common.json_dataclasses import from_plain, to_plain
+from predictor.common.suggestions import named, version_text
 from predictor.events.sizes import Shape
-from predictor.profile.kinds import KINDS
+from predictor.profile.job_traits import KINDS
 from predictor.profile.profile_rules import COUNTERS, MEASURED, QUANTITIES, check
 
 SCHEMA_VERSION = 1
@@ -135,8 +135,8 @@ class Profile:
         calibrated: range of each quantity that the fitted jobs cover, by
             ``predictor.profile.profile_rules.QUANTITIES``.
         provenance: date, command, commit, the measurements it was fitted on.
-        covered: what its campaign measured of each of ``predictor.profile.kinds.KINDS``; empty in files from before
-            they were kept.
+        covered: what its campaign measured of each of ``predictor.profile.job_traits.KINDS``; empty in files from
+            before they were kept.
     """
 
     schema_version: int
@@ -227,7 +227,7 @@ def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities:
     Args:
         given: a path, the name of a shipped one, ``none``, or None for the shipped one.
         quantities: of the workload, by the keys of ``Profile.calibrated``.
-        kinds: of the workload (:mod:`predictor.profile.kinds`); None: not compared.
+        kinds: of the workload (:mod:`predictor.profile.job_traits`); None: not compared.
 
     Raises:
         InputError: the file cannot be read, or is of another GPU.

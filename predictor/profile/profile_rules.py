@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 from predictor.events.events import Factor
-from predictor.profile.kinds import KINDS
+from predictor.profile.job_traits import KINDS
 
 if TYPE_CHECKING:
     from predictor.profile.profile import Profile

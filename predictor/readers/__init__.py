@@ -9,11 +9,11 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, parse_yaml, read_text
-from predictor.common.suggest import named, nearest, show
-from predictor.readers import accelerate, command, whose
+from predictor.common.suggestions import named, nearest, show
+from predictor.readers import accelerate, command, trainer_detection
+from predictor.readers.configuration import read as read_fields
 from predictor.readers.fields import Format, Given
-from predictor.readers.reading import read as read_fields
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
 
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}
@@ -107,9 +107,9 @@ def _format(given: Given, wanted: str | None, *, asked: bool) -> Format:
         found: Format = import_module(f"predictor.readers.{module}").FORMAT
         if name == wanted or (wanted is None and keys & found.marks and _is(name, given)):
             if name == "transformers":
-                whose.check(given, asked=asked)
+                trainer_detection.check(given, asked=asked)
             return found
-    whose.check(given, asked=asked)
+    trainer_detection.check(given, asked=asked)
     raise InputError(f"{given.name}: is of no format that is known: name one with --from-format "
                      f"({', '.join(FORMATS)})")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggest import nearest, show
+from predictor.common.suggestions import nearest, show
 from predictor.readers import launchers
 from predictor.readers.fields import OFF, beside
 

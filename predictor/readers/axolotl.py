@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
 from predictor.model import hub
-from predictor.readers import trainer, weights
+from predictor.readers import trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format
 from predictor.readers.loading import on_one_gpu
-from predictor.readers.reading import Reading
 
 WIDE = (None, "sdpa", "eager")
 """Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""
@@ -53,7 +53,7 @@ def rules(reading: Reading) -> None:
     trainer.engine(reading, name)
     _embeddings(reading)
     if "dtype" not in reading.workload:
-        weights.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
+        weight_dtype.precision(reading, reading.half or "fp32", *_given(reading, "bf16", "fp16", "bfloat16", "float16"))
         if reading["bf16"] == "full":  # no autocast (core/builders/base.py, _configure_precision_settings)
             del reading.workload["mixed_precision"], reading.rows["mixed_precision"]
     _pictures(reading, name)

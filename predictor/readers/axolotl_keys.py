@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from predictor.common.values import Number, Whole
+from predictor.common.value_types import Number, Whole
 from predictor.readers import training_arguments as hf
 from predictor.readers.fields import noted, part, refused, to
 from predictor.readers.loading import RESUMED
-from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
+from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, FlagOr, Mapped, Words
 
 _LATER = "it is not predicted: leave it out"
 _PLACED = "a model over several devices is not predicted: leave it out"

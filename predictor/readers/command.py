@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
-from predictor.readers import accelerate, expansion, hosts, launchers, shell
+from predictor.common.suggestions import show
+from predictor.readers import accelerate, hostfile, launchers, shell, shell_expansion
 from predictor.readers.fields import Given
 
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -54,7 +54,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
                          "sft, swift pt) is predicted")
     command.environment = {**(environment or {}), **command.environment}
     unknown = {**command.unknown, **(unknown or {})}
-    if command.launcher in launchers.PACKAGES and expansion.LEFT.match(command.program):
+    if command.launcher in launchers.PACKAGES and shell_expansion.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
     for option, given in command.options.items() if command.launcher == "accelerate" else ():
         if option in accelerate.OPTIONS or option.startswith("fsdp_"):
@@ -65,7 +65,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     try:
         world_size, launched_by = launchers.started(command.launcher, command.program, command.options,
                                                     command.environment, name, path, unknown)
-    except hosts.Uncounted as error:
+    except hostfile.Uncounted as error:
         problem = f"{error}, or give --data-parallel-size"
     return Given(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
                  launch, unknown=unknown)
@@ -81,8 +81,8 @@ def from_script(text: str, name: str, path: str) -> Given:
     found = _training(lines, name, "lines")
     for line in lines if not found else ():
         first = line.words[0]
-        if expansion.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
-            raise InputError(f"{name}: {show(first)} starts a training: {expansion.why(first, line.unknown)}")
+        if shell_expansion.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
+            raise InputError(f"{name}: {show(first)} starts a training: {shell_expansion.why(first, line.unknown)}")
     if not found:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     line, _ = found
@@ -225,7 +225,8 @@ def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[
             if flag in flags:
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
             current = flags[flag] = [item] if equals else []
-        elif expansion.LEFT.match(word) and word not in ("$@", "$*") and (current or "" in flags and len(flags) == 1):
+        elif (shell_expansion.LEFT.match(word) and word not in ("$@", "$*")
+              and (current or "" in flags and len(flags) == 1)):
             raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
@@ -234,4 +235,4 @@ def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[
 
 
 def _stray(name: str, word: str, unknown: Mapping[str, str]) -> InputError:
-    return InputError(f"{name}: {show(word)} stands where flags may stand: {expansion.why(word, unknown)}")
+    return InputError(f"{name}: {show(word)} stands where flags may stand: {shell_expansion.why(word, unknown)}")

@@ -8,16 +8,16 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggest import show
-from predictor.common.values import thaw
+from predictor.common.suggestions import show
+from predictor.common.value_types import thaw
 from predictor.model import hub
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, Given
-from predictor.readers.reading import Reading
 from predictor.workload import deepspeed_config, deepspeed_releases, deepspeed_settings
 from predictor.workload.deepspeed_keys import READ as KNOWN
 from predictor.workload.deepspeed_keys import SECTIONS, WITHOUT_EFFECT
 from predictor.workload.keys import PINNED
-from predictor.workload.source import DEFAULT, READ, Source, value
+from predictor.workload.value_sources import DEFAULT, READ, Source, value
 
 FILLED = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",

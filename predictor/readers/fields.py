@@ -15,11 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from predictor.readers.values import Any_
+from predictor.readers.value_types import Any_
 
 if TYPE_CHECKING:
     from predictor.readers.accelerate import Launch
-    from predictor.readers.reading import Reading
+    from predictor.readers.configuration import Reading
 
 OFF = (None, False, "", "no", "none", 0, (), [])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from predictor.common.files import read_mapping
-from predictor.common.suggest import nearest, show
-from predictor.readers import weights
-from predictor.readers.reading import Reading
+from predictor.common.suggestions import nearest, show
+from predictor.readers import weight_dtype
+from predictor.readers.configuration import Reading
 from predictor.workload.workload import Workload
 
 WRAPS = "TRANSFORMER_BASED_WRAP"
@@ -112,7 +112,7 @@ def _weights(reading: Reading) -> None:
     own = "torch_dtype" in reading.form.fields
     asked = reading["torch_dtype"] if own else reading.half or "fp32"
     if asked in (None, "auto"):
-        weights.loaded(reading, "torch_dtype")
+        weight_dtype.loaded(reading, "torch_dtype")
     else:
         reading.put("dtype", asked, "torch_dtype" if own else reading.half or "bf16")
     if reading.workload["dtype"] == "fp32" and reading.half and reading.workload["recipe"] == "full":

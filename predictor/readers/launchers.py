@@ -11,8 +11,8 @@ from importlib import resources
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
-from predictor.readers import expansion, hosts
+from predictor.common.suggestions import nearest, show
+from predictor.readers import hostfile, shell_expansion
 
 PACKAGES = {"torchrun": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate"}
 """Launcher -> the package that it comes with."""
@@ -94,13 +94,13 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
     if launcher == "accelerate" and "num_processes" in given:
         return product(name, unknown, (given.get(BY, "--num_processes"), given["num_processes"]))
     if launcher == "deepspeed":
-        named = {option: given[option] for option in ("hostfile", *hosts.CHOOSING) if given.get(option)}
+        named = {option: given[option] for option in ("hostfile", *hostfile.CHOOSING) if given.get(option)}
         for option, text in {**{f"--{option}": text for option, text in named.items()},
                              "CUDA_VISIBLE_DEVICES": visible}.items():
             settled(name, option, text, unknown)
         numbers = {option: product(name, unknown, (f"--{option}", given[option]))[0]
                    for option in ("num_nodes", "num_gpus") if option in given}
-        return hosts.count(name, path, named, numbers, visible)
+        return hostfile.count(name, path, named, numbers, visible)
     tool = program.partition(" ")[0]
     if tool in TOOLS and launcher not in PACKAGES and "NPROC_PER_NODE" in environment:
         return product(name, unknown, ("NPROC_PER_NODE", environment["NPROC_PER_NODE"]),
@@ -115,8 +115,8 @@ def started(launcher: str, program: str, given: Mapping[str, str], environment: 
 
 def settled(name: str, what: str, text: str, unknown: Mapping[str, str]) -> None:
     """Refuses a value that the shell leaves open."""
-    if expansion.LEFT.search(text):
-        raise hosts.Uncounted(f"{name}: {what} is {show(text)}: {expansion.why(text, unknown)}")
+    if shell_expansion.LEFT.search(text):
+        raise hostfile.Uncounted(f"{name}: {what} is {show(text)}: {shell_expansion.why(text, unknown)}")
 
 
 def product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> tuple[int, str]:
@@ -125,7 +125,7 @@ def product(name: str, unknown: Mapping[str, str], *parts: tuple[str, str]) -> t
     for option, text in parts:
         settled(name, option, text, unknown)
         if not re.fullmatch(r"[1-9]\d{0,4}", text):
-            raise hosts.Uncounted(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
+            raise hostfile.Uncounted(f"{name}: {option} is {show(text)}: a number of GPUs or nodes is needed")
         total *= int(text)
         if text != "1" or not shown:
             shown.append(f"{option} {text}")

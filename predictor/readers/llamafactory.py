@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from predictor.common.values import Choice, Number, Whole
+from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weights
+from predictor.readers import trainer, weight_dtype
 from predictor.readers import training_arguments as hf
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED
-from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, Words
+from predictor.readers.value_types import FLAG, TEXT, Any_, Words
 from predictor.workload.workload import Workload
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
@@ -127,9 +127,9 @@ def _precision(reading: Reading, adapters: bool) -> None:
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"
-        weights.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
+        weight_dtype.precision(reading, wide if half or reading["pure_bf16"] else None, half or "pure_bf16")
     else:
-        weights.precision(reading, "fp32", because="what trains is fp32")
+        weight_dtype.precision(reading, "fp32", because="what trains is fp32")
         if half and reading.workload["recipe"] != "full":
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here", _wide)
 

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from predictor.common.suggest import show
-from predictor.common.values import Choice, Number, Whole
+from predictor.common.suggestions import show
+from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weights
+from predictor.readers import trainer, weight_dtype
 from predictor.readers import training_arguments as hf
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, noted, part, refused, to
-from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT
+from predictor.readers.value_types import FLAG, TEXT
 from predictor.workload.workload import Workload
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
@@ -60,7 +60,7 @@ def rules(reading: Reading) -> None:
     reading.put("no_grad", [NO_GRAD], because="llava/model/multimodal_encoder/clip_encoder.py")
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        weights.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
+        weight_dtype.precision(reading, "bf16" if reading["bf16"] else "fp32", "bf16")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no")
     _differences(reading)

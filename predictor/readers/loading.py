@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor.common.errors import InputError
-from predictor.readers.reading import Reading
+from predictor.readers.configuration import Reading
 
 RESUMED = "adapters go on from a checkpoint, with the rank and the layers of its adapter_config.json: give those"
 

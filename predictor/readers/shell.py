@@ -1,7 +1,8 @@
 """What a shell script runs: its simple commands with its own variables put in, as far as the text alone decides them.
 
 A variable that is set under a condition, or by something that only a shell can do, is unknown behind that: it stays
-``$NAME`` in the words, and :func:`predictor.readers.expansion.why` says what is missing where such a word matters.
+``$NAME`` in the words, and :func:`predictor.readers.shell_expansion.why` says what is missing where such a word
+matters.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ from pathlib import Path
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_bytes
-from predictor.common.suggest import show
-from predictor.readers.expansion import LEFT, Variables
-from predictor.readers.words import DEEPEST, LOOPS, Lexer, Statement, Word, assigned_within, set_otherwise, too_deep
+from predictor.common.suggestions import show
+from predictor.readers.shell_expansion import LEFT, Variables
+from predictor.readers.shell_words import (
+    DEEPEST,
+    LOOPS,
+    Lexer,
+    Statement,
+    Word,
+    assigned_within,
+    set_otherwise,
+    too_deep,
+)
 
 DECLARING = ("export", "declare", "typeset", "local", "readonly")
 SUCCEEDS = (*DECLARING, "cd", "source", ".", "set", "echo", "mkdir", "unset", ":")

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.files import read_mapping
-from predictor.common.suggest import show
-from predictor.common.values import Choice, Number, Whole
+from predictor.common.suggestions import show
+from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import fsdp, trainer, weights
+from predictor.readers import fsdp, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, noted, part, refused, to
 from predictor.readers.loading import RESUMED, on_one_gpu
-from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
+from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 
 _LATER = "it is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
@@ -28,7 +28,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "bf16": part(FLAG),
     "fp16": part(FLAG),
     "model": part(TEXT, option="model"),
-    "torch_dtype": part(weights.DTYPE, option="dtype"),
+    "torch_dtype": part(weight_dtype.DTYPE, option="dtype"),
     "attn_impl": part(TEXT, option="attn_implementation"),
     "max_length": to("sequence_length", hf.LENGTH),
     "max_pixels": part(Whole(1, 1 << 28), option="image_size"),
@@ -46,14 +46,14 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "lora_alpha": part(Number(), 32, "lora.lora_alpha"),
     "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
     "lora_bias": part(Choice(("none", "all")), "none"),
-    "lora_dtype": part(weights.DTYPE),
+    "lora_dtype": part(weight_dtype.DTYPE),
     "use_rslora": part(FLAG, False),
     "use_dora": part(FLAG, False),
     "quant_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "quanto", "fp8"), "use bnb"))),
     "quant_bits": part(Choice((4,), dict.fromkeys((1, 2, 3, 8), "use 4"))),
     "bnb_4bit_quant_type": part(Choice(("nf4", "fp4")), "nf4"),
     "bnb_4bit_use_double_quant": part(FLAG, True),
-    "bnb_4bit_compute_dtype": part(weights.DTYPE),
+    "bnb_4bit_compute_dtype": part(weight_dtype.DTYPE),
     "packing": part(FLAG, False),
     "padding_free": part(FLAG, False),
     "packing_length": part(hf.LENGTH),
@@ -147,7 +147,7 @@ def rules(reading: Reading) -> None:
         if reading["torch_dtype"] == "fp16" == reading.decided_half:
             raise reading.wrong("torch_dtype", "is fp16, which ms-swift trains under autocast of fp16: predicted is "
                                                "that over weights of float32 alone: use them, or bfloat16")
-        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
+        weight_dtype.precision(reading, reading["torch_dtype"], "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
     trainer.together(reading)
@@ -293,7 +293,7 @@ def _pictures(reading: Reading, name: str) -> None:
 def _dtype(reading: Reading) -> None:
     """arguments/base_args/model_args.py, ``_init_mixed_precision``: weights of bf16 train in bf16, others in fp16."""
     if "bf16" not in reading and "fp16" not in reading:
-        said = weights.said_by_model(reading)
+        said = weight_dtype.said_by_model(reading)
         loaded = reading["torch_dtype"] or (said[1] if said else "bf16")
         reading.decided_half = "bf16" if loaded == "bf16" else "fp16"
 

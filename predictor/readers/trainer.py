@@ -9,12 +9,12 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggest import nearest, show
-from predictor.common.values import freeze
+from predictor.common.suggestions import nearest, show
+from predictor.common.value_types import freeze
 from predictor.model import hub
 from predictor.model.model_config import Kind
 from predictor.readers import deepspeed, fsdp
-from predictor.readers.reading import Reading
+from predictor.readers.configuration import Reading
 from predictor.workload import compared
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.workload import Workload

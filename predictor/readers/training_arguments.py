@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from predictor.common.suggest import show
-from predictor.common.values import Number, Whole
+from predictor.common.suggestions import show
+from predictor.common.value_types import Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weights
+from predictor.readers import trainer, weight_dtype
+from predictor.readers.configuration import Reading
 from predictor.readers.fields import OFF, Format, noted, part, refused, to
-from predictor.readers.reading import Reading
-from predictor.readers.values import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
+from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.workload.keys import PINNED
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
 
@@ -67,7 +67,7 @@ ARGUMENTS = {
 """transformers 5.17, training_args.py."""
 SCRIPT = {
     "model_name_or_path": part(TEXT, option="model"),
-    "torch_dtype": part(weights.DTYPE_OR_AUTO, option="dtype"),
+    "torch_dtype": part(weight_dtype.DTYPE_OR_AUTO, option="dtype"),
     "attn_implementation": part(TEXT, option="attn_implementation"),
     "sequence_length": to("sequence_length", LENGTH),
     "config_name": part(TEXT),
@@ -129,7 +129,7 @@ def rules(reading: Reading) -> None:
     trainer.checkpointing(reading)
     trainer.engine(reading, name)
     if "dtype" not in reading.workload:
-        weights.precision(reading, reading["torch_dtype"], "torch_dtype")
+        weight_dtype.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", trainer.asks_for_evaluation(
         reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 
 WIDTH = 100
 """Columns of a report that does not go to a terminal."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from predictor.answer.prediction import Prediction
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 from predictor.report import table as tables
 from predictor.report.formula import formula_text, terms_of
 from predictor.report.layers import collapse
-from predictor.report.picture import picture
+from predictor.report.text_chart import picture
 from predictor.report.units import factor_text, gib, share, size_text
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import string
 import textwrap
 from typing import TYPE_CHECKING
 
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

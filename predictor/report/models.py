@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from predictor.answer.model_facts import STATED, Known
+from predictor.answer.model_list import STATED, Known
 from predictor.answer.model_page import Page
-from predictor.common.plain import to_plain
-from predictor.common.values import thaw
+from predictor.common.json_dataclasses import to_plain
+from predictor.common.value_types import thaw
 from predictor.report import table as predicted
 from predictor.report.layers import put_together
 from predictor.report.layout import table, wrapped

@@ -8,7 +8,7 @@ from predictor.plan import document, launch
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
-from predictor.report import source
+from predictor.report import value_sources
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
@@ -182,7 +182,7 @@ def _files(console: Console, plan: Plan) -> None:
 
 
 def _tail(console: Console, plan: Plan) -> None:
-    source.report(console, plan.source)
+    value_sources.report(console, plan.source)
     counts = plan.counts
     _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
            f"{counts.ruled_out:,} cannot fit whatever the batch is, {counts.decided:,} were told apart by "

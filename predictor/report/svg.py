@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 from predictor.answer.prediction import Prediction
-from predictor.common.printable import markup
+from predictor.common.safe_text import markup
 from predictor.events.events import Factor, Moment
 from predictor.report import verdict
-from predictor.report.curve import STACK, Column, Stretch, columns
+from predictor.report.timeline_columns import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text
 
 WIDTH, HEIGHT = 1000, 520

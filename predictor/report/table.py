@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 from predictor.events.events import Factor
-from predictor.report import replies, samples, source, verdict
+from predictor.report import inference, samples, value_sources, verdict
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, share, size_text
 
@@ -27,7 +27,7 @@ def report(console: Console, prediction: Prediction) -> None:
     console.print(moment_table(prediction))
     console.print()
     if prediction.inference:
-        console.print(replies.turn_table(prediction.inference))
+        console.print(inference.turn_table(prediction.inference))
         console.print()
     tail(console, prediction)
 
@@ -44,7 +44,7 @@ def head(console: Console, prediction: Prediction) -> None:
     console.print(rows)
     console.print()
     console.print(verdict.peak_text(prediction.peak))
-    for sentence in (*samples.sentences(prediction), *replies.sentences(prediction)):
+    for sentence in (*samples.sentences(prediction), *inference.sentences(prediction)):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)
     console.print()
@@ -52,7 +52,7 @@ def head(console: Console, prediction: Prediction) -> None:
 
 def tail(console: Console, prediction: Prediction) -> None:
     """Where the values came from, what was assumed, where the intervals come from, and what is missing."""
-    source.report(console, prediction.source)
+    value_sources.report(console, prediction.source)
     for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import named, show
+from predictor.common.suggestions import named, show
 from predictor.snapshot import unpickle
 from predictor.snapshot.records import Action, Block, Segment, Snapshot, State, Trace
 
@@ -25,7 +25,7 @@ TOTAL_BYTES = "device_total_memory"
 """A key of peakcast's own: for each device its memory in bytes, None if unknown. PyTorch's readers pass it over."""
 
 BESIDE = "peakcast"
-"""Another: what ``peakcast measure`` noted beside the history (``calibrate.job.notes``)."""
+"""Another: what ``peakcast measure`` noted beside the history (``calibrate.job.side_notes``)."""
 
 LARGEST_TOTAL_BYTES = 1 << 50
 

@@ -19,10 +19,10 @@ from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import MIB, UNLIMITED
 from predictor.allocator.sizes import round_to_division
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
+from predictor.common.suggestions import show
+from predictor.snapshot.initial_state import Inconsistent, start_of
 from predictor.snapshot.records import Action, Segment, Snapshot, State, Trace
-from predictor.snapshot.run import GIVEN_BACK, NEW, Contradiction, Divergence, Run
-from predictor.snapshot.start import Inconsistent, start_of
+from predictor.snapshot.replay_pass import GIVEN_BACK, NEW, Contradiction, Divergence, Run
 
 KEY = re.compile("[0-9]{1,9}")
 """Of ``roundup_power2_divisions``: a power of 2, in MiB."""

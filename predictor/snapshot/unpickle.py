@@ -21,7 +21,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import NotAFile, opened
-from predictor.common.suggest import named, show
+from predictor.common.suggestions import named, show
 from predictor.snapshot import opcodes
 
 LARGEST_PICKLE_BYTES = 4 << 30

@@ -13,10 +13,10 @@ import torch
 
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
-from predictor.trace.garbage import collected
-from predictor.trace.places import Places
+from predictor.trace.garbage_collection import collected
+from predictor.trace.module_tracker import Places
 from predictor.trace.recorder import Recorder, Recording
-from predictor.workload.turns import Generation
+from predictor.workload.conversation import Generation
 
 IGNORED = ("labels",)
 """What a batch of training has besides."""

@@ -14,7 +14,7 @@ from predictor.common.errors import InputError
 from predictor.events.sizes import Shape
 from predictor.model.code_models import CodeInputs, CodeModel, layout
 from predictor.model.model_config import Kind, ModelConfig
-from predictor.trace import pictures, sounds
+from predictor.trace import audio_inputs, image_inputs
 from predictor.trace.trace import ask
 
 Size = tuple[int, int]
@@ -83,7 +83,7 @@ class Inputs:
 
     def _ask(self, size: Size | None, count: int) -> list[int]:
         if self.config.kind is Kind.AUDIO_TEXT:
-            return [sounds.tokens(self.model)]
+            return [audio_inputs.tokens(self.model)]
         if self.config.kind is not Kind.IMAGE_TEXT:
             return [0]
         features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
@@ -121,7 +121,8 @@ class Inputs:
             labels = torch.ones(shape.batch, shape.sequence, dtype=torch.int64)
             if padding == "right":
                 labels[:, -1] = -100
-            return self._fitting(sounds.clips(self.model, shape.batch), type(self.model).forward) | {"labels": labels}
+            clips = audio_inputs.clips(self.model, shape.batch)
+            return self._fitting(clips, type(self.model).forward) | {"labels": labels}
         samples = self._samples(shape)
         batch = self._text(shape, samples)
         pixels = self._fitting(self._pixels(samples), type(self.model).forward) if shape.images else {}
@@ -167,23 +168,23 @@ class Inputs:
 
     @cached_property
     def _processor(self):
-        return pictures.processor(self.config, self.model.config)
+        return image_inputs.processor(self.config, self.model.config)
 
     def _pixels(self, samples: list[list[Size | None]]) -> dict[str, torch.Tensor]:
         """Of each sample's pictures, or clips of sound, in the dtype of the model."""
         count = sum(map(len, samples))
         if self.config.kind is Kind.AUDIO_TEXT:
-            return sounds.clips(self.model, count)
+            return audio_inputs.clips(self.model, count)
         config, dtype, size = self.model.config, self.model.dtype, next(iter(self.image_sizes), None)
         if self.video_frames:
-            made = pictures.videos(self.config, config, count, self.video_frames, size)
+            made = image_inputs.videos(self.config, config, count, self.video_frames, size)
             return {name: values.to(dtype) if values.is_meta else values for name, values in made.items()}
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Kind.IMAGE_TEXT:
             if size is None:
                 raise InputError(f"image_size is not given: {self.config.name} takes pictures of any size: say which "
                                  "by --image-size, such as 1024 or 768x1024 (height x width)")
-            made = pictures.processed(self._processor, samples)
+            made = image_inputs.processed(self._processor, samples)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()
                     else values for name, values in made.items()}
         vision = getattr(config, "vision_config", config)

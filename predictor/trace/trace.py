@@ -13,17 +13,17 @@ from predictor.model.code_models import loss_of
 from predictor.model.quantization import row_maxima
 from predictor.model.tensor_parallel import local
 from predictor.trace import autocast, operators
+from predictor.trace.activation_offload import on_host
 from predictor.trace.cuda_paths import INSTEAD, RESULTS, as_on_cuda
-from predictor.trace.garbage import collected
+from predictor.trace.fsdp2_hooks import Wrapped
+from predictor.trace.garbage_collection import collected
 from predictor.trace.generation import prompt, record
-from predictor.trace.host_copies import on_host
-from predictor.trace.places import Places
-from predictor.trace.reads import READS, UNKNOWN
+from predictor.trace.host_values import Twins
+from predictor.trace.module_tracker import Places
 from predictor.trace.recorder import Recorder, Recording, unpacks_itself
-from predictor.trace.sharded import Sharded
-from predictor.trace.twins import Twins
-from predictor.trace.wrapped import Wrapped
-from predictor.workload.turns import Generation
+from predictor.trace.value_reads import READS, UNKNOWN
+from predictor.trace.zero3_hooks import Sharded
+from predictor.workload.conversation import Generation
 
 MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 """Operators that take masks for indices."""

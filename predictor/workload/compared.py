@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
-from predictor.common.values import FrozenMap, thaw
+from predictor.common.suggestions import show
+from predictor.common.value_types import FrozenMap, thaw
 from predictor.workload import code_names
 from predictor.workload.engines import ENGINES, name_of
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.values import FrozenMap, Invalid
+from predictor.common.value_types import FrozenMap, Invalid
 from predictor.workload import deepspeed_settings, lora_keys, modes, optimizers, quantization_keys
-from predictor.workload.case import Case, read_config
 from predictor.workload.engines import ENGINES
+from predictor.workload.workload_draft import Case, read_config
 
 Values = Mapping[str, Any]
 

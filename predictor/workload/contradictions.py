@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
-from predictor.common.values import Invalid
+from predictor.common.suggestions import show
+from predictor.common.value_types import Invalid
 from predictor.workload import compared, deepspeed_settings, modes, optimizers
-from predictor.workload.case import Case
 from predictor.workload.deepspeed_keys import REFUSED_IN_STAGE_3
 from predictor.workload.deepspeed_releases import AUTOTP_SINCE, OTHER_DTYPES_SINCE, SINCE, release
 from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
+from predictor.workload.workload_draft import Case
 
 HOW_CHECKPOINTED = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
 """Keys that say nothing where checkpointing is turned off."""

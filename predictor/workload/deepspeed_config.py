@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.workload import contradictions, deepspeed_settings
-from predictor.workload.case import of_config
 from predictor.workload.deepspeed_releases import FP32_ACCUMULATION_SINCE, default, release
+from predictor.workload.workload_draft import of_config
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload

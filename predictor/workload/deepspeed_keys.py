@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.suggest import show
-from predictor.common.values import Choice, Flag, Invalid, Later, Number, Table, Text, Whole
+from predictor.common.suggestions import show
+from predictor.common.value_types import Choice, Flag, Invalid, Later, Number, Table, Text, Whole
 
 ELEMENTS_LIMIT = 1 << 50
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
-from predictor.common.values import Invalid
+from predictor.common.suggestions import nearest, show
+from predictor.common.value_types import Invalid
 from predictor.workload.deepspeed_keys import (
     FILLED_BY_HUGGING_FACE,
     PLAIN_NAMES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from predictor.common.suggest import show
-from predictor.common.values import Choice, Flag, Invalid, Later, Table
+from predictor.common.suggestions import show
+from predictor.common.value_types import Choice, Flag, Invalid, Later, Table
 from predictor.workload.lora_keys import Names
 
 if TYPE_CHECKING:

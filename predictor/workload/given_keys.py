@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import show
-from predictor.common.values import FrozenMap, Invalid
-from predictor.workload.case import Case
+from predictor.common.suggestions import show
+from predictor.common.value_types import FrozenMap, Invalid
 from predictor.workload.completion import complete
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.keys import DEFAULTS, KEYS
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
+from predictor.workload.workload_draft import Case
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from predictor.common import gpus
 from predictor.common.dtypes import SHORT_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_mapping
-from predictor.common.suggest import nearest, show
-from predictor.common.values import (
+from predictor.common.suggestions import nearest, show
+from predictor.common.value_types import (
     Choice,
     Flag,
     FrozenMap,
@@ -28,9 +28,9 @@ from predictor.common.values import (
     freeze,
 )
 from predictor.workload import engines, fsdp_keys, lora_keys, modes, optimizers, quantization_keys
+from predictor.workload.conversation import Conversation
 from predictor.workload.deepspeed_keys import STAGE
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
-from predictor.workload.turns import Conversation
 
 DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
        "find_unused_parameters": Flag(),

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.suggest import show
-from predictor.common.values import Choice, Flag, FrozenMap, Invalid, Number, Table, Text, Whole
+from predictor.common.suggestions import show
+from predictor.common.value_types import Choice, Flag, FrozenMap, Invalid, Number, Table, Text, Whole
 
 ALL_LINEAR = "all-linear"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.common.values import Choice
+from predictor.common.value_types import Choice
 
 KIND = Choice(("training", "inference"))
 OF_INFERENCE = ("max_new_tokens", "cache_implementation", "max_cache_len", "conversation", "gpu_memory_utilization",

@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggest import nearest, show
-from predictor.common.values import Flag, Invalid, Number
+from predictor.common.suggestions import nearest, show
+from predictor.common.value_types import Flag, Invalid, Number
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.values import Choice, Flag, FrozenMap, Invalid, Later, Number, Table
+from predictor.common.value_types import Choice, Flag, FrozenMap, Invalid, Later, Number, Table
 from predictor.workload.lora_keys import Names
 
 SKIPPED = ("model.multi_modal_projector", "model.connector", "model.visual.merger",

@@ -17,7 +17,7 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_text
-from predictor.common.suggest import named, nearest, show
+from predictor.common.suggestions import named, nearest, show
 
 LARGEST_FILE_BYTES = 256 << 20
 COLUMNS = ("tokens", "images")

@@ -9,13 +9,13 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggest import show
-from predictor.common.values import thaw
+from predictor.common.suggestions import show
+from predictor.common.value_types import thaw
 from predictor.workload import contradictions, modes
 from predictor.workload.given_keys import GivenKeys
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.keys import KEYS, Keys, check_names
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.places import EVIDENCE
 from tests.calibrate.allocator_pair import COMPLETIONS, run
 from tests.calibrate.allocator_sequences import case
 

@@ -10,11 +10,11 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 
-from calibrate.campaign import launched, one
+from calibrate.campaign import measured_job, torchrun
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, opened
-from calibrate.job.alone import LAUNCHED
-from calibrate.measure.where import Where
+from calibrate.job.single_rank import LAUNCHED
+from calibrate.measure.device_choice import Where
 from calibrate.records.record import MeasuredOn
 
 WHERE = Where("h100-80gb", MeasuredOn.EMULATED)
@@ -32,7 +32,7 @@ def alone(monkeypatch) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: "one",
-                        launched.AGENT_STORE: False}.items():
+                        torchrun.AGENT_STORE: False}.items():
         monkeypatch.setenv(name, str(value))
 
 
@@ -41,8 +41,8 @@ def main(model: str, measurements: str) -> None:
     def ended(row: Row) -> None:
         print("ended", row.job["rank"], flush=True)
 
-    with opened(measurements) if launched.is_first() else nullcontext() as store:
-        launched.run(jobs(model), partial(one.row_of, where=WHERE), store, lambda: False, ended)
+    with opened(measurements) if torchrun.is_first() else nullcontext() as store:
+        torchrun.run(jobs(model), partial(measured_job.row_of, where=WHERE), store, lambda: False, ended)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.learn.recorded import Recorded
+from calibrate.learn.recorded_job import Recorded
 from predictor.events.events import FACTORS, Factor
 from predictor.events.sizes import Shape
 

@@ -14,8 +14,8 @@ from calibrate.records.moment_peaks import MomentPeaks
 from calibrate.records.record import Device, MeasuredJob, MeasuredOn, RankChoice, Record
 from predictor.allocator.simulate import Simulation
 from predictor.common.errors import InputError
+from predictor.events.composed_run import Run
 from predictor.events.events import Moment
-from predictor.events.run import Run
 from predictor.jobs import dispatch, survival
 from predictor.version import VERSION
 from predictor.workload.workload import Workload

@@ -76,7 +76,7 @@ def run(case: Case) -> dict:
 
     from predictor.events.sizes import Shape
     from predictor.formula.fit import fit
-    from predictor.trace.places import Places
+    from predictor.trace.module_tracker import Places
     from predictor.trace.recorder import Recorder
     from predictor.trace.trace import record_micro_step
     from tests.predictor.small import facts_of, small_llava
@@ -100,7 +100,7 @@ def _predicted(case: Case, micro, facts) -> list[dict]:
     from predictor.common import gpus
     from predictor.engine.setup import Setup
     from predictor.engine.zero2 import Zero2
-    from predictor.events.run import evaluate
+    from predictor.events.composed_run import evaluate
     from predictor.events.sizes import Shape
     from predictor.workload import deepspeed_config
     from predictor.workload.workload import Workload

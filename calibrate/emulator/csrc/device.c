@@ -51,7 +51,7 @@ static void read_settings(void) {
   READ(cublas_bytes); READ(cudnn_bytes); READ(nccl_bytes); READ(nccl_bytes_per_rank);
   READ(cuda_malloc_granularity_bytes);
 #undef READ
-  pthread_atfork(NULL, NULL, read_again); /* a forked job may be on another GPU (calibrate/measure/warm.py) */
+  pthread_atfork(NULL, NULL, read_again); /* a forked job may be on another GPU (calibrate/measure/warm_workers.py) */
 }
 
 const Gpu *gpu(void) {

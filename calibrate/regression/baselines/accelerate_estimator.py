@@ -12,7 +12,7 @@ import json
 from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
-from calibrate.regression.baselines.subject import configuration
+from calibrate.regression.baselines.model_under_test import configuration
 from predictor.workload.workload import Workload
 
 PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -13,7 +13,7 @@ import logging
 import sys
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
-from calibrate.regression.baselines.subject import subject
+from calibrate.regression.baselines.model_under_test import subject
 from predictor.workload.workload import Workload
 
 

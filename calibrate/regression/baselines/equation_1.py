@@ -26,11 +26,11 @@ from collections.abc import Collection
 import numpy as np
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate
-from calibrate.regression.baselines.subject import Subject, partitions, subject
+from calibrate.regression.baselines.model_under_test import Subject, partitions, subject
 from predictor.events import timeline
+from predictor.events.composed_run import sizes_at
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
-from predictor.events.facts import modality
-from predictor.events.run import sizes_at
+from predictor.events.model_facts import modality
 from predictor.workload.workload import Workload
 
 ZERO_OPTIMIZER_BYTES = 4 + 4 + 4

@@ -18,7 +18,7 @@ import types
 from functools import lru_cache
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
-from calibrate.regression.baselines.subject import shape_of, single
+from calibrate.regression.baselines.model_under_test import shape_of, single
 from predictor.common.errors import InputError
 from predictor.model import models
 from predictor.workload.optimizers import OPTIMIZERS

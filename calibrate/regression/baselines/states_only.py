@@ -14,7 +14,7 @@ embeddings and linear layers.
 from __future__ import annotations
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate
-from calibrate.regression.baselines.subject import partitions, subject
+from calibrate.regression.baselines.model_under_test import partitions, subject
 from predictor.workload.workload import Workload
 
 HALF_BYTES = 2

@@ -10,7 +10,7 @@ from calibrate.regression.report import Report
 from calibrate.report.regression import chart
 from calibrate.report.regression.chart import Scale
 from calibrate.report.regression.figures import Figure
-from predictor.report.curve import STACK
+from predictor.report.timeline_columns import STACK
 from predictor.report.units import GIB, gib, size_text
 
 WHOLE = "measured"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from predictor.common.printable import markup
+from predictor.common.safe_text import markup
 
 WIDTH = 760
 """Units of every figure; text is 12 of them high."""

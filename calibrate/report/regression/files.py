@@ -18,8 +18,8 @@ from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.printable import printable
-from predictor.common.suggest import named
+from predictor.common.safe_text import printable
+from predictor.common.suggestions import named
 
 NAMES = ("report.html", "report.json", "report.md", "cases.csv")
 def check(directory: str, force: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
 from calibrate.report.regression import tables, words
-from predictor.common.printable import printable
+from predictor.common.safe_text import printable
 
 
 def markdown(made: Report, gates: Sequence[Result] = ()) -> str:

@@ -13,9 +13,9 @@ from calibrate.report.regression.chart import WIDTH
 from calibrate.report.regression.figures import Figure
 from calibrate.report.regression.paper import paper
 from calibrate.report.regression.tables import Table
-from predictor.common.printable import markup
+from predictor.common.safe_text import markup
 from predictor.events.events import Factor
-from predictor.report.look import look
+from predictor.report.styles import styles
 from predictor.report.svg import COLOURS
 from predictor.version import VERSION
 
@@ -60,7 +60,7 @@ def page(made: Report, gates: Sequence[Result] = (), *, command: str = "", profi
 
 
 def _head() -> list[str]:
-    style = look() + (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    style = styles() + (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     factors = "".join(f".f-{factor.value} {{ fill: {colour}; }}\n" for factor, colour in COLOURS.items()
                       if factor is not Factor.ALLOCATOR)
     return ["<head>", '<meta charset="utf-8">', f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',

@@ -13,8 +13,8 @@ import pytest
 from calibrate.attribution import Attribution, Extra, Outcome, attribute, predicted, recorded
 from calibrate.attribution.peak import Why
 from predictor.common.errors import InputError
+from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
-from predictor.events.run import Run
 from predictor.events.sizes import ONE, SizeTable
 from predictor.events.timeline import running_sum
 from predictor.snapshot.reader import parse

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from calibrate.attribution import AtPeak, Extra
-from calibrate.campaign import one, rows, run
+from calibrate.campaign import measured_job, rows, run
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Workspace, opened, read
-from calibrate.measure.where import Where
+from calibrate.measure.device_choice import Where
 from calibrate.records.record import MeasuredOn
 from predictor import snapshot
 from predictor.common.errors import InputError
@@ -79,7 +79,7 @@ def test_extras_that_make_a_buffer_larger_and_buffers_of_their_own_are_counted_a
         def at_peak(self):
             return AtPeak(1, Moment.FORWARD, "", "", 0, 0, 0, 0, 0, ())
 
-    assert one.explained(row(JOBS[0]), Found()).workspaces == (
+    assert measured_job.explained(row(JOBS[0]), Found()).workspaces == (
         Workspace("aten::mm", "forward", 10, 20, 1, grows=False), Workspace("aten::mm", "forward", 10, 20, 2, grows=True))
 
 
@@ -231,21 +231,21 @@ def test_a_record_of_another_schema_version_is_refused_by_name(file):
 
 
 def test_a_job_that_cannot_fit_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(one, "measure", None)
+    monkeypatch.setattr(measured_job, "measure", None)
     job = Job({"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 16, "zero_stage": 2},
               "fit", "shape")
-    assert one.row_of(job, Where("a100-40gb", MeasuredOn.EMULATED)).failed.startswith(rows.SKIPPED + "needs ")
+    assert measured_job.row_of(job, Where("a100-40gb", MeasuredOn.EMULATED)).failed.startswith(rows.SKIPPED + "needs ")
 
 
 def test_a_mistake_in_a_job_is_its_rows(tmp_path):
     job = Job({"model": "nowhere", "sequence_length": 1024}, "fit", "shape")
-    assert "no such directory" in one.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED)).failed
+    assert "no such directory" in measured_job.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED)).failed
 
 
 @needs_emulator
 def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
     keys = {"model": small_jobs.model_file(tmp_path), "sequence_length": 64, "per_device_train_batch_size": 2}
-    found = one.row_of(Job(keys, "fit", "shape"), Where("h100-80gb", MeasuredOn.EMULATED))
+    found = measured_job.row_of(Job(keys, "fit", "shape"), Where("h100-80gb", MeasuredOn.EMULATED))
     assert found.failed is None and found.unexplained_bytes == 0
     assert found.record.workload["model"] == keys["model"] and found.record.snapshot is None
 
@@ -253,6 +253,6 @@ def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
 @needs_emulator
 def test_a_history_is_kept_under_the_jobs_id_and_replays(tmp_path):
     job = Job({"model": small_jobs.model_file(tmp_path), "sequence_length": 64}, "fit", "shape")
-    found = one.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
+    found = measured_job.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
     assert found.record.snapshot == f"{job.id}.pickle.gz"
     assert replay(snapshot.read(tmp_path / "kept" / found.record.snapshot)).agrees

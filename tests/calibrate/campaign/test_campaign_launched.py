@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import launched
+from calibrate.campaign import torchrun
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import SKIPPED, Row, opened, read
 from calibrate.campaign.run import FAILURES
@@ -34,21 +34,21 @@ def broken(job: Job) -> Row:
 
 def kept(**failures: Row) -> list[Row]:
     """Of four ranks, of which some failed."""
-    return launched.kept(JOBS[0], [failures.get(f"rank_{rank}", measured(JOBS[0])) for rank in range(RANKS)])
+    return torchrun.kept(JOBS[0], [failures.get(f"rank_{rank}", measured(JOBS[0])) for rank in range(RANKS)])
 
 
 def campaign(file: Path, row_of=measured, over=lambda: False, done=lambda row: None) -> int:
     with opened(str(file)) as store:
-        return launched.run(JOBS, row_of, store, over, done)
+        return torchrun.run(JOBS, row_of, store, over, done)
 
 
 def test_the_first_and_the_last_ranks_rows_are_kept_each_as_a_job_of_its_own():
     assert [(row.id, row.job["rank"], row.failed) for row in kept()] == [
-        (launched.of_rank(JOBS[0], rank).id, rank, None) for rank in (0, RANKS - 1)]
+        (torchrun.of_rank(JOBS[0], rank).id, rank, None) for rank in (0, RANKS - 1)]
 
 
 def test_of_a_single_rank_there_is_one_row():
-    assert len(launched.kept(JOBS[0], [measured(JOBS[0])])) == 1
+    assert len(torchrun.kept(JOBS[0], [measured(JOBS[0])])) == 1
 
 
 def test_a_failure_of_a_rank_between_is_one_of_the_job():
@@ -73,9 +73,9 @@ def test_a_job_that_would_not_fit_is_skipped_on_all_ranks():
 
 def test_jobs_are_counted_once_and_those_of_other_degrees_stay():
     two = replace(JOBS[0], keys={**JOBS[0].keys, "data_parallel_size": 2, "rank": 0})
-    rows = [*launched.kept(job := replace(JOBS[0], keys={**JOBS[0].keys, "data_parallel_size": RANKS}),
+    rows = [*torchrun.kept(job := replace(JOBS[0], keys={**JOBS[0].keys, "data_parallel_size": RANKS}),
                            [measured(job)] * RANKS), measured(two)]
-    assert [row.job["rank"] for row in launched.once_a_job(rows, RANKS)] == [RANKS - 1, 0]
+    assert [row.job["rank"] for row in torchrun.once_a_job(rows, RANKS)] == [RANKS - 1, 0]
 
 
 def test_what_is_there_is_not_run_again(monkeypatch, tmp_path):
@@ -83,7 +83,7 @@ def test_what_is_there_is_not_run_again(monkeypatch, tmp_path):
     ran: list[Row] = []
     assert campaign(tmp_path / "rows.jsonl", over=lambda: len(ran) == 2, done=ran.append) == len(JOBS) - 2
     campaign(tmp_path / "rows.jsonl", done=ran.append)
-    assert [row.id for row in ran] == [launched.of_rank(job, 0).id for job in JOBS]
+    assert [row.id for row in ran] == [torchrun.of_rank(job, 0).id for job in JOBS]
 
 
 def test_jobs_that_all_fail_stop_the_campaign(monkeypatch, tmp_path):

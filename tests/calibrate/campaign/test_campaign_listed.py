@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from calibrate.campaign import design, listed
+from calibrate.campaign import design, user_plan
 from predictor.cli import main
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import ROOT
@@ -23,16 +23,16 @@ def test_the_printed_plan_is_read_as_the_same_jobs(tmp_path, capsys):
     assert main(["calibrate", "--device", "cuda", "--gpu", "h200", "--quick", "--plan-only", "--json"]) == 0
     path = tmp_path / "plan.json"
     path.write_text(capsys.readouterr().out)
-    assert listed.read(path) == design.campaign(quick=True, communicators=False)
+    assert user_plan.read(path) == design.campaign(quick=True, communicators=False)
 
 
 def test_a_job_is_fitted_where_nothing_else_is_said(tmp_path):
-    [job] = listed.read(saved(tmp_path, {"jobs": [{"workload": WORKLOAD}]}))
+    [job] = user_plan.read(saved(tmp_path, {"jobs": [{"workload": WORKLOAD}]}))
     assert (job.role, job.group) == ("fit", "listed")
 
 
 def test_the_jobs_of_the_device_check_are_jobs():
-    jobs = listed.read(ROOT / "calibrate" / "checks" / "device.json")
+    jobs = user_plan.read(ROOT / "calibrate" / "checks" / "device.json")
     assert [sum(job.role == role for job in jobs) for role in design.ROLES] == [12, 7, 6]
 
 
@@ -53,7 +53,7 @@ def test_the_jobs_of_the_device_check_are_jobs():
 def test_a_list_that_is_none_is_one_line(tmp_path, document, message):
     path = saved(tmp_path, document)
     with pytest.raises(InputError) as error:
-        listed.read(path)
+        user_plan.read(path)
     assert str(error.value) == f"{path}: {message}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.checks import kept, registry
+from calibrate.checks import registry, results_file
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.registry import Check
 from predictor.common.errors import InputError
@@ -89,14 +89,14 @@ def measured(file: Path, jobs: list[dict], table_only: bool = False) -> tuple[li
             raise InputError("no such model")
         return {**asked, "bytes": 1}
 
-    return kept.Kept(file, row)(jobs, Namespace(table_only=table_only)), run
+    return results_file.Kept(file, row)(jobs, Namespace(table_only=table_only)), run
 
 
 def test_only_jobs_without_a_row_are_measured_and_each_is_kept_at_once(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"job": 1, "bytes": 2}\n')
     rows, run = measured(file, [{"job": 1}, {"job": 2}])
-    assert run == [{"job": 2}] and rows == [{"job": 1, "bytes": 2}, {"job": 2, "bytes": 1}] == kept.lines(file)
+    assert run == [{"job": 2}] and rows == [{"job": 1, "bytes": 2}, {"job": 2, "bytes": 1}] == results_file.lines(file)
 
 
 def test_a_job_that_cannot_be_measured_is_said_and_left_out(tmp_path, capsys):

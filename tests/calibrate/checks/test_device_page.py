@@ -11,7 +11,7 @@ from calibrate.probes.libraries import Libraries, Use
 from calibrate.probes.operators import Answer, Operators
 from calibrate.records.record import Device
 from predictor.common.errors import InputError
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 
 HERE = Device("NVIDIA H200", 1 << 37, (9, 0), 132, "1", None), {"torch": "2.11.0"}
 MIB = 1 << 20

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import here, run
+from calibrate.campaign import environment, run
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, opened
 from calibrate.dryrun.dryrun import dryrun
 from calibrate.emulator.build import ensure_built
-from calibrate.measure import warm
+from calibrate.measure import warm_workers
+from calibrate.measure.device_choice import Where
 from calibrate.measure.measure import measure
-from calibrate.measure.where import Where
 from calibrate.records.record import MeasuredOn
-from calibrate.training import ahead
+from calibrate.training import background_prediction
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator, workload
 
@@ -46,16 +46,16 @@ def measured(directory: Path) -> None:
 
 
 def measured_by_a_fork(directory: Path) -> None:
-    with warm.jobs():
+    with warm_workers.jobs():
         measure(workload(directory))
 
 
 def asked(directory: Path) -> None:
-    here.look(Where("h100-80gb", MeasuredOn.EMULATED))
+    environment.look(Where("h100-80gb", MeasuredOn.EMULATED))
 
 
 def predicted_ahead(directory: Path | None = None) -> None:
-    assert ahead.ask(ahead.Question(SHIPPED)).predicted
+    assert background_prediction.ask(background_prediction.Question(SHIPPED)).predicted
 
 
 def campaigned(directory: Path) -> None:

@@ -161,10 +161,10 @@ def test_bad_input_is_one_clear_line(capsys, arguments, expected):
 
 
 def test_a_process_that_no_dry_run_started_is_left_alone(monkeypatch):
-    import calibrate.dryrun.inside
+    import calibrate.dryrun.hooks
 
-    monkeypatch.setattr(calibrate.dryrun.inside, "_started", False)
-    calibrate.dryrun.inside.start()
-    assert not calibrate.dryrun.inside._started
+    monkeypatch.setattr(calibrate.dryrun.hooks, "_started", False)
+    calibrate.dryrun.hooks.start()
+    assert not calibrate.dryrun.hooks._started
     with pytest.raises(InputError):
         dryrun([])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
-from calibrate.dryrun.inside.recording import Ring
+from calibrate.dryrun.hooks.recording import Ring
 from calibrate.emulator import environment
 from tests.calibrate.small_jobs import needs_emulator
 from tests.calibrate.trainer import train

@@ -94,7 +94,7 @@ def test_the_emulated_gpu_answers_as_the_cpu_does(answers, name):
 READINGS = """
 import ctypes, gc
 from torch.utils.checkpoint import checkpoint
-from calibrate.emulator.twins import install
+from calibrate.emulator.host_values import install
 twins = install().twins
 facts = {}
 

@@ -14,7 +14,7 @@ from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
 from calibrate.fit.workspaces import GROWN, fit_workspaces
 from predictor.events.events import FACTORS, Factor
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from calibrate.attribution.align import runs
+from calibrate.attribution.allocations import predicted
 from calibrate.attribution.attribution import temporary
-from calibrate.attribution.sides import predicted
 from calibrate.campaign import design
-from calibrate.fit import foresee
-from calibrate.measure.predicted import choose_rank
-from calibrate.measure.predicted import predicted as predicted_moments
+from calibrate.fit import job_prediction
+from calibrate.measure.job_prediction import choose_rank
+from calibrate.measure.job_prediction import predicted as predicted_moments
 from predictor.events.calls import largest_results
 from predictor.jobs import dispatch
 from predictor.profile.profile import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime, write
@@ -33,17 +33,17 @@ def workload() -> Workload:
 
 
 def test_calls_are_the_stretches_of_attribution(workload):
-    side = predicted(foresee.run_of(workload, None))
+    side = predicted(job_prediction.run_of(workload, None))
     stretch = runs(side)
     expected: dict[str, Counter] = {}
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     for row, size in zip(starts, largest_results(side.bytes, temporary(side), starts)):
         expected.setdefault(side.operator[row], Counter())[int(size)] += 1
-    assert foresee.calls(workload) == expected
+    assert job_prediction.calls(workload) == expected
 
 
 def test_factors_at_the_highest_point_of_a_moment_add_up_to_what_is_predicted_of_it(workload):
-    found = foresee.by_moment(foresee.run_of(workload, None))
+    found = job_prediction.by_moment(job_prediction.run_of(workload, None))
     expected = {(row.step, row.moment): row.requested_bytes for row in predicted_moments(workload, 7).moments}
     assert {at: int(factors.sum()) for at, factors in found.items()} == expected
 
@@ -63,4 +63,4 @@ def test_a_profile_in_memory_changes_a_run_as_one_in_a_file(workload, tmp_path):
     write(str(tmp_path / "profile.json"), PROFILE)
     job = dispatch.prepare(workload.replace(profile=str(tmp_path / "profile.json")))
     expected = job.run(workload.capacity)
-    assert foresee.run_of(workload, PROFILE).live.tolist() == expected.live.tolist()
+    assert job_prediction.run_of(workload, PROFILE).live.tolist() == expected.live.tolist()

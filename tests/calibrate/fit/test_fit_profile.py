@@ -7,7 +7,7 @@ import pytest
 from calibrate.campaign import design
 from calibrate.campaign.rows import Row, Workspace
 from calibrate.fit import coverage, cross_validate, fit_profile
-from calibrate.fit.foresee import by_moment, calls, foresee, run_of
+from calibrate.fit.job_prediction import by_moment, calls, foresee, run_of
 from calibrate.fit.jobs import read
 from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError

@@ -10,14 +10,14 @@ import pytest
 
 from calibrate.commands import learn as command
 from calibrate.commands.learn import check_placeholders
-from calibrate.learn import learn, recorded, sizes
+from calibrate.learn import learn, recorded_job, sizes
 from calibrate.learn.align import groups
 from calibrate.learn.factors import NEVER, Life, factor_of
 from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf, WorkloadSource
 from calibrate.learn.shapes import plan
 from predictor import Workload, predict
 from predictor.cli import main
-from predictor.common import kept
+from predictor.common import storage
 from predictor.common.errors import InputError
 from predictor.common.gpus import find
 from predictor.events.events import Factor, Moment
@@ -243,7 +243,7 @@ def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
     shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
                                rank=0))
     shelf.directory.mkdir(parents=True)
-    recorded.save(shelf.directory / "2-64-0.npz", job(2, 64))
+    recorded_job.save(shelf.directory / "2-64-0.npz", job(2, 64))
     assert shelf.get(Shape(2, 64, 0)).peaks == job(2, 64).peaks  # the command would leave no record
     shelf.clear()
     with pytest.raises(InputError, match="command not found"):
@@ -251,13 +251,13 @@ def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
 
 
 def test_without_a_home_what_is_recorded_lies_in_a_directory_of_this_process(monkeypatch):
-    monkeypatch.setattr("predictor.common.kept.cache_directory", lambda: None)
+    monkeypatch.setattr("predictor.common.storage.cache_directory", lambda: None)
     shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
                                rank=0))
     shelf.directory.mkdir(parents=True)
-    recorded.save(shelf.directory / "2-64-0.npz", job(2, 64))
+    recorded_job.save(shelf.directory / "2-64-0.npz", job(2, 64))
     assert shelf.get(Shape(2, 64, 0)).peaks == job(2, 64).peaks
-    assert shelf.directory.is_relative_to(kept.private())
+    assert shelf.directory.is_relative_to(storage.private())
     shelf.clear()
     assert not shelf.directory.exists()
 
@@ -288,8 +288,8 @@ def test_tokens_are_refused_where_none_were_learned(without_tokens):
 
 
 def test_a_record_comes_back_as_it_was_saved(tmp_path):
-    recorded.save(tmp_path / "job.npz", job(2, 64))
-    again = recorded.load(tmp_path / "job.npz")
+    recorded_job.save(tmp_path / "job.npz", job(2, 64))
+    again = recorded_job.load(tmp_path / "job.npz")
     assert again.shape == Shape(2, 64, 0) and again.size.tolist() == job(2, 64).size.tolist()
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from calibrate.emulator import Injection
-from calibrate.measure.where import Where
+from calibrate.measure.device_choice import Where
 from calibrate.probes import libraries, operators
 from calibrate.probes.libraries import Use
 from calibrate.probes.operators import Answer
@@ -76,6 +76,6 @@ def test_a_private_workspace_is_beyond_what_is_predicted():
 @needs_emulator
 def test_a_question_that_cannot_be_asked_is_one_line():
     with pytest.raises(InputError, match="the GPU could not be looked at"):
-        from calibrate.probes import asked
+        from calibrate.probes import device_query
 
-        asked.ask("calibrate.probes.nothing", emulated())
+        device_query.ask("calibrate.probes.nothing", emulated())

@@ -9,7 +9,7 @@ import pytest
 from calibrate.regression.baselines import BASELINES, Estimate, estimates
 from calibrate.regression.baselines.equation_1 import factors, kept
 from calibrate.regression.baselines.grid import OURS, grid
-from calibrate.regression.baselines.subject import single, subject
+from calibrate.regression.baselines.model_under_test import single, subject
 from predictor.common.errors import InputError
 from predictor.events.events import Factor
 from predictor.workload.workload import Workload

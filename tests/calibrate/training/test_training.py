@@ -11,17 +11,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from calibrate.campaign import given as given_records
+from calibrate.campaign import user_records as given_records
 from calibrate.records.moment_peaks import MomentPeaks
 from calibrate.records.record import InTraining, Predicted, PredictedMoment, RankChoice, read
 from calibrate.records.record import Peak as RecordedPeak
 from calibrate.regression import files
-from calibrate.training import advice, ahead, reading, written
-from calibrate.training.danger import Seen, danger
-from calibrate.training.danger import advice as advice_of
-from calibrate.training.foresight import Foresight
-from calibrate.training.moments import Boundaries, RunningPeaks
-from calibrate.training.said import Said
+from calibrate.training import advice, background_prediction, reading, training_record
+from calibrate.training.memory_warning import Seen, danger
+from calibrate.training.memory_warning import advice as advice_of
+from calibrate.training.messages import Said
+from calibrate.training.phase_peaks import Boundaries, RunningPeaks
+from calibrate.training.predictions import Foresight
 from calibrate.training.watcher import Watcher
 from predictor import Workload
 from predictor.answer.predict import predict
@@ -43,7 +43,7 @@ def test_importing_calibrate_imports_neither_torch_nor_transformers():
 # --- what is said ---------------------------------------------------------------------------------------
 
 
-SAID = ahead.Answer("fits", "Fits.", "text", (), Predicted(RecordedPeak(1, Moment.BACKWARD, 2), ()))
+SAID = background_prediction.Answer("fits", "Fits.", "text", (), Predicted(RecordedPeak(1, Moment.BACKWARD, 2), ()))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def asked(monkeypatch):
         return replace(SAID, verdict=verdict, line=f"{tokens} {verdict}.", advice=() if verdict == "fits" else ("less",),
                        predicted=Predicted(RecordedPeak(tokens, Moment.BACKWARD, 2), ()))
 
-    monkeypatch.setattr(ahead, "ask", answer)
+    monkeypatch.setattr(background_prediction, "ask", answer)
     return questions
 
 
@@ -118,10 +118,10 @@ def test_a_given_workload_needs_no_batch_and_is_warned_of_larger_ones(asked):
 def test_the_predicting_process_answers_in_the_predictors_words():
     keys = Workload(model="llava-1.5-7b", per_device_train_batch_size=16, sequence_length=1024, zero_stage=2, data_parallel_size=8,
                     rank=7, gpu="a100-40gb").resolved()
-    found = ahead.ask(ahead.Question(keys, worst=True))
+    found = background_prediction.ask(background_prediction.Question(keys, worst=True))
     assert found.verdict == "fits" and found.line.startswith("Fits a100-40gb: peak 33.60 GiB allocated")
     with pytest.raises(InputError, match="no-such-model"):
-        ahead.ask(ahead.Question({"model": "no-such-model"}))
+        background_prediction.ask(background_prediction.Question({"model": "no-such-model"}))
 
 
 def test_advice_is_the_largest_batch_that_predict_finds_to_fit():
@@ -151,9 +151,9 @@ EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION,
 
 @pytest.mark.parametrize("predicted", [True, False])
 def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_path, monkeypatch, predicted):
-    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
-    monkeypatch.setattr(written, "record", lambda _predicted, **said: said["in_training"])
-    monkeypatch.setattr(written, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
+    monkeypatch.setattr(background_prediction, "ask", lambda question: EVALUATES)
+    monkeypatch.setattr(training_record, "record", lambda _predicted, **said: said["in_training"])
+    monkeypatch.setattr(training_record, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
     wrote: list[tuple] = []
     watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=1, show="nothing", snapshot=None, tell=print)
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_eval_batch_size=6 if predicted else None)
@@ -171,7 +171,7 @@ def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_
 
 
 def test_before_its_evaluation_a_training_is_recorded_without_it(monkeypatch):
-    monkeypatch.setattr(ahead, "ask", lambda question: EVALUATES)
+    monkeypatch.setattr(background_prediction, "ask", lambda question: EVALUATES)
     found = foresight([])
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2, per_device_eval_batch_size=6)
     found.start(lambda: reading.given(own, None), lambda: None)
@@ -240,12 +240,12 @@ def test_boundaries_tell_each_outermost_backward_and_leave_pytorch_as_it_was():
 @pytest.mark.parametrize(("path", "ranks", "expected"), [
     ("run.json", 1, "run.json"), ("run.json", 8, "run-rank7.json"), ("r{rank}.json", 8, "r7.json")])
 def test_each_rank_has_a_file_of_its_own(path, ranks, expected):
-    assert written.path_of(path, 7, ranks) == expected
+    assert training_record.path_of(path, 7, ranks) == expected
 
 
 def test_a_directory_that_is_not_there_is_said_before_the_training():
     with pytest.raises(InputError, match="its directory does not exist"):
-        written.path_of("nowhere/run.json", 0, 1)
+        training_record.path_of("nowhere/run.json", 0, 1)
 
 
 TRAINED = InTraining("transformers.Trainer", 3, ("2 x 64 tokens",), ())
@@ -253,7 +253,7 @@ TRAINED = InTraining("transformers.Trainer", 3, ("2 x 64 tokens",), ())
 
 def test_a_record_of_a_training_comes_back_from_its_file(tmp_path):
     made = record(in_training=TRAINED, rank_chosen_by=RankChoice.LAUNCHER)
-    written.write(str(tmp_path / "run.json"), made)
+    training_record.write(str(tmp_path / "run.json"), made)
     assert read(tmp_path / "run.json") == made
     assert json.loads((tmp_path / "run.json").read_text())["in_training"]["steps"] == 3
 
@@ -261,7 +261,7 @@ def test_a_record_of_a_training_comes_back_from_its_file(tmp_path):
 def test_a_record_of_several_shapes_is_skipped_by_name(tmp_path):
     several = replace(TRAINED, batches=("2 x 64 tokens",), smaller=("2 x 32 tokens",))
     for name, trained in (("one", TRAINED), ("several", several)):
-        written.write(str(tmp_path / f"{name}.json"), record(in_training=trained))
+        training_record.write(str(tmp_path / f"{name}.json"), record(in_training=trained))
     cases, skipped = files.read([tmp_path])
     assert [case.file for case in cases] == [str(tmp_path / "one.json")]
     assert "2 x 64 tokens, 2 x 32 tokens" in skipped[0].why and skipped[0].source.endswith("several.json")
@@ -292,7 +292,7 @@ def test_a_calibration_takes_a_record_as_a_held_out_job():
 
 def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch):
     asked = []
-    monkeypatch.setattr(ahead, "ask", lambda question: asked.append(question.workload) or SAID)
+    monkeypatch.setattr(background_prediction, "ask", lambda question: asked.append(question.workload) or SAID)
     lines: list[str] = []
     found = foresight(lines)
     found.start(lambda: reading.Reading({"model": "llava-1.5-7b"}, dict(models.find("llava-1.5-7b").document),
@@ -336,7 +336,7 @@ def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):
 
 
 def test_a_record_of_a_rank_is_named_where_that_of_all_is_looked_for(tmp_path):
-    written.write(str(tmp_path / "run-rank0.json"), record())
+    training_record.write(str(tmp_path / "run-rank0.json"), record())
     with pytest.raises(InputError, match=r"run.json: no such file or directory: there is .*run-rank0.json, of one rank"):
         files.read([tmp_path / "run.json"])
 

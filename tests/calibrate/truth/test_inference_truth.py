@@ -9,7 +9,7 @@ import pytest
 from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, survival
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator
 from tests.predictor.generating import LLAVA, MISTRAL, TALK

@@ -13,7 +13,7 @@ from predictor.answer.predict import predict
 from predictor.common import gpus
 from predictor.engine.compose import Tape
 from predictor.engine.optimizer import Steps, partition
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.workload.optimizers import OPTIMIZERS
 from tests.calibrate.emulator.test_emulator import run_job
 from tests.calibrate.small_jobs import needs_emulator, workload

@@ -6,7 +6,7 @@ import pytest
 
 from calibrate.measure.measure import measure
 from predictor.plan import plan
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from tests.calibrate.small_jobs import model_file, needs_emulator
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]

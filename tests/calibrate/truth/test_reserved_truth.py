@@ -8,7 +8,7 @@ from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, survival
 from predictor.jobs.survival import PAGE_BYTES
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from tests.calibrate.small_jobs import SCALARS_BYTES, needs_emulator, workload
 
 pytestmark = needs_emulator

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor import cli
-from predictor.answer import batches
+from predictor.answer import random_batches
 from predictor.answer.dataset import Dataset
 from predictor.answer.predict import predict
 from predictor.common import gpus
@@ -53,7 +53,7 @@ datasets = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=4,
 def test_the_largest_batches_are_those_that_no_other_exceeds(drawn, size):
     found = every_batch(drawn, size)
     front = {one for one in found if not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in found)}
-    assert set(batches.largest(drawn, size)) == front
+    assert set(random_batches.largest(drawn, size)) == front
 
 
 @settings(max_examples=80, deadline=None)
@@ -61,12 +61,12 @@ def test_the_largest_batches_are_those_that_no_other_exceeds(drawn, size):
 def test_a_probability_is_the_share_of_all_batches(drawn, size, limits):
     found = every_batch(drawn, size)
     within = sum(images < len(limits) and tokens <= limits[images] for tokens, images in found)
-    assert batches.probability(drawn, size, limits) == pytest.approx(within / len(found), abs=1e-12)
+    assert random_batches.probability(drawn, size, limits) == pytest.approx(within / len(found), abs=1e-12)
 
 
 def test_a_rare_long_sample_among_a_million_is_in_a_batch_of_512_as_often_as_it_should():
     drawn = of((2048, 1), *[(700, 1)] * 999_999)
-    share = 1 - batches.probability(drawn, 512, [0] * 512 + [700])
+    share = 1 - random_batches.probability(drawn, 512, [0] * 512 + [700])
     assert share == pytest.approx(512 / 1_000_000, rel=1e-9)
 
 

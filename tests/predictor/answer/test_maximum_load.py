@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from predictor.answer import maximum_load
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, inference_job
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
-from predictor.report.replies import sentences
-from predictor.workload.turns import MOST_TURNS
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
+from predictor.report.inference import sentences
+from predictor.workload.conversation import MOST_TURNS
 from tests.predictor.generating import MISTRAL, TALK, asked
 from tests.predictor.small_models import TEXT
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from predictor.answer import model_facts
+from predictor.answer import model_list
 from predictor.cli import main
 from predictor.model import models
 from tests.predictor.model.test_known_models import PUBLISHED
@@ -48,16 +48,16 @@ def error_of(capsys, *words: str) -> str:
 
 
 def test_the_shipped_figures_are_the_published_ones():
-    shipped = {name: one.parameters for name, one in model_facts.shipped().items()}
+    shipped = {name: one.parameters for name, one in model_list.shipped().items()}
     assert {name: size for name, size in shipped.items() if abs(size / PUBLISHED[name] - 1) > 0.001} == {}
 
 
 def test_every_known_name_that_can_be_built_has_shipped_figures():
-    assert {*models.known_names()} == {*model_facts.shipped()}  # else run scripts/list_models.py
+    assert {*models.known_names()} == {*model_list.shipped()}  # else run scripts/list_models.py
 
 
 def test_the_shipped_modules_add_up_to_the_model():
-    assert all(sum(one.modules.values()) == one.parameters for one in model_facts.shipped().values())
+    assert all(sum(one.modules.values()) == one.parameters for one in model_list.shipped().values())
 
 
 @pytest.mark.parametrize("name", ["llava-1.5-7b", "smolvlm-256m", "qwen2.5-vl-3b", "llama-3.2-11b-vision", "resnet-50"])
@@ -65,8 +65,8 @@ def test_the_shipped_figures_are_those_of_the_built_model(name):
     from predictor.model import parser
 
     found = models.find(name)
-    with model_facts.building(found):
-        assert model_facts.built(found, parser.bare(found, "sdpa")) == model_facts.shipped()[name]
+    with model_list.building(found):
+        assert model_list.built(found, parser.bare(found, "sdpa")) == model_list.shipped()[name]
 
 
 def test_the_list_needs_no_torch():

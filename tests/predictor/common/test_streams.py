@@ -74,13 +74,13 @@ def test_a_process_that_is_started_has_every_stream(tmp_path):
 
 @pytest.mark.parametrize("redirection", DEAF)
 def test_a_training_does_not_notice_that_nobody_hears_us(redirection):
-    training = "from calibrate.training.said import on_stderr; on_stderr('predicted'); print('trained')"
+    training = "from calibrate.training.messages import on_stderr; on_stderr('predicted'); print('trained')"
     found = run(redirection, "-c", training)
     assert (found.returncode, found.stdout) == (0, "trained\n")
 
 
 def test_a_training_s_line_shows_what_would_steer_the_terminal():
-    found = run("", "-c", r"from calibrate.training.said import on_stderr; on_stderr('a\x1b[2Jb\nc')")
+    found = run("", "-c", r"from calibrate.training.messages import on_stderr; on_stderr('a\x1b[2Jb\nc')")
     assert found.stderr == "peakcast: a\\x1b[2Jb c\n"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from predictor.engine.ddp import MIB, assign, limits
 from predictor.events.events import MOMENTS, Kind, Moment
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_config

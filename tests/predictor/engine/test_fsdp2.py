@@ -15,7 +15,7 @@ from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.fsdp2_units import Shard, Unit, Units
 from predictor.events.events import Kind
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.model import fsdp
 from predictor.workload import compared, fsdp_keys

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from predictor.common.errors import InputError
-from predictor.engine.host import Host
+from predictor.engine.host_memory import Host
 from predictor.events.events import MOMENTS, Kind, Moment
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch, training_job
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_config

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from predictor.common import gpus
-from predictor.engine import reduction
-from predictor.engine.partition import partition
+from predictor.engine import zero2_reduction
+from predictor.engine.zero_partition import partition
 from predictor.events import timeline
 from predictor.events.events import MOMENTS, Moment
-from predictor.events.facts import ModelFacts
 from predictor.events.micro_step import MicroStep
+from predictor.events.model_facts import ModelFacts
 from predictor.events.sizes import Shape
 from predictor.formula.formula import Formula
 from predictor.jobs import dispatch, training_job
@@ -109,20 +109,20 @@ def zero(**settings):
 
 def test_a_bucket_is_flushed_before_it_would_overflow():
     groups = [partition([0, 1, 2], [4, 4, 4], 1)]
-    flushes = reduction.flushes([2, 1, 0], [4, 4, 4], groups, zero(reduce_bucket_size=8))
+    flushes = zero2_reduction.flushes([2, 1, 0], [4, 4, 4], groups, zero(reduce_bucket_size=8))
     assert [(f.before, f.rows) for f in flushes] == [(2, (0, 1)), (None, (2,))]
 
 
 def test_only_a_flush_over_several_owners_is_copied():
     groups = [partition([0, 1], [8, 8], 2)]  # rank 0 owns parameter 0, rank 1 parameter 1
-    one, both = (reduction.flushes([1, 0], [8, 8], groups, zero(reduce_bucket_size=size)) for size in (8, 16))
+    one, both = (zero2_reduction.flushes([1, 0], [8, 8], groups, zero(reduce_bucket_size=size)) for size in (8, 16))
     assert [f.copies for f in one] == [((),), ((),)]
     assert [f.copies for f in both] == [((2 * 16,),)]
 
 
 def test_a_gradient_larger_than_the_bucket_is_never_copied_into_it():
     groups = [partition([0], [100], 1)]
-    assert [f.extra_large for f in reduction.flushes([0], [100], groups, zero(reduce_bucket_size=10))] == [True]
+    assert [f.extra_large for f in zero2_reduction.flushes([0], [100], groups, zero(reduce_bucket_size=10))] == [True]
 
 
 def test_gradients_that_never_came_are_made_optimizer_group_after_group(tmp_path):

@@ -15,8 +15,8 @@ from predictor.engine.zero3_gathers import Gathers
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor
-from predictor.events.facts import Parameter
 from predictor.events.micro_step import Mark
+from predictor.events.model_facts import Parameter
 from predictor.formula import formula
 from predictor.formula.store import Key
 from predictor.workload.deepspeed_config import ZeroConfig, read

@@ -16,13 +16,13 @@ import pytest
 
 from predictor.cli import main
 from predictor.common.errors import InputError
-from predictor.events.run import evaluate, sizes_at
+from predictor.events.composed_run import evaluate, sizes_at
 from predictor.events.sizes import Shape
 from predictor.explore import packing, page, settings
 from predictor.explore.candidates import candidates
 from predictor.explore.content import Content
 from predictor.jobs import dispatch, training_job
-from predictor.workload.source import DEFAULT, Source, value
+from predictor.workload.value_sources import DEFAULT, Source, value
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made
 from tests.predictor.small import small_config

@@ -16,9 +16,9 @@ from predictor.allocator import CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import simulate
 from predictor.answer.predict import predict
 from predictor.common import gpus
-from predictor.common.values import freeze
+from predictor.common.value_types import freeze
 from predictor.events import workspaces
-from predictor.events.run import LARGEST_BUFFER_BYTES
+from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts

@@ -19,9 +19,9 @@ from predictor.formula.formula_key import formula_key
 from predictor.jobs import dispatch, inference_job
 from predictor.model import models
 from predictor.model.request import Request
-from predictor.report.replies import sentences
+from predictor.report.inference import sentences
 from predictor.report.verdict import verdict
-from predictor.workload.turns import TRACED_TOKENS, Turn, turns
+from predictor.workload.conversation import TRACED_TOKENS, Turn, turns
 from predictor.workload.workload import Workload
 from tests.predictor.generating import LLAVA, TALK, asked
 from tests.predictor.small_models import LLAMA

@@ -14,7 +14,7 @@ from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.events.events import Factor
 from predictor.jobs.survival import PAGE_BYTES
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot import read
 from predictor.snapshot.replay import replay
 from tests.predictor.small import facts_of, small_config

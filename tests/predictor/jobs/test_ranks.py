@@ -9,7 +9,7 @@ import pytest
 
 from predictor.answer.predict import predict
 from predictor.engine.setup import STEPS
-from predictor.events.run import Run
+from predictor.events.composed_run import Run
 from predictor.jobs import dispatch, training_job
 from predictor.report.verdict import bounds
 from predictor.workload.workload import Workload

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.allocator import AllocatorSettings
+from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
-from predictor.events.run import Run
 from predictor.events.sizes import SizeTable
 from predictor.jobs import survival
 from predictor.jobs.survival import PAGE_BYTES
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30

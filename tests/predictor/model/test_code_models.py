@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from predictor.cli import main
-from predictor.common import kept
+from predictor.common import storage
 from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT
 from predictor.common.gpus import find as gpu
@@ -203,7 +203,7 @@ def test_the_function_says_what_trains(changes, stem):
 def test_shapes_alike_share_a_formula():
     for length in (64, 320):
         predicted(f"{OWN}:train", sequence_length=length, per_device_train_batch_size=3)
-    assert len([*(kept.cache_directory() / "formulas").iterdir()]) == 1
+    assert len([*(storage.cache_directory() / "formulas").iterdir()]) == 1
 
 
 def test_a_loop_over_samples_is_a_regime_of_its_own():

@@ -18,7 +18,7 @@ from predictor.jobs import dispatch
 from predictor.model import models, parser
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
-from predictor.trace import pictures
+from predictor.trace import image_inputs
 from predictor.trace.inputs import Inputs
 from predictor.workload.workload import Workload
 from tests.predictor.small_models import ALL, IMAGE, IMAGE_TEXT, TEXT
@@ -221,7 +221,7 @@ def test_settings_that_no_configuration_has_are_asked_for():
     config = ModelConfig("other", ALL["qwen2_5_vl"] | {"model_type": "aya_vision"})
     hf_config = parser.bare(ModelConfig("qwen", ALL["qwen2_5_vl"]), "sdpa").config
     with pytest.raises(InputError, match="put its preprocessor_config.json beside it"):
-        pictures.processor(config, hf_config)
+        image_inputs.processor(config, hf_config)
 
 
 def test_a_processor_s_settings_are_its_own():

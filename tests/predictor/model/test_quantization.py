@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.engine.common import to_device
 from predictor.engine.compose import Tape
-from predictor.engine.shared import to_device
 from predictor.events import gemm_4bit, workspaces
 from predictor.events.events import Kind
 from predictor.formula.formula import Formula
@@ -25,7 +25,7 @@ from predictor.model import parser, quantization
 from predictor.model.lora import adapters
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
-from predictor.trace.twins import Twins
+from predictor.trace.host_values import Twins
 from predictor.workload.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config
 

@@ -10,7 +10,7 @@ import pytest
 
 from predictor import Workload, predict
 from predictor.common.errors import InputError
-from predictor.events.facts import Parameter
+from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Wanted, document, launch, plan
 from predictor.plan.knobs import turned

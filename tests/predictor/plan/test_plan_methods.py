@@ -18,10 +18,10 @@ from predictor.model import parser, tensor_parallel
 from predictor.model.model_config import ModelConfig
 from predictor.plan import Wanted, cost, plan
 from predictor.plan.document import files, to_json
+from predictor.plan.minimum_states import least_bytes
 from predictor.plan.plan import workload_of
 from predictor.plan.reductions import Reductions
 from predictor.plan.space import KINDS, space
-from predictor.plan.states import least_bytes
 from predictor.workload.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config, small_llama, traced_at
 

@@ -12,8 +12,8 @@ from predictor.common.errors import InputError
 from predictor.jobs import dispatch
 from predictor.plan import cost
 from predictor.plan.memory import last
+from predictor.plan.minimum_states import least_bytes
 from predictor.plan.space import AXES, space
-from predictor.plan.states import least_bytes
 from predictor.workload.workload import Workload
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}

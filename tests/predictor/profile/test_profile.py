@@ -10,15 +10,15 @@ import pytest
 
 from predictor.cli import main
 from predictor.common import gpus
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.events.calls import calls
+from predictor.events.composed_run import evaluate
 from predictor.events.events import FACTORS, Factor
-from predictor.events.run import evaluate
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
-from predictor.profile import calibrated, profile
-from predictor.profile.calibrated import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
-from predictor.profile.kinds import kinds
+from predictor.profile import corrections, profile
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
+from predictor.profile.job_traits import kinds
 from predictor.profile.profile import (
     AllocatorFit,
     Choice,
@@ -214,15 +214,15 @@ def test_coefficients_multiply_the_bytes_of_their_factor_only():
 
 def test_a_coefficient_that_is_not_applied_changes_nothing():
     given = {"activations": Coefficient(1.004, 0.001, 9, True, False, "theory's 1")}
-    assert calibrated.coefficients(Choice(calibration(coefficients=given), "p")) is None
+    assert corrections.coefficients(Choice(calibration(coefficients=given), "p")) is None
     applied = {"activations": replace(given["activations"], applied=True)}
-    assert 1.004 in calibrated.coefficients(Choice(calibration(coefficients=applied), "p"))
+    assert 1.004 in corrections.coefficients(Choice(calibration(coefficients=applied), "p"))
 
 
 def test_the_rounding_that_a_profile_found_gives_way_to_the_workloads_own_settings():
     choice = Choice(calibration(allocator=AllocatorFit(4, 9)), "p")
-    assert max(calibrated.allocator_settings(None, choice).roundup_power2_divisions) == 4
-    assert max(calibrated.allocator_settings("max_split_size_mb:64", choice).roundup_power2_divisions) == 0
+    assert max(corrections.allocator_settings(None, choice).roundup_power2_divisions) == 4
+    assert max(corrections.allocator_settings("max_split_size_mb:64", choice).roundup_power2_divisions) == 0
 
 
 def test_the_answer_names_its_profile_and_has_intervals(tmp_path, capsys):

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from calibrate.campaign import rows
 from predictor.answer.predict import predict
 from predictor.common.errors import InputError
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.model.request import Request
 from predictor.profile import profile
-from predictor.profile.kinds import KINDS, LEARNED, OF_NO_KIND, kinds
+from predictor.profile.job_traits import KINDS, LEARNED, OF_NO_KIND, kinds
 from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload

@@ -9,7 +9,7 @@ import pytest
 
 from predictor.cli import main
 from predictor.common.errors import InputError
-from predictor.common.plain import to_plain
+from predictor.common.json_dataclasses import to_plain
 from predictor.profile import profile
 from predictor.profile.profile import Coefficient, Interval, OperatorWorkspace
 from tests.predictor.profile.test_profile import calibration, written

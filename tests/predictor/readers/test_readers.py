@@ -13,7 +13,7 @@ from predictor import readers
 from predictor.common.errors import InputError
 from predictor.model import hub
 from predictor.readers.training_arguments import ADAPTED
-from predictor.workload.source import DEFAULT, READ
+from predictor.workload.value_sources import DEFAULT, READ
 from predictor.workload.workload import Workload
 
 EXAMPLES = Path(__file__).parents[1] / "configurations"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from predictor import readers
 from predictor.common.errors import InputError
-from predictor.readers import hosts, launchers
+from predictor.readers import hostfile, launchers
 
 TRAIN = ["train.py", "--output_dir", "out", "--model_name_or_path", "gpt2", "--max_length", "128"]
 HOSTS = "worker-0 slots=8\nworker-1 slots=4\n"
@@ -118,7 +118,7 @@ def test_filters_are_deepspeeds_own(tmp_path_factory, machines, nodes, excluded)
     except ValueError:
         expected = None
     try:
-        ours = hosts.count("x", None, {"hostfile": str(path), "exclude" if excluded else "include": text}, {}, "")[0]
+        ours = hostfile.count("x", None, {"hostfile": str(path), "exclude" if excluded else "include": text}, {}, "")[0]
     except InputError:
         ours = None
     assert ours == expected

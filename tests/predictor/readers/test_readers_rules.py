@@ -13,7 +13,7 @@ from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.jobs import dispatch
 from predictor.workload import compared
-from predictor.workload.source import DEFAULT, READ
+from predictor.workload.value_sources import DEFAULT, READ
 from predictor.workload.workload import Workload
 
 EXAMPLES = Path(__file__).parents[1] / "configurations"

@@ -9,8 +9,8 @@ import pytest
 
 from predictor import readers
 from predictor.common.errors import InputError
+from predictor.readers.trainer_detection import INSTEAD, TRAINERS
 from predictor.readers.training_arguments import FORMAT
-from predictor.readers.whose import INSTEAD, TRAINERS
 
 FLAGS = "--model_name_or_path gpt2 --max_length 512 --output_dir x"
 

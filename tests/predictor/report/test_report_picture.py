@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from predictor.answer.prediction import Timeline
 from predictor.events.events import Factor, Moment
-from predictor.report.curve import columns
-from predictor.report.picture import picture
 from predictor.report.svg import draw
+from predictor.report.text_chart import picture
+from predictor.report.timeline_columns import columns
 from tests.predictor import samples
 from tests.predictor.samples import GIB
 

@@ -9,7 +9,7 @@ from predictor.common.errors import InputError
 from predictor.snapshot import read
 from predictor.snapshot.recording import RecordingAllocator
 from predictor.snapshot.replay import Totals, replay
-from predictor.snapshot.run import Divergence
+from predictor.snapshot.replay_pass import Divergence
 from tests.predictor.histories import MIB, mapped, raw, recorded, replayed, steps
 
 GIB = 1 << 30

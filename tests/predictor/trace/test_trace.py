@@ -10,7 +10,7 @@ import torch
 from predictor.events.events import Moment
 from predictor.events.sizes import Shape
 from predictor.trace.cuda_paths import as_on_cuda
-from predictor.trace.places import Places
+from predictor.trace.module_tracker import Places
 from predictor.trace.recorder import Recorder
 from predictor.trace.trace import Tracer
 from tests.predictor.small import small_llava, traced_at

@@ -10,7 +10,7 @@ import pytest
 
 from predictor.workload.given_keys import GivenKeys
 from predictor.workload.keys import DEFAULTS, KEYS
-from predictor.workload.source import Source
+from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
 ENOUGH = {"model": "llava-1.5-7b", "sequence_length": 1024}

@@ -1,0 +1,92 @@
+"""One job of a campaign: measured, explained allocation by allocation, and made a row."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from calibrate.attribution import Attribution, attribute, predicted, recorded
+from calibrate.campaign import design
+from calibrate.campaign.design import Job
+from calibrate.campaign.rows import SKIPPED, Row, Unexplained, Workspace
+from calibrate.measure.device_choice import Where
+from calibrate.measure.measure import measure
+from calibrate.records.record import Record
+from predictor import snapshot
+from predictor.common.errors import InputError
+from predictor.jobs import dispatch, training_job
+from predictor.workload.workload import Workload
+
+
+def row_of(job: Job, where: Where) -> Row:
+    """Run a job. Whatever becomes of it is a row, so that the others go on."""
+    row = Row(job.id, job.role, job.group, dict(job.keys))
+    try:
+        return _measured(row, design.workload(job.keys, gpu=where.gpu, profile="none"), where)
+    except InputError as error:
+        return replace(row, failed=str(error))
+    except Exception as error:  # a bug, or a host without memory or disk
+        return replace(row, failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _measured(row: Row, workload: Workload, where: Where) -> Row:
+    prepared = _prepared(workload)
+    if prepared is not None:
+        outcome = prepared.judge()
+        if outcome.verdict == "does_not_fit":
+            needed = outcome.simulation.peak_reserved_bytes
+            return replace(row, failed=f"{SKIPPED}needs {needed:,} bytes, the device has {workload.capacity:,}")
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
+        history = str(Path(directory) / "history.pickle")
+        record = measure(workload, device=where.device, snapshot=history, events=where.events, inject=where.inject)
+        kept = where.snapshots and _keep(history, Path(where.snapshots), row.id)
+        # what was measured, whatever file its model lay in
+        named = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=kept)
+        row = replace(row, record=named, failed=_out_of_memory(record))
+        if record.predicted is None:
+            return row
+        prepared = _prepared(workload.replace(rank=record.rank))
+        return explained(row, attribute(recorded(snapshot.read(history)), predicted(prepared.run(workload.capacity))))
+
+
+def _keep(history: str, directory: Path, name: str) -> str:
+    """The history, compressed, under the job's id in the directory; the file's name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = directory / f"{name}.pickle.gz"
+    part = kept.with_suffix(".part")
+    with open(history, "rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(source, target)
+    part.replace(kept)
+    return kept.name
+
+
+def _prepared(workload: Workload) -> training_job.Job | None:
+    try:
+        return dispatch.prepare(workload)
+    except InputError:  # an engine that is measured only; a mistake is found again by measuring
+        return None
+
+
+def _out_of_memory(record: Record) -> str | None:
+    found = record.job.out_of_memory
+    return found and f"out of memory in {found.moment.value} of step {found.step}"
+
+
+def explained(row: Row, attribution: Attribution) -> Row:
+    """The row with what its attribution says."""
+    calls = Counter((extra.operator, extra.moment.value, extra.result_bytes, extra.bytes, extra.grows)
+                    for extra in attribution.extras())
+    peak = attribution.at_peak()
+    items: dict[tuple[str, str, str], list[int]] = {}
+    for item in peak.items:
+        total = items.setdefault((item.why.value, item.operator, item.moment.value), [0, 0, 0])
+        for index, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
+            total[index] += value
+    return replace(
+        row, unexplained_bytes=-peak.difference_bytes,
+        workspaces=tuple(Workspace(*key, count, grows) for (*key, grows), count in sorted(calls.items())),
+        unexplained_items=tuple(Unexplained(*key, *total) for key, total in sorted(items.items())))

@@ -1,0 +1,73 @@
+"""Where the script was: phases that PyTorch's own hooks tell, and lines of the user's code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).parents[3]
+NOT_THE_USERS = tuple(os.path.realpath(path) + os.sep for path in {
+    ROOT / "calibrate", ROOT / "predictor",
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
+NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py",
+         "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
+         "calibrate/dryrun/hooks/", "calibrate/job/outermost_backward.py")
+"""Parts of paths whose frames say nothing about where one is."""
+NOT_PYTHON = ("??", ".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".S")
+"""Ends of file names of frames that are in a history only where the script asked for those of C++, too."""
+MOST_FRAMES = 8
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+
+@lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Whether a file is neither PyTorch's, Python's, an installed package's nor ours."""
+    if filename.startswith("<") or not filename:
+        return False
+    return not os.path.realpath(filename).startswith(NOT_THE_USERS) and "site-packages" not in filename
+
+
+def stack(frame: FrameType | None) -> list[Frame]:
+    """A running frame and its callers, innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames
+
+
+def recorded(frames: Iterable[dict]) -> list[Frame]:
+    """The same from an entry of PyTorch's memory history."""
+    return [(frame["filename"], frame["line"], frame["name"]) for frame in frames
+            if frame["filename"] and not frame["filename"].endswith(NOT_PYTHON)]
+
+
+def useful(frames: list[Frame]) -> list[Frame]:
+    """The innermost frames that say something, and the user's innermost line among them."""
+    told = [frame for frame in frames if not any(part in frame[0].replace("\\", "/") for part in NOISE)]
+    line = users_line(told)
+    kept = told[:MOST_FRAMES]
+    return kept if line is None or line in kept else [*kept[:-1], line]
+
+
+def users_line(frames: list[Frame]) -> Frame | None:
+    """The innermost frame of the user's code."""
+    return next((frame for frame in frames if is_users(frame[0])), None)
+
+
+def calling_line(depth: int = 2) -> Frame | None:
+    """The user's line that is running now."""
+    return users_line(stack(sys._getframe(depth)))
+
+
+def main_thread_stack() -> list[Frame]:
+    """Where the main thread is, from whatever thread asks."""
+    return stack(sys._current_frames().get(threading.main_thread().ident))

@@ -1,0 +1,115 @@
+"""What the predictor says of a measured job under a profile that need not be in a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from calibrate.fit.jobs import MeasuredJob
+from predictor.allocator import AllocatorSettings
+from predictor.events import timeline
+from predictor.events.calls import calls as operator_calls
+from predictor.events.composed_run import Run, evaluate
+from predictor.events.events import FACTORS, Moment
+from predictor.jobs import dispatch, survival, training_job
+from predictor.profile import corrections
+from predictor.profile.profile import Choice, OperatorWorkspace, Profile
+from predictor.profile.profile_rules import COUNTERS
+from predictor.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Predicted peaks of a job in bytes; ``device_bytes`` is None without a profile."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int | None
+
+
+@lru_cache(maxsize=512)
+def plain(workload: Workload) -> training_job.Job:
+    """As :func:`predictor.jobs.dispatch.prepare`, without a profile."""
+    return dispatch.prepare(workload.replace(profile="none"))
+
+
+def run_of(workload: Workload, profile: Profile | None) -> Run:
+    """The run at the workload's own capacity, as it was measured, with this profile or none."""
+    return _run(workload, *_changes(profile))
+
+
+Scales = tuple[float, ...] | None
+
+
+def _changes(profile: Profile | None) -> tuple[tuple[OperatorWorkspace, ...], Scales]:
+    """What of a profile changes events: compared by value, so that runs can be kept."""
+    return (profile.workspaces, corrections.coefficients(Choice(profile, ""))) if profile else ((), None)
+
+
+@lru_cache(maxsize=128)
+def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales) -> Run:
+    job = plain(workload)
+    formula = job.formula
+    if workspaces:
+        formula = replace(formula, micro=corrections.with_workspaces(formula.micro, workspaces, job.shape, job.gpu))
+    setup = replace(job.setup, capacity_bytes=job.workload.capacity)
+    return evaluate(training_job.compose(formula, setup, job.rank), job.rank, job.shape, job.gpu, scales)
+
+
+@lru_cache(maxsize=4096)
+def _peaks(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales,
+           settings: AllocatorSettings, completion: str) -> Foreseen:
+    """What PyTorch's allocator counts; not what the device does."""
+    run = _run(workload, workspaces, scales)
+    end = survival.play(run, settings, completion=completion, total_bytes=workload.capacity)
+    return Foreseen(run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes, None)
+
+
+def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
+    """Its peaks, on its GPU and with its events' completion."""
+    choice = Choice(profile, "") if profile else None
+    settings = corrections.allocator_settings(measured.workload.allocator_conf, choice)
+    peaks = _peaks(measured.workload, *_changes(profile), settings, measured.completion)
+    runtime = profile.runtime.bytes(_communicators(measured)) if profile else None
+    return peaks if runtime is None else replace(peaks, device_bytes=peaks.reserved_bytes + runtime)
+
+
+def _communicators(measured: MeasuredJob) -> int:
+    """Ranks as the device saw them: a fake group has no communicator."""
+    return measured.workload.data_parallel_size if measured.communicates else 1
+
+
+def residuals(measured: MeasuredJob, foreseen: Foreseen) -> dict[str, float]:
+    """Measured less predicted, relative to predicted, by counter."""
+    result = {}
+    for counter in COUNTERS:
+        said = getattr(foreseen, f"{counter}_bytes")
+        if said is not None:
+            result[counter] = getattr(measured, f"{counter}_bytes") / said - 1
+    return result
+
+
+def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
+    """Bytes by factor at the highest point of each moment of each step; what a moment finds counts as its own."""
+    factors = timeline.by_factor(run.events, run.row_bytes)
+    table = np.stack([factors[factor] for factor in FACTORS])
+    highest = timeline.highest_by_moment(run.live, run.events.step, run.events.moment)
+    return {place: table[:, at] for place, at in highest.items()}
+
+
+@lru_cache(maxsize=512)
+def calls(workload: Workload) -> Mapping[str, Counter]:
+    """All calls that are predicted without a profile: operator -> bytes of the call's result -> how many.
+
+    Over all steps; calls and results as in :mod:`predictor.events.calls`.
+    """
+    run = run_of(workload, None)
+    result: dict[str, Counter] = {}
+    for call in operator_calls(run.events, run.row_bytes):
+        result.setdefault(run.events.names[call.operator], Counter())[call.result_bytes] += 1
+    return result

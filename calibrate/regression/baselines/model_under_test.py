@@ -1,0 +1,86 @@
+"""What baselines ask about a workload's model: its facts and its traced step, whatever the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predictor.common.gpus import Gpu
+from predictor.events.model_facts import ModelFacts
+from predictor.events.sizes import Shape
+from predictor.formula.formula import Formula
+from predictor.jobs import dispatch, training_job
+from predictor.model import models
+from predictor.model.request import Request, gpu_of
+from predictor.workload.keys import KEYS
+from predictor.workload.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model at one shape: the formula of its micro-step holds its parameters too."""
+
+    formula: Formula
+    shape: Shape
+    gpu: Gpu
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Parameters and buffers of the model."""
+        return self.formula.facts
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.numel for p in self.facts.parameters if not p.buffer)
+
+    @property
+    def trainable(self) -> int:
+        """Elements of the parameters that train."""
+        return sum(p.numel for p in self.facts.parameters if p.trainable)
+
+
+def subject(workload: Workload) -> Subject:
+    """The workload's model.
+
+    Raises:
+        InputError: as :func:`predictor.answer.predict.predict`, except that every engine will do.
+    """
+    alone = single(workload)
+    request = Request.of(alone).on(gpu_of(workload))
+    formula = training_job.find_formula(request)
+    training_job.check_shape(request, formula)
+    return Subject(formula, request.shape, request.gpu)
+
+
+def single(workload: Workload) -> Workload:
+    """The same model, recipe and shape in one process under plain PyTorch: workloads that differ only in
+    their engine become equal.
+
+    Raises:
+        InputError: the model's configuration cannot be found.
+    """
+    images = dispatch.resolve(workload).workload.images_per_sample
+    of_engines = [name for name, entry in KEYS.items() if entry.metadata["group"] in ("engine", "gpu")]
+    return workload.replace(**dict.fromkeys([*of_engines, "max_grad_norm", "gradient_accumulation_steps"]) | {
+        "per_device_train_batch_size": workload.per_device_train_batch_size, "images_per_sample": images,
+        "optim": workload.optim, "versions": workload.versions})
+
+
+def shape_of(workload: Workload) -> Shape:
+    """Samples, tokens and images of the micro-batch."""
+    batch = workload.per_device_train_batch_size
+    return Shape(batch, workload.sequence_length or 0, batch * (workload.images_per_sample or 0))
+
+
+def partitions(workload: Workload) -> int:
+    """GPUs that ZeRO partitions over; 1 without it."""
+    return workload.data_parallel_size if workload.engine == "deepspeed" else 1
+
+
+def configuration(workload: Workload) -> dict:
+    """The model's ``config.json``.
+
+    Raises:
+        InputError: it cannot be found or read.
+    """
+    return models.find(workload.model).document

@@ -1,0 +1,36 @@
+"""What every GPU surely holds at once, whatever the batch: weights, optimizer states, gradients that wait for them.
+
+It needs no formula, so settings that it rules out are neither traced nor composed.
+"""
+
+from __future__ import annotations
+
+from predictor.events.model_facts import ModelFacts
+from predictor.workload.engines import name_of
+from predictor.workload.workload import Workload
+
+
+def least_bytes(workload: Workload, facts: ModelFacts) -> int:
+    """Bytes that are alive in each optimizer step but the first.
+
+    Args:
+        workload: engine, optimizer, dtype and degree count.
+        facts: of the model and recipe, of any dtype.
+    """
+    engine, gpus = name_of(workload.engine, workload.zero_stage), workload.data_parallel_size
+    wide = 4 if workload.dtype == "fp32" else 2
+    weights = trained = 0
+    for parameter in facts.parameters:
+        if not parameter.buffer:
+            weights += parameter.numel * (1 if parameter.quantized else wide)
+            trained += parameter.numel * parameter.trainable
+    if engine in ("zero3", "fsdp2"):
+        weights = 0 if workload.offload in ("parameters", "all") else weights // gpus
+    deepspeed = workload.engine == "deepspeed"
+    moments = 2 * (4 if deepspeed else wide) if workload.optim.startswith("adamw_torch") else 0
+    states = trained * (moments + (4 if deepspeed and wide == 2 else 0))
+    if workload.offload in ("optimizer", "all"):
+        states = 0
+    if engine in ("torch", "ddp"):
+        return weights + states + trained * wide  # step() reads gradients
+    return weights + (states if engine == "zero0" else states // gpus)

@@ -1,0 +1,116 @@
+"""Whose trainer a script runs: one that nothing says another trainer of is taken for one of transformers' Trainer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from predictor.common.errors import InputError
+from predictor.common.suggestions import show
+from predictor.readers.fields import Given
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer that is not transformers' own, and what tells its scripts.
+
+    Attributes:
+        packages: of Python or directories, one of which the script lies in.
+        scripts: patterns of the script's name.
+        words: of which, between underscores, the script's name has one.
+        flags: options that neither transformers nor its examples have; ``a+b``: both together, each alone being common.
+        form: the format that reads such flags, if there is one.
+    """
+
+    packages: frozenset[str] = frozenset()
+    scripts: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    form: str = ""
+
+    def is_named(self, stem: str) -> bool:
+        """Whether a script of that name, whatever its case and hyphens, is its."""
+        stem = stem.lower().replace("-", "_")
+        return any(fnmatchcase(stem, pattern) for pattern in self.scripts) or bool(
+            self.words.intersection(stem.split("_")))
+
+
+TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
+"""In a module, a path or a command: TRL's own."""
+OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
+          "1024), and a loss of its own, which is not predicted")
+"""TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
+TRAINERS: Mapping[str, Trainer] = {
+    OF_TRL: Trainer(
+        _names("trl open_r1"),
+        _names("""sft sft_vlm* sft_gemma* sft_gpt_oss* sft_video_llm sft_nemotron* sft_tiny_aya* run_sft nash_md
+               reward_modeling reward_trainer gold distillation async_distillation"""),
+        _names("trl vsft dpo grpo gspo rloo ppo kto orpo cpo simpo xpo bco prm gkd mpo rlhf"),
+        _names("""packing packing_strategy eval_packing padding_free completion_only_loss assistant_only_loss
+               dataset_text_field dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
+               chat_template_path truncation_mode activation_offloading model_init_kwargs use_bnb_nested_quant
+               bnb_4bit_quant_storage lora_target_parameters ignore_bias_buffers max_prompt_length
+               max_completion_length num_generations precompute_ref_log_probs sync_ref_model ref_model_mixup_alpha
+               generate_during_eval disable_dropout desirable_weight undesirable_weight reward_weights
+               reward_model_path teacher_model_name_or_path center_rewards_coefficient missing_eos_penalty cpo_alpha
+               simpo_gamma use_vllm vllm_mode vllm_gpu_memory_utilization log_completions""")),
+    "LLaMA-Factory": Trainer(_names("llamafactory llmtuner"), flags=_names("stage+template"), form="llamafactory"),
+    "ms-swift": Trainer(_names("swift"), flags=_names("tuner_backend"), form="swift"),
+    "axolotl": Trainer(_names("axolotl"), form="axolotl"),
+    "Unsloth": Trainer(_names("unsloth unsloth_cli"), _names("unsloth_*")),
+    "a trainer of Qwen-VL's own repository": Trainer(
+        _names("qwenvl"), _names("train_qwen"), flags=_names(
+            "tune_mm_vision tune_mm_llm tune_mm_mlp dataset_use data_flatten data_packing")),
+    "a trainer of InternVL's own repository": Trainer(
+        _names("internvl"), _names("internvl_*"), flags=_names(
+            "force_image_size use_llm_lora use_backbone_lora down_sample_ratio conv_style unfreeze_vit_layers")),
+    "torchtune's recipes": Trainer(_names("torchtune"), _names("full_finetune_* lora_finetune_* qat_distributed")),
+    "NeMo": Trainer(_names("nemo nemo_automodel nemo_run"), _names("megatron_gpt_*")),
+    "Megatron-LM": Trainer(_names("megatron"), _names("pretrain_gpt pretrain_vlm"), flags=_names(
+        "tensor_model_parallel_size pipeline_model_parallel_size")),
+    "another framework": Trainer(_names("verl openrlhf litgpt xtuner colossalai fairseq2")),
+    "a loop of its own, not the Trainer's": Trainer(scripts=_names("*_no_trainer"), flags=_names(
+        "checkpointing_steps with_tracking")),
+}
+"""What a script trains with -> what tells it. TRL 1.16 (scripts, examples, fields of its configurations that
+``TrainingArguments`` has not; ``max_length`` and those of LoRA are others' too), LLaMA-Factory 0.9.5, ms-swift 4.6,
+axolotl 0.19, the repositories of Qwen2.5-VL and InternVL, and transformers' examples without the Trainer."""
+INSTEAD = "name the values by options instead, or use peakcast dryrun or peakcast learn"
+ALL_THE_SAME = "; or --from-format transformers, if its Trainer trains this all the same"
+
+
+def check(given: Given, *, asked: bool) -> None:
+    """Refuses a script, or options, of another trainer.
+
+    Args:
+        asked: whether the user says that it is the Trainer's, which of TRL's own files nobody believes.
+
+    Raises:
+        InputError: what it was recognised by, and what to do.
+    """
+    trls = bool(TRL.search(given.program))
+    found = _recognised(given) if trls or not asked else None
+    if found is None:
+        return
+    what, who = found
+    form = TRAINERS[who].form
+    to_do = f"add --from-format {form}, which reads it" if form else INSTEAD
+    raise InputError(f"{given.name}: {what} trains with {who}: {to_do}{'' if trls else ALL_THE_SAME}")
+
+
+def _recognised(given: Given) -> tuple[str, str] | None:
+    """By what another trainer is recognised, and which: a package, else the script's name, else an option."""
+    *folders, stem = re.sub(r"\.py$", "", given.program).replace(".", "/").replace(" ", "/").split("/")
+    flags = {name.replace("-", "_"): f"--{name}" if given.flags else name for name in given.values}
+    script, tests = show(given.program, 200)[1:-1], TRAINERS.items()
+    found = [*((script, who) for who, one in tests if one.packages.intersection(folders)),
+             *((script, who) for who, one in tests if one.is_named(stem)),
+             *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, one in tests
+               for name in sorted(one.flags) if flags.keys() >= set(name.split("+")))]
+    return found[0] if found else None

@@ -1,0 +1,114 @@
+"""The timeline as a picture of characters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from predictor.answer.prediction import Prediction
+from predictor.events.events import Factor, Moment
+from predictor.report.timeline_columns import STACK, Column, Stretch, columns
+from predictor.report.units import GIB, size_text
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+# Character, its stand-in where only ASCII can be shown, and colour.
+MARKS = {
+    Factor.PARAMETERS: ("█", "P", "blue"),
+    Factor.OPTIMIZER_STATES: ("▓", "O", "cyan"),
+    Factor.GRADIENTS: ("▒", "G", "green"),
+    Factor.INPUTS: ("▪", "I", "white"),
+    Factor.ACTIVATIONS: ("░", "A", "yellow"),
+    Factor.COMMUNICATION: ("◆", "C", "magenta"),
+    Factor.TEMPORARIES: ("×", "T", "red"),
+    Factor.ALLOCATOR: ("·", "R", "bright_black"),
+    Factor.KV_CACHE: ("◇", "K", "bright_green"),
+}
+AXIS_WIDTH = 8
+LEAST = 6  # characters of a moment: room for its name
+SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt",
+         Moment.EVALUATION: "eval", Moment.PREFILL: "prefill", Moment.DECODE: "decode"}
+
+
+def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bool = False) -> Text:
+    """Live requested bytes over start-up and three steps, stacked by factor; ``^`` marks the peak."""
+    from rich.text import Text
+
+    drawn, stretches = columns(prediction.timeline(), max(20, width - AXIS_WIDTH), least=LEAST)
+    top = max(column.bytes for column in drawn) or 1
+    capacity = prediction.capacity_bytes
+    shown_capacity = capacity if capacity and top / 2 < capacity <= top * 1.5 else None
+    scale = max(top, shown_capacity or 0)
+    text = Text()
+    for row in range(height, 0, -1):
+        low, high = scale * (row - 1) / height, scale * row / height
+        label = f"{high / GIB:6.1f} ┤" if (height - row) % 4 == 0 else f"{'':6} │"
+        text.append(label.translate(PLAIN) if ascii_only else label)
+        cells = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
+                 for factor in (_at(column, (low + high) / 2) for column in drawn)]
+        if shown_capacity is not None and low < shown_capacity <= high:
+            cells = _capacity_line(cells, f" capacity {size_text(shown_capacity)} ")
+        for mark, colour in cells:
+            text.append(mark, colour)
+        text.append("\n")
+    for line in (_peak_line(drawn), *_labels(stretches)):
+        text.append(" " * AXIS_WIDTH + line.rstrip() + "\n")
+    return text.append(_legend(drawn, width, ascii_only))
+
+
+PLAIN = str.maketrans("┤│", "||")
+
+
+def _at(column: Column, height: float) -> Factor | None:
+    """The factor whose layer of the stack is at ``height`` bytes."""
+    floor = 0
+    for factor in STACK:
+        floor += column.bytes_by_factor.get(factor, 0)
+        if height < floor:
+            return factor
+    return None
+
+
+def _capacity_line(cells: list[tuple[str, str | None]], note: str) -> list[tuple[str, str | None]]:
+    """Dashes where nothing is drawn, with the capacity written over the first of them that have room."""
+    line = [("-", "red") if mark == " " else (mark, colour) for mark, colour in cells]
+    start = "".join(mark for mark, _ in line).find("-" * len(note))
+    if start >= 0:
+        line[start: start + len(note)] = [(mark, "red") for mark in note]
+    return line
+
+
+def _peak_line(drawn: list[Column]) -> str:
+    place = max(range(len(drawn)), key=lambda i: drawn[i].bytes)
+    note = "^ peak"
+    return " " * place + note if place + len(note) <= len(drawn) else " " * (place - 5) + "peak ^"
+
+
+def _labels(stretches: list[Stretch]) -> tuple[str, str]:
+    """One line of moments and one of steps."""
+    moments = "".join(_fit("|" + SHORT[s.moment], s.stop - s.start) for s in stretches)
+    steps = ""
+    for before, s in zip([None, *stretches], stretches):
+        if before is None or s.step != before.step:
+            steps = steps[: s.start].ljust(s.start) + ("|start" if s.step == 0 else f"|step {s.step}")
+    return moments, steps[: len(moments)]
+
+
+def _fit(text: str, width: int) -> str:
+    return text[:width].ljust(width)
+
+
+def _legend(drawn: list[Column], width: int, ascii_only: bool) -> Text:
+    from rich.text import Text
+
+    text, used = Text(" " * AXIS_WIDTH), AXIS_WIDTH
+    for factor in STACK:
+        if any(column.bytes_by_factor.get(factor) for column in drawn):
+            mark, letter, colour = MARKS[factor]
+            used += len(factor.value) + 4
+            if used > width:
+                text.append("\n" + " " * AXIS_WIDTH)
+                used = AXIS_WIDTH + len(factor.value) + 4
+            text.append(letter if ascii_only else mark, colour)
+            text.append(f" {factor.value}  ")
+    return text
