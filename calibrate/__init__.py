@@ -1,6 +1,14 @@
-"""Everything that runs a job: real or emulated GPU, recording, attribution, fitting, regression reports.
+"""Runs and records jobs on a real or emulated GPU, and compares them with predictions.
 
 In a training script: ``from calibrate import PeakcastCallback, watch`` (:mod:`calibrate.training`).
+
+Known limitations:
+
+- Training is recorded from inside Hugging Face's Trainer or the user's own PyTorch loop. Other trainers need
+  ``peakcast learn`` or a Workload.
+- A record holds the memory of one rank's GPU. Ranks of one process on several GPUs (``nn.DataParallel``) are rejected.
+- An emulated GPU runs no kernels and moves no data between ranks. It shows allocations, not times or losses.
+- Each subpackage lists its own limitations.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ __all__ = ["PeakcastCallback", "watch"]
 
 
 def __getattr__(name: str) -> Any:
-    """The two names, imported when they are used: one needs transformers."""
+    """Imports the two public names on first use, because ``PeakcastCallback`` needs transformers."""
     if name == "PeakcastCallback":
         from calibrate.training.callback import PeakcastCallback
 

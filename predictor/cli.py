@@ -1,7 +1,7 @@
-"""The ``peakcast`` command: finds the subcommand, runs it, and turns mistakes into one line.
+"""The ``peakcast`` command: finds the subcommand, runs it, and prints a user's mistake as one line.
 
-A subcommand is a module with a docstring (its first line is the help), ``EXAMPLES``,
-``add_arguments(parser)`` and ``run(arguments) -> int`` (the exit code). It is imported when it is called.
+A subcommand is a module with a docstring (the help text, its first line the summary), ``EXAMPLES``,
+``add_arguments(parser)`` and ``run(arguments) -> int`` (the exit code). It is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from predictor.common import storage, streams
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 
-# One line a command. This and the next are the only places that may name calibrate.
+# The module of each command. Only this table and the next may name calibrate.
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
@@ -33,7 +34,7 @@ COMMANDS = {
     "models": "predictor.commands.models",
     "profiles": "predictor.commands.profiles",
 }
-# An option that makes another module answer for a command, with ``run(arguments)`` alone.
+# (command, option) -> the module whose ``run(arguments)`` takes over if the option is given.
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}
 
 BAD_INPUT = 2
@@ -42,16 +43,16 @@ BROKEN_PIPE = 128 + 13
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes are :class:`InputError`, so that they look like all others."""
+    """An argument parser that reports mistakes as :class:`InputError`, like all other code."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 all is well, 1 it is not, 2 bad input."""
-    storage.name_user()
-    with streams.settled():
+    """Runs one command and returns its exit code: 0 success, 1 a negative result ("does not fit" …), 2 bad input."""
+    storage.ensure_user_name()
+    with streams.harmless_streams():
         return _answered(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -66,7 +67,7 @@ def _answered(argv: list[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return BROKEN_PIPE
-    except OSError as error:  # files are read and written under InputError: what is left is stdout
+    except OSError as error:  # errors of other files are InputError already, so this one is of stdout
         _drop_stdout()
         streams.say(f"peakcast: error: the output cannot be written: {error.strerror or error}")
         return BAD_INPUT
@@ -83,7 +84,7 @@ def _code(argv: list[str]) -> int:
 
 
 def _drop_stdout() -> None:
-    """Gives the interpreter's last flush somewhere to go."""
+    """Redirects stdout to the null device, so that the interpreter's last flush does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -99,18 +100,18 @@ def _run(argv: list[str]) -> int:
         print(f"peakcast {VERSION}")
         return 0
     if name not in COMMANDS:
-        raise InputError(f"unknown command {show(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
+        raise InputError(f"unknown command {quoted(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
     module = importlib.import_module(COMMANDS[name])
     parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
     arguments, unknown = parser.parse_known_args(_hyphens(rest))
     if unknown:
-        raise InputError(f"unknown argument {show(unknown[0])}{_hint(unknown[0], parser)}")
-    if sys.stdout is None:  # the shell closed it: >&-
+        raise InputError(f"unknown argument {quoted(unknown[0])}{_hint(unknown[0], parser)}")
+    if sys.stdout is None:  # the shell closed it with >&-
         if getattr(arguments, "output", None) is None:
             raise InputError("standard output is closed: give -o FILE, or leave it open")
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as long as the process
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  stays open until the process ends
     for (command, option), path in ANSWERED_BY.items():
         if command == name and getattr(arguments, option) is not None:
             module = importlib.import_module(path)
@@ -126,15 +127,15 @@ def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
 
     options = parser._option_string_actions
     name = argument.partition("=")[0]
-    meant = "--" + ALSO_CALLED.get(name.strip("-").replace("-", "_"), "").replace("_", "-")
-    hint = f' (did you mean "{meant}"?)' if meant in options else nearest(name, options) if name[:1] == "-" else ""
+    option = "--" + ALSO_CALLED.get(name.strip("-").replace("-", "_"), "").replace("_", "-")
+    hint = f' (did you mean "{option}"?)' if option in options else nearest(name, options) if name[:1] == "-" else ""
     return hint or f" (see {parser.prog} --help)"
 
 
 def _hyphens(words: Sequence[str]) -> list[str]:
-    """``--zero_stage=2`` as ``--zero-stage=2``: Hugging Face's command lines have underscores.
+    """Replaces underscores in option names, such as Hugging Face's: ``--zero_stage=2`` becomes ``--zero-stage=2``.
 
-    Words after ``--`` are another program's.
+    Words after ``--`` belong to another program and stay as they are.
     """
     end = words.index("--") if "--" in words else len(words)
     ours = [word.partition("=") if word.startswith("--") else (word, "", "") for word in words[:end]]

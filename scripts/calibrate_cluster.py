@@ -6,8 +6,9 @@
     python scripts/calibrate_cluster.py --gpu h100-80gb --plan-only      # the plan and how long it takes
     torchrun --nnodes 2 --nproc-per-node 8 … scripts/calibrate_cluster.py --gpu h100-80gb     # NCCL's memory too
 
-The profile goes to profiles/<gpu>/profile-device.json and the measurements beside it; interrupted, the same command
-goes on where it was. Options are those of `peakcast calibrate`, which this calls. Nothing leaves this machine.
+The profile goes to profiles/<gpu>/profile-device.json, and the measurements go beside it. After an interruption, the
+same command continues. The options are those of `peakcast calibrate`, which this script calls. Nothing leaves this
+machine.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ from predictor.common.errors import InputError
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 
 
-def run(given: list[str]) -> int:
-    """The command; a directory that was made for its profile goes away if nothing came of it."""
-    words, directory = arguments(given)
+def run(options: list[str]) -> int:
+    """Runs the command, and removes the directory of its profile again if it stays empty."""
+    words, directory = arguments(options)
     if directory is None:
         return main(words)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         return main(words)
     finally:
-        if os.environ.get("RANK", "0") == "0":  # torchrun's first, which alone writes
+        if os.environ.get("RANK", "0") == "0":  # torchrun's first rank, the only one that writes
             with suppress(OSError):  # it is not empty
                 directory.rmdir()
 
 
-def arguments(given: list[str]) -> tuple[list[str], Path | None]:
-    """`peakcast calibrate` with what was not said: a real GPU, and the file that predictions look for, with its
-    directory."""
-    said, _ = _parser().parse_known_args(given)
-    words = ["calibrate", *given, *([] if said.device else ["--device", "cuda"])]
-    if said.gpu is None or said.output or said.plan_only or "--help" in given:
+def arguments(options: list[str]) -> tuple[list[str], Path | None]:
+    """The command line of `peakcast calibrate`, and the directory of the profile. The defaults are a real GPU and the
+    file that predictions look for."""
+    parsed, _ = _parser().parse_known_args(options)
+    words = ["calibrate", *options, *([] if parsed.device else ["--device", "cuda"])]
+    if parsed.gpu is None or parsed.output or parsed.plan_only or "--help" in options:
         return words, None
     try:
-        directory = PROFILES / gpus.find(said.gpu).name
-    except InputError:  # the command says so
+        directory = PROFILES / gpus.find(parsed.gpu).name
+    except InputError:  # the command reports it
         return words, None
-    name = f"profile-{'emulated' if said.device == 'emulated' else 'device'}.json"
+    name = f"profile-{'emulated' if parsed.device == 'emulated' else 'device'}.json"
     return [*words, "-o", str(directory / name)], directory
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Run a check: jobs and what is said of them, beside measurements. By hand, not a test.
+"""Run a check by hand: compare predictions with measured jobs or with other packages. Checks are not tests.
 
-    python scripts/check.py --list                   # every check: what it asks, how long it takes, what it writes
+    python scripts/check.py --list                   # every check: its question, duration and files
     python scripts/check.py recipes --help
-    python scripts/check.py recipes                  # what is not measured yet, then the table
-    python scripts/check.py recipes --table-only     # the table of what is saved
+    python scripts/check.py recipes                  # measures the missing jobs, then makes the table
+    python scripts/check.py recipes --table-only     # makes the table of the saved results
     python scripts/check.py device --gpu h200 --time-limit 9
 
-What was measured is kept, and not measured again: an interrupted check goes on where it was.
+Measurements are kept and not made again, so an interrupted check goes on where it stopped.
 
 exit codes: 0 the tolerance holds, 1 it is broken, 2 bad input
 """
@@ -29,21 +29,21 @@ from calibrate.checks.outcome import Outcome  # noqa: E402
 from calibrate.checks.registry import Check  # noqa: E402
 from predictor.common.errors import InputError  # noqa: E402
 from predictor.common.files import write_whole  # noqa: E402
-from predictor.common.suggestions import nearest, show  # noqa: E402
+from predictor.common.suggestions import nearest, quoted  # noqa: E402
 
 CHECKS = registry.CHECKS | {
     "allocator": Check(
-        "tests.calibrate.allocator_check", "random sequences through PyTorch's allocator and through the simulation",
+        "tests.calibrate.allocator_check", "does the simulated allocator match PyTorch's on random sequences?",
         takes="two minutes", writes=("profiles/evidence/allocator_sequences.json",), tolerance={"differences": 0}),
     "replay": Check(
-        "tests.replay.check", "are the requests of the replay set answered as they were recorded?",
+        "tests.replay.check", "do the requests of the replay set still get the recorded answers?",
         takes="minutes; with --all half an hour", writes=("tests/replay/answers.jsonl.xz with --record",),
         tolerance={"answers that differ": 0}),
 }
-"""With those that need the tests' modules."""
+"""The registry, and the checks that need the tests' modules."""
 BAD_INPUT = 2
 WIDTH = 220
-"""Of tables, in characters."""
+"""Width of tables in characters."""
 
 
 def main(words: list[str]) -> int:
@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
             return 0
         name, *rest = words
         if name not in CHECKS:
-            raise InputError(f"unknown check {show(name)}{nearest(name, CHECKS)}: --list shows all")
+            raise InputError(f"unknown check {quoted(name)}{nearest(name, CHECKS)}: --list shows all")
         return run(name, arguments(name, rest))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -64,15 +64,15 @@ def main(words: list[str]) -> int:
 
 
 def listing() -> Iterator[str]:
-    """What each check asks, how long it takes, and what it writes."""
+    """Two lines for each check: its question, then its duration and the files that it writes."""
     for name, check in CHECKS.items():
         table = f"; --table-only: {check.table_takes}" if check.table_takes else ""
-        yield f"{name:<17}{check.asks}"
+        yield f"{name:<17}{check.question}"
         yield f"{'':<17}takes {check.takes}{table}; writes {', '.join(check.writes) or 'nothing'}"
 
 
 def arguments(name: str, words: list[str]) -> Namespace:
-    """The options of a check."""
+    """Parses the options of a check."""
     check = CHECKS[name]
     judged = ", ".join(f"{figure} at most {most:g}" for figure, most in check.tolerance.items()) or "nothing"
     parser = ArgumentParser(
@@ -82,25 +82,26 @@ def arguments(name: str, words: list[str]) -> Namespace:
                "exit codes: 0 the tolerance holds, 1 it is broken, 2 bad input")
     check.options(parser)
     if check.table_takes:
-        parser.add_argument("--table-only", action="store_true", help="measure nothing")
+        parser.add_argument("--table-only", action="store_true",
+                            help="measure nothing: make the table of the saved results")
     return parser.parse_args(words)
 
 
-def run(name: str, given: Namespace) -> int:
-    """Writes and shows what came out; 1 if a tolerance is broken."""
-    outcome = CHECKS[name].run(given)
+def run(name: str, args: Namespace) -> int:
+    """Runs a check, writes its files and shows its tables. Returns the exit code: 1 if a tolerance is broken."""
+    outcome = CHECKS[name].run(args)
     for path, text in outcome.written.items():
         write_whole(str(path), text.encode())
         print(f"written: {path}", file=sys.stderr)
-    tell(outcome)
+    display(outcome)
     broken = outcome.broken(CHECKS[name].tolerance)
     for line in broken:
         print(f"broken: {line}", file=sys.stderr)
     return int(bool(broken))
 
 
-def tell(outcome: Outcome) -> None:
-    """Tables as they are, and texts without markup."""
+def display(outcome: Outcome) -> None:
+    """Prints tables through rich, and texts without markup."""
     console = Console(width=WIDTH)
     for part in outcome.shown:
         print(part) if isinstance(part, str) else console.print(part)

@@ -1,6 +1,6 @@
 """Writes the options of torchrun, deepspeed and accelerate launch, and the keys of accelerate's configuration file.
 
-They are what the parsers and classes of the installed packages say; needs torch, DeepSpeed and accelerate:
+They are read from the parsers and classes of the installed packages; needs torch, DeepSpeed and accelerate:
 
     python scripts/list_launchers.py -o predictor/readers/launchers.json
 """
@@ -46,29 +46,29 @@ def main() -> None:
 
 
 def parser_in(parse: Callable[[list[str]], Any]) -> argparse.ArgumentParser:
-    """The parser that a function makes and parses with."""
-    made: list[argparse.ArgumentParser] = []
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", lambda self, args=None: made.append(self)):
+    """The argument parser that a function creates and uses."""
+    parsers: list[argparse.ArgumentParser] = []
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", lambda self, args=None: parsers.append(self)):
         parse([])
-    return made[0]
+    return parsers[0]
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Those with a value and those without, with all spellings: the first is that by which it is known. Where all may
-    have hyphens for underscores, one spelling stands for both."""
+    """The options with a value and those without, each with all spellings, the usual one first. If every option has a
+    spelling with hyphens and one with underscores, only one of both is listed."""
     either = all(word.replace("_", "-") in parser._option_string_actions for word in parser._option_string_actions)
-    found: dict[bool, list[str]] = {True: [], False: []}
+    spellings: dict[bool, list[str]] = {True: [], False: []}
     for action in parser._actions:
         spelled = [word for word in action.option_strings if not (either and "-" in word[2:])]
         if spelled:
-            found[action.nargs != 0].append("|".join(sorted(spelled, key=lambda word: not word.startswith("--"))))
-    return {"abbreviated": parser.allow_abbrev, "either_hyphen": either, "with_value": lines(found[True]),
-            "without": lines(found[False])}
+            spellings[action.nargs != 0].append("|".join(sorted(spelled, key=lambda word: not word.startswith("--"))))
+    return {"abbreviated": parser.allow_abbrev, "either_hyphen": either, "with_value": lines(spellings[True]),
+            "without": lines(spellings[False])}
 
 
 def keys(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """Of each section, "" the file itself: what the launcher has an option for or reads, or ``accelerate config``
-    writes; without the section's own prefix."""
+    """Section ("" is the top level) -> its keys: those that the launcher has an option for or reads, and those that
+    ``accelerate config`` writes; without the section's prefix."""
     from accelerate.commands.config import cluster
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.utils import launch
@@ -77,19 +77,19 @@ def keys(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     named = {action.dest for action in parser._actions} | set(
         re.findall(r'getattr\(args, "(\w+)"', inspect.getsource(launch)))
     fields = {field.name for field in dataclasses.fields(ClusterConfig)}
-    # what BaseConfig.process_config takes of older files
-    found = {"": fields | {"fp16", "dynamo_backend"}, "deepspeed_config": groups["DeepSpeed Arguments"]}
+    # BaseConfig.process_config also accepts keys of older files
+    sections = {"": fields | {"fp16", "dynamo_backend"}, "deepspeed_config": groups["DeepSpeed Arguments"]}
     for section in sorted(name for name in fields if name.endswith("_config")):
         written = set(re.findall(rf'\b{section}\["(\w+)"\]', inspect.getsource(cluster)))
         own = [name for name in named if name.startswith(f"{section}_")]
         prefix = f"{section}_" if own else section.removesuffix("config")
-        found[section] = {name if section == "deepspeed_config" else name.removeprefix(prefix) for name in (
-            *found.get(section, ()), *written, *(name for name in named if name.startswith(prefix)))}
-    return {section: lines(sorted(names)) for section, names in found.items()}
+        sections[section] = {name if section == "deepspeed_config" else name.removeprefix(prefix) for name in (
+            *sections.get(section, ()), *written, *(name for name in named if name.startswith(prefix)))}
+    return {section: lines(sorted(names)) for section, names in sections.items()}
 
 
 def lines(words: Iterable[str]) -> list[str]:
-    """Words in lines that can be read."""
+    """Wraps words into lines of readable length."""
     return textwrap.wrap(" ".join(words), 116, break_long_words=False, break_on_hyphens=False)
 
 

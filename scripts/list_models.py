@@ -4,11 +4,12 @@
     pip install -e '.[trace]'
     python scripts/list_models.py
 
-Each model is built on the meta device and asked; a minute for all. Run it when a name is added.
+Each model is built on the meta device; all of them take a minute. Run this when you add a name.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,19 +24,20 @@ TARGET = Path(model_list.__file__).parent / model_list.TABLE
 
 
 def figures() -> dict[str, model_list.Known]:
-    """Of every known name that can be built."""
-    found = {}
+    """The facts of every known model that can be built."""
+    facts = {}
     for name in models.known_names():
         config = models.find(name)
         try:
             with model_list.building(config):
-                found[name] = model_list.built(config, parser.bare(config, "sdpa"))
+                facts[name] = model_list.built(config, parser.build_plain(config, "sdpa"))
         except InputError as error:
             print(f"left out: {error}", file=sys.stderr)
-    return found
+    return facts
 
 
 if __name__ == "__main__":
-    lines = [f"{json.dumps(name)}: {json.dumps(to_plain(one))}" for name, one in figures().items()]
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    lines = [f"{json.dumps(name)}: {json.dumps(to_plain(known))}" for name, known in figures().items()]
     write_whole(str(TARGET), ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     print(f"{TARGET}: {len(lines)} models")

@@ -4,7 +4,8 @@
     pip install -e '.[trace]'
     python scripts/list_workspaces.py
 
-The text is that of the tables which predictions use: predictor/trace/operators/ and predictor/events/workspaces.py.
+The text comes from the docstrings of the tables that predictions use: predictor/trace/operators/ and
+predictor/events/workspaces.py.
 """
 
 from __future__ import annotations
@@ -31,26 +32,28 @@ the tables that predictions use, `predictor/trace/operators/` and `predictor/eve
 def page() -> str:
     """The whole page as Markdown."""
     lines = [HEAD, "| operator | what it does | formulas |", "|---|---|---|"]
-    lines += [f"| `{name}` | {_said(play)} | {', '.join(f'[`{one}`](#{one})' for one in formulas(play))} |"
+    lines += [f"| `{name}` | {_summary(play)} | {', '.join(f'[`{link}`](#{link})' for link in formulas(play))} |"
               for name, play in operators.TABLE.items()]
     lines += ["", "## Formulas", "", "In bytes, by the GPU and dimensions of the call.", ""]
     for name, function in workspaces.FUNCTIONS.items():
-        lines += [f"### {name}", "", _said(function), "", "```python", _body(function), "```", ""]
-    helpers = [one for name, one in vars(workspaces).items() if name.startswith("_") and inspect.isfunction(one)]
-    lines += ["## Shared by them", "", "```python", "\n\n".join(inspect.getsource(one).rstrip() for one in helpers),
-              "```", ""]
+        lines += [f"### {name}", "", _summary(function), "", "```python", _body(function), "```", ""]
+    helpers = [function for name, function in vars(workspaces).items()
+               if name.startswith("_") and inspect.isfunction(function)]
+    lines += ["## Shared by them", "", "```python",
+              "\n\n".join(inspect.getsource(helper).rstrip() for helper in helpers), "```", ""]
     return "\n".join(lines)
 
 
 def formulas(play: Callable) -> list[str]:
-    """Names in ``workspaces.FUNCTIONS`` that an entry of the operators' table uses, also by what it calls."""
+    """Names in ``workspaces.FUNCTIONS`` that an entry of the operators' table uses, directly or in functions that
+    it calls."""
     text = inspect.getsource(play)
-    text += "".join(inspect.getsource(one) for name, one in vars(inspect.getmodule(play)).items()
-                    if inspect.isfunction(one) and one is not play and f"{name}(call" in text)
+    text += "".join(inspect.getsource(value) for name, value in vars(inspect.getmodule(play)).items()
+                    if inspect.isfunction(value) and value is not play and f"{name}(call" in text)
     return [name for name in workspaces.FUNCTIONS if f'"{name}"' in text]
 
 
-def _said(function: Callable) -> str:
+def _summary(function: Callable) -> str:
     return " ".join(inspect.getdoc(function).split())
 
 

@@ -1,4 +1,4 @@
-"""The house is in order: packages import only what lies below them, and the linter finds nothing."""
+"""Order of the code: packages import only packages below them, and the linter reports nothing."""
 
 from __future__ import annotations
 

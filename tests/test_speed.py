@@ -1,4 +1,4 @@
-"""Benchmarks: printed by pytest-benchmark, never asserted; measured by ``pytest tests/test_speed.py`` alone."""
+"""Benchmarks, printed by pytest-benchmark and never asserted; run ``pytest tests/test_speed.py`` alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
 
 def test_peaks_of_a_million_shapes(benchmark, formula):
     events = training_job.compose(formula, training_job.setup_of(JOB, formula), 0)
-    form = timeline.closed_form(events, at_least=regimes.lowest(regimes.Regime.parse(("many", "many", "whole")), 576))
+    form = timeline.closed_form(events, at_least=regimes.smallest_shape(regimes.Regime.parse(("many", "many", "whole")), 576))
     rng = np.random.default_rng(0)
     batch, sequence = rng.integers(2, 64, 1_000_000), rng.integers(577, 8192, 1_000_000)
     peaks = benchmark.pedantic(form.peaks, (batch, sequence, batch, H100), rounds=2)
@@ -77,10 +77,10 @@ def test_allocator_events(benchmark):
     """Every allocation and free of the job, one after the other, through the simulated caching allocator."""
     run = dispatch.prepare(JOB).run(None)
 
-    simulation = benchmark(survival.play, run, AllocatorSettings())
+    simulation = benchmark(survival.simulate_run, run, AllocatorSettings())
     assert simulation.allocator.peak_requested_bytes == run.peak
     benchmark.extra_info["events"] = len(run.events)
 
 
 def test_a_whole_prediction_with_reserved_memory(benchmark):
-    assert benchmark(predict, JOB).peak_reserved.bytes > 0
+    assert benchmark(predict, JOB).peak_reserved_bytes > 0

@@ -1,4 +1,4 @@
-"""The path of one request through the code, from the command line to the answer, only goes down."""
+"""One request's calls go only downwards through the packages, from the command line to the answer."""
 
 from __future__ import annotations
 

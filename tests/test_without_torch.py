@@ -1,4 +1,4 @@
-"""What shipped formulas answer needs neither torch nor transformers, nor any other package of the extras."""
+"""Requests that shipped formulas answer need neither torch nor transformers, nor other optional packages."""
 
 from __future__ import annotations
 

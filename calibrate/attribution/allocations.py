@@ -1,4 +1,4 @@
-"""The two sides of an attribution in one form: what was allocated, and when it came and went."""
+"""The common form of a recorded and a predicted job: allocations, and when each begins and ends."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ MOMENT_NUMBERS = {moment.value: number for number, moment in enumerate(MOMENTS)}
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """A job's allocations in order, and its changes (allocations and frees) in order.
+class JobAllocations:
+    """The allocations of a job in order, and its changes (allocations and frees) in order.
 
     Attributes:
         bytes: ``int64[n]``, requested, never 0.
-        operator: names, of ``n`` allocations.
-        module: dotted paths.
-        factor: ``int8[n]``, index into :data:`predictor.events.events.FACTORS`; -1 where nobody knows.
+        operator: ``n`` operator names.
+        module: ``n`` dotted module paths.
+        factor: ``int8[n]``, index into :data:`predictor.events.events.FACTORS`; -1 if unknown.
         born: ``int64[n]``, the change that allocates it.
         died: ``int64[n]``, the change that frees it; the number of changes if none does.
-        change: ``int64[m]``, the allocation that comes or goes.
+        change: ``int64[m]``, the allocation that begins or ends.
         sign: ``int8[m]``, +1 or -1.
         moment: ``int8[m]``, index into :data:`predictor.events.events.MOMENTS`.
         step: ``int8[m]``, 0 for start-up.
-        cut_off: whether the job ended before its time, out of memory.
+        cut_off: whether the job ended early, out of memory.
     """
 
     bytes: np.ndarray
@@ -60,7 +60,7 @@ class Side:
 
     @cached_property
     def peak_at(self) -> int:
-        """The change after which most bytes are alive, the first of equals."""
+        """The first change after which the most bytes are alive."""
         return int(np.argmax(self.live))
 
     @property
@@ -69,7 +69,7 @@ class Side:
         return int(self.live[self.peak_at])
 
     def alive(self, at: int) -> np.ndarray:
-        """``bool[n]``: what lives after a change."""
+        """``bool[n]``: the allocations that are alive after a change."""
         return (self.born <= at) & (self.died > at)
 
     def place(self, row: int) -> tuple[int, Moment]:
@@ -78,7 +78,7 @@ class Side:
         return int(self.step[at]), MOMENTS[self.moment[at]]
 
     def factor_of(self, row: int) -> Factor | None:
-        """None where nobody knows."""
+        """The factor of an allocation; None if unknown."""
         number = int(self.factor[row])
         return None if number == UNKNOWN_FACTOR else FACTORS[number]
 
@@ -89,7 +89,7 @@ class Side:
                 for key in np.unique(keys)}
 
     def highest(self) -> dict[tuple[int, Moment], int]:
-        """The most bytes alive in each moment of each step; what a moment finds counts as its own."""
+        """The most bytes alive in each moment of each step, including what was alive at its start."""
         highest = timeline.highest_by_moment(self.live, self.step, self.moment)
         return {place: int(self.live[at]) for place, at in highest.items()}
 
@@ -110,7 +110,7 @@ class _Change(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an entry of a history belongs, ``moment`` as an index into MOMENTS."""
+    """Step and moment of a history's entry. ``moment`` is an index into MOMENTS."""
 
     moment: int
     step: int
@@ -118,7 +118,7 @@ class _Place(NamedTuple):
 
 
 class _Builder:
-    """Collects a side change by change."""
+    """Collects the changes of a job."""
 
     def __init__(self) -> None:
         self.changes: list[_Change] = []
@@ -135,19 +135,20 @@ class _Builder:
         self._died[row] = len(self.changes)
         self.changes.append(_Change(row, -1, moment, step))
 
-    def side(self, cut_off: bool = False) -> Side:
+    def side(self, cut_off: bool = False) -> JobAllocations:
         sizes, operators, modules, factors, born = zip(*self.allocations) if self.allocations else [()] * 5
         change, sign, moment, step = zip(*self.changes) if self.changes else [()] * 4
         died = np.full(len(sizes), len(change), dtype=np.int64)
         died[list(self._died)] = list(self._died.values())
-        return Side(np.array(sizes, dtype=np.int64), operators, modules, np.array(factors, dtype=np.int8),
-                    np.array(born, dtype=np.int64), died, np.array(change, dtype=np.int64),
-                    np.array(sign, dtype=np.int8), np.array(moment, dtype=np.int8), np.array(step, dtype=np.int8),
-                    cut_off)
+        return JobAllocations(np.array(sizes, dtype=np.int64), operators, modules, np.array(factors, dtype=np.int8),
+                              np.array(born, dtype=np.int64), died, np.array(change, dtype=np.int64),
+                              np.array(sign, dtype=np.int8), np.array(moment, dtype=np.int8),
+                              np.array(step, dtype=np.int8), cut_off)
 
 
-def predicted(run: Run) -> Side:
-    """The composed run. Buffers of no bytes are left out: PyTorch's allocator never hears of them."""
+def from_run(run: Run) -> JobAllocations:
+    """The allocations of a composed run. Buffers of no bytes are left out, because PyTorch's allocator never sees them.
+    """
     events, buffers, names = run.events, run.events.buffers, run.events.names
     sizes = run.row_bytes[buffers.size].tolist()
     operator, module, factor = (column.tolist() for column in (buffers.operator, buffers.module, buffers.factor))
@@ -164,15 +165,14 @@ def predicted(run: Run) -> Side:
     return builder.side()
 
 
-def recorded(snapshot: Snapshot) -> Side:
-    """The longest history of a snapshot that ``peakcast measure --snapshot`` wrote.
+def from_snapshot(snapshot: Snapshot) -> JobAllocations:
+    """The allocations in the longest history of a snapshot that ``peakcast measure --snapshot`` wrote.
 
-    A block lives until it is freed for good (``free_completed``), as PyTorch's counter of requested
-    bytes has it (``free_block``, c10/cuda/CUDACachingAllocator.cpp, 2.11).
+    A block lives until it is really freed (``free_completed``), as in PyTorch's counter of requested bytes
+    (``free_block``, c10/cuda/CUDACachingAllocator.cpp, 2.11).
 
     Raises:
-        InputError: it is empty, begins in the middle of the job, or does not say which moment its
-            entries belong to.
+        InputError: the history is empty, begins in the middle of the job, or has entries without a moment.
     """
     trace = max(snapshot.traces, key=len, default=None)
     if trace is None or not len(trace):
@@ -197,7 +197,7 @@ def recorded(snapshot: Snapshot) -> Side:
 
 
 def _places(trace: Trace):
-    """A function from an entry to its moment's number, step and metadata."""
+    """A function that returns the moment's index, step and metadata of an entry."""
     known: dict[str, _Place] = {}
 
     def of(index: int) -> _Place:

@@ -1,4 +1,4 @@
-"""What became of each allocation: foreseen, foreseen with another size, only on the device, or never come."""
+"""Classifies each allocation: predicted, predicted with another size, only on the device, or never allocated."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.attribution import align, peak
-from calibrate.attribution.allocations import Side
+from calibrate.attribution.allocations import JobAllocations
 from predictor.events.calls import largest_results, own_temporaries
 from predictor.events.events import MOMENTS, Factor, Moment
 
 
 class Outcome(str, Enum):
-    """Of one allocation. What a job that ran out of memory did not get to is ``NOT_REACHED``."""
+    """The outcome of one allocation. ``NOT_REACHED``: the job ran out of memory before it."""
 
     MATCHED = "matched"
     OTHER_SIZE = "other_size"
@@ -28,12 +28,12 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """All allocations of one operator in one moment, over all steps; bytes are requested ones.
+    """All allocations of one operator in one moment, over all steps; requested bytes.
 
     Attributes:
-        operator: as predicted, or as recorded for what only the device made.
-        factor: None for what only the device made.
-        matched: how many are on both sides, with the same size.
+        operator: the predicted name, or the recorded one for allocations that only the device made.
+        factor: None for allocations that only the device made.
+        matched: number of allocations that are on both sides with the same size.
     """
 
     moment: Moment
@@ -47,23 +47,23 @@ class Row:
 
     @property
     def difference_bytes(self) -> int:
-        """Predicted less recorded."""
+        """Predicted minus recorded bytes."""
         return self.predicted_bytes - self.recorded_bytes
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What the device allocated beyond the prediction in one call of an operator.
+    """The bytes that one call of an operator allocated on the device beyond the prediction.
 
     Attributes:
-        bytes: recorded less predicted; all of it where nothing was predicted.
-        grows: whether the buffer is predicted with another size, so that ``bytes`` make it larger (or, below 0,
-            smaller); False where only the device made it.
-        output_bytes: what was predicted of the same buffer; where nothing was, of the call's nearest
-            allocation before it, or behind it (usually the call's result); 0 if it made nothing else.
-        result_bytes: of the call's largest result as predicted (:class:`predictor.events.calls.Call`); 0 if
-            nothing was.
-        alive_at_peak: at the measured peak.
+        bytes: recorded minus predicted bytes; all recorded bytes if nothing was predicted.
+        grows: whether the buffer is predicted with another size, so that ``bytes`` enlarge it (or, below 0, shrink it);
+            False if only the device made it.
+        output_bytes: predicted bytes of the same buffer. If it was not predicted: predicted bytes of the call's nearest
+            allocation before or after it (usually the call's result); 0 if the call made no other.
+        result_bytes: predicted bytes of the call's largest result (:class:`predictor.events.calls.OperatorCall`); 0 if
+            none was predicted.
+        alive_at_peak: whether it is alive at the measured peak.
     """
 
     operator: str
@@ -79,11 +79,11 @@ class Extra:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer that was freed elsewhere than predicted.
+    """A buffer that was freed at another point than predicted.
 
     Attributes:
-        later_by: how many predicted allocations later the device freed it, negative if earlier; None if
-            only one of the two ever frees it.
+        later_by: number of predicted allocations by which the device freed it later, negative if earlier; None if only
+            one of the two sides ever frees it.
     """
 
     operator: str
@@ -95,7 +95,7 @@ class Lifetime:
 
 
 class Fate(NamedTuple):
-    """What became of an allocation, and its row on each side that has it."""
+    """The outcome of an allocation, and its index on each side that has it."""
 
     outcome: Outcome
     recorded: int | None
@@ -104,50 +104,54 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Two sides, and which allocation of one is which of the other.
+    """Two sides, and the pairs of their allocations.
 
     Attributes:
         partner: ``int64[recorded]``, a predicted allocation or -1.
     """
 
-    recorded: Side
-    predicted: Side
+    recorded: JobAllocations
+    predicted: JobAllocations
     partner: np.ndarray
 
     @cached_property
-    def recorder_of(self) -> np.ndarray:
-        """``int64[predicted]``: the recorded allocation of each predicted one, or -1."""
-        result = np.full(len(self.predicted), align.NOBODY, dtype=np.int64)
-        matched = np.flatnonzero(self.partner != align.NOBODY)
+    def recorded_partner(self) -> np.ndarray:
+        """``int64[predicted]``: the recorded partner of each predicted allocation, or -1."""
+        result = np.full(len(self.predicted), align.UNMATCHED, dtype=np.int64)
+        matched = np.flatnonzero(self.partner != align.UNMATCHED)
         result[self.partner[matched]] = matched
         return result
 
     def outcomes(self) -> Iterator[Fate]:
-        """Each allocation once."""
+        """The outcome of each allocation, once per pair."""
         for row, column in enumerate(self.partner.tolist()):
-            if column == align.NOBODY:
+            if column == align.UNMATCHED:
                 yield Fate(Outcome.DEVICE_ONLY, row, None)
             else:
                 same = self.recorded.bytes[row] == self.predicted.bytes[column]
                 yield Fate(Outcome.MATCHED if same else Outcome.OTHER_SIZE, row, column)
         reached = self._reached
-        for column in np.flatnonzero(self.recorder_of == align.NOBODY).tolist():
+        for column in np.flatnonzero(self.recorded_partner == align.UNMATCHED).tolist():
             yield Fate(Outcome.NEVER_CAME if column < reached else Outcome.NOT_REACHED, None, column)
 
     def count(self) -> dict[Outcome, int]:
-        """How many allocations had each outcome."""
+        """Number of allocations with each outcome."""
         result = dict.fromkeys(Outcome, 0)
         for fate in self.outcomes():
             result[fate.outcome] += 1
         return result
 
     def rows(self) -> list[Row]:
-        """By moment, operator and factor; without what a job that was cut off did not get to."""
+        """Sums by moment, operator and factor, without allocations that a failed job did not reach."""
         sums: dict[tuple[int, str, Factor | None], list[int]] = {}
         for outcome, row, column in self.outcomes():
             if outcome is Outcome.NOT_REACHED:
                 continue
-            side, index = (self.predicted, column) if column is not None else (self.recorded, row)
+            if column is not None:
+                side, index = self.predicted, column
+            else:
+                assert row is not None  # each allocation is on one side, at least
+                side, index = self.recorded, row
             key = int(side.moment[side.born[index]]), side.operator[index], side.factor_of(index)
             total = sums.setdefault(key, [0] * 5)
             total[0] += outcome is Outcome.MATCHED
@@ -159,36 +163,37 @@ class Attribution:
                 for (moment, operator, factor), total in sorted(sums.items(), key=lambda item: item[0][:2])]
 
     def at_peak(self) -> peak.AtPeak:
-        """The measured peak of requested bytes, and why it is not the predicted one."""
+        """The measured peak of requested bytes, and its differences from the predicted one."""
         return peak.explain(self.recorded, self.predicted, self.partner)
 
     def extras(self) -> list[Extra]:
-        """What the device allocated beyond the prediction, in order, for the fit of workspaces."""
+        """Allocations beyond the prediction in order, for the fit of workspaces."""
         recorded, alive = self.recorded, self.recorded.alive(self.recorded.peak_at)
-        stretch = align.runs(recorded)
-        ours = np.where(self.partner == align.NOBODY, 0, self.predicted.bytes[self.partner]) \
+        stretch = align.call_stretches(recorded)
+        predicted_bytes = np.where(self.partner == align.UNMATCHED, 0, self.predicted.bytes[self.partner]) \
             if len(self.predicted) else np.zeros(len(recorded), dtype=np.int64)
-        matched = np.flatnonzero(self.partner != align.NOBODY)
+        matched = np.flatnonzero(self.partner != align.UNMATCHED)
         results = self._results(stretch)
         result = []
-        for row in np.flatnonzero(recorded.bytes != ours).tolist():
-            output = int(ours[row])
+        for row in np.flatnonzero(recorded.bytes != predicted_bytes).tolist():
+            output = int(predicted_bytes[row])
             if not output:
                 after = int(np.searchsorted(matched, row))
                 near = [int(matched[i]) for i in (after - 1, after) if 0 <= i < len(matched)]
-                output = next((int(ours[i]) for i in near if stretch[i] == stretch[row]), 0)
+                output = next((int(predicted_bytes[i]) for i in near if stretch[i] == stretch[row]), 0)
             step, moment = recorded.place(row)
             result.append(Extra(
-                recorded.operator[row], recorded.module[row], moment, step, int(recorded.bytes[row] - ours[row]),
-                bool(ours[row]), output, int(results[stretch[row]]), bool(alive[row])))
+                recorded.operator[row], recorded.module[row], moment, step,
+                int(recorded.bytes[row] - predicted_bytes[row]), bool(predicted_bytes[row]), output,
+                int(results[stretch[row]]), bool(alive[row])))
         return result
 
     def _results(self, stretch: np.ndarray) -> np.ndarray:
-        """``int64[stretches]``: bytes of the largest result that is predicted of each stretch of recorded ones.
+        """``int64[stretches]``: bytes of the largest predicted result of each recorded stretch.
 
-        Engines' names stand for many calls: what the recorded call has of one counts.
+        An engine's name stands for many calls; only the results that belong to the recorded call count.
         """
-        matched = np.flatnonzero(self.partner != align.NOBODY)
+        matched = np.flatnonzero(self.partner != align.UNMATCHED)
         partner = self.partner[matched]
         calls, starts = np.unique(stretch[matched], return_index=True)
         result = np.zeros(len(stretch), dtype=np.int64)
@@ -196,12 +201,12 @@ class Attribution:
         return result
 
     def lifetimes(self) -> list[Lifetime]:
-        """Buffers that both sides have and free at different points, in order."""
-        ours, theirs = align.both_ends(self.recorded, self.predicted, self.partner)
+        """Buffers that both sides free at different points, in order."""
+        recorded_ends, predicted_ends = align.both_ends(self.recorded, self.predicted, self.partner)
         result = []
-        for row in np.flatnonzero(self.partner != align.NOBODY).tolist():
+        for row in np.flatnonzero(self.partner != align.UNMATCHED).tolist():
             column = int(self.partner[row])
-            end, expected = int(ours[row]), int(theirs[column])
+            end, expected = int(recorded_ends[row]), int(predicted_ends[column])
             if end == expected or (self.recorded.cut_off and end == align.FOREVER):
                 continue
             step, moment = self.recorded.place(row)
@@ -212,18 +217,18 @@ class Attribution:
 
     @cached_property
     def _reached(self) -> int:
-        """The first predicted allocation that the job did not get to."""
+        """The first predicted allocation that the job did not reach."""
         if not self.recorded.cut_off:
             return len(self.predicted)
-        return int(self.partner.max(initial=align.NOBODY)) + 1
+        return int(self.partner.max(initial=align.UNMATCHED)) + 1
 
 
-def attribute(recorded: Side, predicted: Side) -> Attribution:
-    """Align the two sides."""
+def attribute(recorded: JobAllocations, predicted: JobAllocations) -> Attribution:
+    """Aligns the two sides."""
     return Attribution(recorded, predicted, align.align(recorded, predicted))
 
 
-def temporary(side: Side) -> np.ndarray:
-    """``bool[n]``: which allocations are temporaries of their call's own, as in :mod:`predictor.events.calls`."""
-    starts = np.flatnonzero(np.diff(align.runs(side), prepend=-1))
+def temporary(side: JobAllocations) -> np.ndarray:
+    """``bool[n]``: whether an allocation is a temporary of its own call, as in :mod:`predictor.events.calls`."""
+    starts = np.flatnonzero(np.diff(align.call_stretches(side), prepend=-1))
     return own_temporaries(side.factor, side.born, side.died, starts, len(side.change))

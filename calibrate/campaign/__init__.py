@@ -1,2 +1,13 @@
-"""The jobs of one calibration: what is measured (``design``), where it is kept (``rows``), how it runs (``run``), and
-whether it belongs together (``same``)."""
+"""A campaign: the short jobs that calibrate one device.
+
+``design`` chooses the jobs, ``run`` and ``torchrun`` run them, ``rows`` keeps the measurements, ``consistency`` checks
+that all of them come from one device and one software.
+
+Known limitations:
+
+- The jobs train LLaVA models, with plain PyTorch, DDP (for NCCL's memory only) and DeepSpeed ZeRO-2.
+- Under torchrun every job runs with all ranks; jobs from a file (``--jobs-from``) run without torchrun only.
+- The memory of NCCL's communicators is measured under torchrun or on an emulated GPU.
+- A campaign has one device, one release of peakcast and one version of torch, CUDA, cuDNN, transformers and DeepSpeed.
+- A job that is predicted not to fit is skipped.
+"""

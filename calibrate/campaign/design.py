@@ -1,13 +1,13 @@
-"""Which jobs a calibration measures: few, shallow, and chosen so that the factors can be told apart.
+"""Chooses the jobs of a calibration: few and shallow, so varied that a fit can separate the factors.
 
-The bytes of a factor are nearly products: of what the model, the shape, the recipe, the degree and so on each
-contribute. Their logarithms are sums, with one term for each level of each setting. So jobs are described by a
-vector with a 1 for each level that they have, and the next job is always the one whose vector the jobs before it
-say least about: the largest ``x' inv(sum of x x') x``, which is the greedy way to a D-optimal design (Fedorov,
-Theory of Optimal Experiments, 1972). Settings take turns, and within its turns a setting goes through its levels, so
-each is varied on purpose in an equal share of the jobs: its *group*, which a cross-validation may leave out.
+The bytes of a factor are nearly a product of terms: one for the model, one for the shape, one for the recipe, and so
+on. Their logarithm is a sum, with one term for each level of each setting. So a job is a vector with a 1 for each
+level that it has. The next job is always the candidate whose vector the earlier jobs determine least: the largest
+``x' inv(sum of x x') x``. This is the greedy way to a D-optimal design (Fedorov, Theory of Optimal Experiments, 1972).
+Settings take turns, and a setting goes through its levels turn by turn. So each setting is varied in an equal share of
+the jobs. These jobs are its *group*, which a cross-validation may leave out.
 
-Held-out jobs are drawn at random, also level by level, but with shapes and models that no fitted job has.
+Held-out jobs are drawn at random, also level by level. No fitted job has their shapes, nor some of their models.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ import numpy as np
 from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
-"""Configurations of full width with few layers: NAME-LANGUAGE-VISION.json, after LLaVA-1.5-7B and 13B and, "grouped",
-a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside."""
+"""Configurations of full width with few layers: NAME-LANGUAGE-VISION.json, with the number of layers of the language
+model and of the vision tower. They follow LLaVA-1.5-7B and 13B; "grouped" is a LLaVA of Qwen2-1.5B (grouped-query
+attention) and SigLIP."""
 ROLES = ("fit", "holdout", "validation")
 COMMUNICATORS = "communicators"
-"""Group of the jobs with a process group of NCCL's, from which its memory is known; they are not predicted."""
+"""Group of the jobs that create NCCL communicators, to measure their memory. They have no prediction."""
 
 FIT, HELD_OUT = 57, 64
 QUICK_FIT, QUICK_HELD_OUT = 11, 6
-"""How many jobs, without those of :data:`COMMUNICATORS`."""
+"""Numbers of jobs, without those of :data:`COMMUNICATORS`."""
 
 SECONDS = {False: (8.0, 6.0, 32.0), True: (14.0, 7.5, 32.0)}
-"""Expected of a job with DeepSpeed, one without, and a full model: on a real GPU (not measured there: what one job at a
-time took on the host of an emulated one, 6.2 to 8.8 s and 5.7 s); of a core, on an emulated one (two jobs at a time on
-two cores, as the jobs of the shipped campaigns took)."""
+"""Expected seconds of a job with DeepSpeed, of one without, and of a full model, by whether the GPU is emulated. Real
+GPU: not measured on one; taken from one job at a time on an emulated GPU, 6.2 to 8.8 s and 5.7 s. Emulated GPU:
+seconds of one core, from the shipped campaigns, which ran two jobs at a time on two cores."""
 CANDIDATES = 6_000
 MOST_TOKENS, MOST_SCORES = 1 << 14, 1 << 25
-"""Of a micro batch: tokens, and tokens times sequence length (eager attention keeps as many scores a head)."""
-RIDGE = 1e-3  # so that the first jobs can be compared; each level counts 1
+"""Largest tokens of a micro-batch, and largest tokens times sequence length: eager attention keeps that many scores per
+head."""
+RIDGE = 1e-3  # makes the information matrix invertible before the first jobs; each level adds 1
 
 
 def _zero(**section: Any) -> dict[str, Any]:
@@ -76,7 +78,7 @@ FITTED: Levels = {
                 _zero(overlap_comm=False, reduce_bucket_size=500_000_000)),
     "loop": ({}, {"gradient_accumulation_steps": 2}, {"padding": "right"}),
 }
-"""Setting -> its levels, as keys of a workload, the most telling ones first. ``engine: torch`` has no buckets."""
+"""Setting -> its levels, as keys of a workload, the most informative ones first. ``engine: torch`` has no buckets."""
 
 UNSEEN: Levels = {
     **FITTED,
@@ -86,9 +88,10 @@ UNSEEN: Levels = {
                      (1, 3500, 3), (7, 2048, 1)),
     "buckets": FITTED["buckets"] + (_zero(overlap_comm=True, reduce_bucket_size=20_000_000),),
 }
-"""Levels of held-out jobs."""
+"""The levels of held-out jobs."""
 
-WHOLE: tuple[dict[str, Any], ...] = tuple({"model": "llava-1.5-7b", "images_per_sample": 1} | keys for keys in (
+FULL_MODEL_JOBS: tuple[dict[str, Any], ...] = tuple(
+    {"model": "llava-1.5-7b", "images_per_sample": 1} | keys for keys in (
     {"per_device_train_batch_size": 16, "sequence_length": 1024, "zero_stage": 2, "data_parallel_size": 8, "rank": 0},
     {"per_device_train_batch_size": 8, "sequence_length": 2048, "zero_stage": 2, "data_parallel_size": 8, "rank": 7,
      "recipe": "pretrain"},
@@ -101,7 +104,7 @@ WHOLE: tuple[dict[str, Any], ...] = tuple({"model": "llava-1.5-7b", "images_per_
     {"per_device_train_batch_size": 4, "sequence_length": 1024, "zero_stage": 2, "data_parallel_size": 8, "rank": 7,
      "recipe": "full", "sdpa_backend": "flash"},
 ))
-"""Full models, to judge the profile by."""
+"""Jobs of full models, which validate the profile."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,10 @@ class Job:
     """One job of a campaign.
 
     Attributes:
-        keys: of a workload; ``model`` is a known name or a file of :data:`MODELS` without ``.json``.
-        role: ``fit``, ``holdout`` (intervals and cross-validation) or ``validation`` (full models).
-        group: the setting that it varies.
-        emulated: whether it is for an emulated GPU, where it takes another time.
+        keys: of the workload; ``model`` is a known name or a file of :data:`MODELS` without ``.json``.
+        role: ``fit``, ``holdout`` (for intervals and their coverage) or ``validation`` (full models).
+        group: the setting that the job varies.
+        emulated: whether the job runs on an emulated GPU, where it takes another time.
     """
 
     keys: Mapping[str, Any]
@@ -122,12 +125,12 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Hash of the workload: the same in every campaign that has it."""
+        """A hash of the workload: equal in all campaigns."""
         return hashlib.sha256(json.dumps(dict(self.keys), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def seconds(job: Job) -> float:
-    """Expected duration: model and library start take most."""
+    """Expected duration in seconds. Creating the model and importing libraries take most of it."""
     with_deepspeed, without, whole = SECONDS[job.emulated]
     if job.role == "validation":
         return whole
@@ -135,20 +138,24 @@ def seconds(job: Job) -> float:
 
 
 def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
-    """The workload of a job's keys, its model found; InputError if they make none."""
+    """The workload of a job's keys, with the path of its model.
+
+    Raises:
+        InputError: the keys are no valid workload.
+    """
     path = MODELS / f"{keys['model']}.json"
     return Workload.from_mapping({**keys, **more, "model": str(path) if path.is_file() else keys["model"]})
 
 
 def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None,
              emulated: bool = False) -> list[Job]:
-    """All jobs, in order of what they teach: two to fit for each held-out one, then the other held-out ones, then
-    full models. The quick campaign's jobs are among the others'.
+    """All jobs, the most informative first: two fitted jobs, then one held-out job, and so on; then the remaining
+    held-out jobs, then full models. The jobs of a quick campaign are a subset of the full campaign's.
 
     Args:
-        communicators: with the jobs whose process group is NCCL's.
-        degree: only with this data-parallel degree, ranks left out: every rank runs (torchrun).
-        emulated: they are for an emulated GPU.
+        communicators: whether to include the jobs that create NCCL communicators.
+        degree: torchrun's world size: all jobs then have this data-parallel degree and no rank, as every rank runs.
+        emulated: whether the jobs run on an emulated GPU.
     """
     fit = _fitted(QUICK_FIT if quick else FIT, degree)
     if communicators and degree is None:
@@ -159,7 +166,7 @@ def campaign(*, quick: bool = False, communicators: bool = True, degree: int | N
     while fit or held_out:
         jobs += [*fit[:2], *held_out[:1]]
         fit, held_out = fit[2:], held_out[1:]
-    jobs += [] if quick else [Job(keys, "validation", "whole models") for keys in _at_degree(WHOLE, degree)]
+    jobs += [] if quick else [Job(keys, "validation", "whole models") for keys in _at_degree(FULL_MODEL_JOBS, degree)]
     return [replace(job, emulated=emulated) for job in jobs]
 
 
@@ -171,9 +178,9 @@ def _fitted(count: int, degree: int | None) -> list[Job]:
     for group, rows in _turns(_levels(FITTED, degree), vectors):
         if len(jobs) == count:
             break
-        told = np.einsum("ij,jk,ik->i", vectors[rows], np.linalg.inv(information), vectors[rows])
-        # rounded, so that the last bits of a sum cannot change the design
-        for row in rows[np.argsort(-np.round(told, 6), kind="stable")]:
+        novelty = np.einsum("ij,jk,ik->i", vectors[rows], np.linalg.inv(information), vectors[rows])
+        # rounded, so that the last bits of a sum do not change the design
+        for row in rows[np.argsort(-np.round(novelty, 6), kind="stable")]:
             job = Job(candidates[row][0], "fit", group)
             if job.id not in jobs:
                 jobs[job.id] = job
@@ -215,7 +222,7 @@ def _at_degree(jobs: Sequence[Mapping[str, Any]], degree: int | None) -> list[Ma
 
 
 def _turns(levels: Levels, vectors: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Without end: a setting, and the candidates (rows) that have the level whose turn it is."""
+    """Yields, endlessly, a setting and the rows of the candidates that have its next level."""
     first = dict(zip(levels, np.cumsum([0, *(len(values) for values in levels.values())])))
     turn = 0
     while True:
@@ -225,10 +232,12 @@ def _turns(levels: Levels, vectors: np.ndarray) -> Iterator[tuple[str, np.ndarra
 
 
 def _candidates(levels: Levels, draw: random.Random) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Random jobs that make sense: the keys, and which levels they have (0 or 1 for each)."""
+    """Random possible jobs: their keys, and a 0 or 1 for each level."""
     for _ in range(CANDIDATES):
-        chosen = {group: int(draw.random() * len(values)) for group, values in levels.items()}
-        if levels["degree"][chosen["degree"]].get("engine") == "torch":
+        chosen: dict[str, int | None] = {group: int(draw.random() * len(values)) for group, values in levels.items()}
+        degree = chosen["degree"]
+        assert degree is not None
+        if levels["degree"][degree].get("engine") == "torch":
             chosen["buckets"] = None
         keys = {key: value for group, level in chosen.items() if level is not None
                 for key, value in levels[group][level].items()}
@@ -238,6 +247,7 @@ def _candidates(levels: Levels, draw: random.Random) -> Iterator[tuple[dict[str,
 
 
 def _possible(keys: Mapping[str, Any]) -> bool:
+    """Whether the images leave room for text, and the micro-batch is not too large."""
     batch, sequence = keys["per_device_train_batch_size"], keys["sequence_length"]
     tokens_per_image = 729 if keys["model"].startswith("grouped") else 576
     scores = batch * sequence ** 2 if keys.get("attn_implementation") == "eager" else 0

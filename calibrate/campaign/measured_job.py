@@ -1,4 +1,4 @@
-"""One job of a campaign: measured, explained allocation by allocation, and made a row."""
+"""Measures one job of a campaign, explains it allocation by allocation, and returns its row."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from calibrate.attribution import Attribution, attribute, predicted, recorded
+from calibrate.attribution import Attribution, attribute, from_run, from_snapshot
 from calibrate.campaign import design
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import SKIPPED, Row, Unexplained, Workspace
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.measure.measure import measure
 from calibrate.records.record import Record
 from predictor import snapshot
@@ -22,8 +22,8 @@ from predictor.jobs import dispatch, training_job
 from predictor.workload.workload import Workload
 
 
-def row_of(job: Job, where: Where) -> Row:
-    """Run a job. Whatever becomes of it is a row, so that the others go on."""
+def row_of(job: Job, where: MeasuringDevice) -> Row:
+    """Runs a job. A failure becomes a row too, so that the other jobs go on."""
     row = Row(job.id, job.role, job.group, dict(job.keys))
     try:
         return _measured(row, design.workload(job.keys, gpu=where.gpu, profile="none"), where)
@@ -33,7 +33,7 @@ def row_of(job: Job, where: Where) -> Row:
         return replace(row, failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def _measured(row: Row, workload: Workload, where: Where) -> Row:
+def _measured(row: Row, workload: Workload, where: MeasuringDevice) -> Row:
     prepared = _prepared(workload)
     if prepared is not None:
         outcome = prepared.judge()
@@ -44,17 +44,19 @@ def _measured(row: Row, workload: Workload, where: Where) -> Row:
         history = str(Path(directory) / "history.pickle")
         record = measure(workload, device=where.device, snapshot=history, events=where.events, inject=where.inject)
         kept = where.snapshots and _keep(history, Path(where.snapshots), row.id)
-        # what was measured, whatever file its model lay in
-        named = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=kept)
-        row = replace(row, record=named, failed=_out_of_memory(record))
+        # the model by its name, wherever its file is
+        named_record = replace(record, workload={**record.workload, "model": row.job["model"]}, snapshot=kept)
+        row = replace(row, record=named_record, failed=_out_of_memory(record))
         if record.predicted is None:
             return row
         prepared = _prepared(workload.replace(rank=record.rank))
-        return explained(row, attribute(recorded(snapshot.read(history)), predicted(prepared.run(workload.capacity))))
+        assert prepared is not None  # the record has a prediction
+        return explained(row, attribute(from_snapshot(snapshot.read(history)),
+                                        from_run(prepared.run(workload.capacity))))
 
 
 def _keep(history: str, directory: Path, name: str) -> str:
-    """The history, compressed, under the job's id in the directory; the file's name."""
+    """Compresses the history into the directory, under the job's id, and returns the name of the file."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = directory / f"{name}.pickle.gz"
     part = kept.with_suffix(".part")
@@ -67,17 +69,17 @@ def _keep(history: str, directory: Path, name: str) -> str:
 def _prepared(workload: Workload) -> training_job.Job | None:
     try:
         return dispatch.prepare(workload)
-    except InputError:  # an engine that is measured only; a mistake is found again by measuring
+    except InputError:  # an engine without a prediction; measuring reports any mistake again
         return None
 
 
 def _out_of_memory(record: Record) -> str | None:
-    found = record.job.out_of_memory
-    return found and f"out of memory in {found.moment.value} of step {found.step}"
+    end = record.job.out_of_memory
+    return f"out of memory in {end.moment.value} of step {end.step}" if end is not None else None
 
 
 def explained(row: Row, attribution: Attribution) -> Row:
-    """The row with what its attribution says."""
+    """The row with the differences between its recorded and its predicted allocations."""
     calls = Counter((extra.operator, extra.moment.value, extra.result_bytes, extra.bytes, extra.grows)
                     for extra in attribution.extras())
     peak = attribution.at_peak()
@@ -88,5 +90,6 @@ def explained(row: Row, attribution: Attribution) -> Row:
             total[index] += value
     return replace(
         row, unexplained_bytes=-peak.difference_bytes,
-        workspaces=tuple(Workspace(*key, count, grows) for (*key, grows), count in sorted(calls.items())),
+        workspaces=tuple(Workspace(operator, moment, result_bytes, size, count, grows)
+                         for (operator, moment, result_bytes, size, grows), count in sorted(calls.items())),
         unexplained_items=tuple(Unexplained(*key, *total) for key, total in sorted(items.items())))

@@ -1,4 +1,4 @@
-"""Runs the jobs of a campaign in processes of their own, some at a time, and keeps what they find."""
+"""Runs the jobs of a campaign in worker processes, several at a time, and stores their rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import cast
 
 from calibrate import child
 from calibrate.campaign.design import Job
@@ -21,61 +22,61 @@ from predictor.common.errors import InputError
 
 RowOf = Callable[[Job], Row]
 FAILURES = 3
-"""So many jobs that fail before any succeeds are not the jobs' fault."""
+"""If this many jobs fail and none has succeeded, the cause is not in the jobs."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """``workers`` jobs at a time; none is begun after ``seconds`` (None: no limit)."""
+    """Runs ``workers`` jobs at a time, and starts none after ``seconds`` (None: no limit)."""
 
     workers: int = 1
     seconds: float | None = None
 
 
 class Guard:
-    """Stops a campaign whose jobs fail from the first on."""
+    """Stops a campaign whose first jobs all fail."""
 
     def __init__(self) -> None:
         self._jobs = self._broken = 0
-        self._why: str | None = None
+        self._reason: str | None = None
 
     def count(self, row: Row) -> None:
-        """A job ended."""
+        """Counts a job that has ended."""
         self._jobs += 1
         self._broken += row.broken
         if self._broken == self._jobs == FAILURES:
-            self._why = row.failed
+            self._reason = row.failed
 
     @property
     def all_failed(self) -> bool:
-        """Whether the first :data:`FAILURES` jobs did."""
-        return self._why is not None
+        """Whether the first :data:`FAILURES` jobs failed."""
+        return self._reason is not None
 
     def check(self) -> None:
-        """Raises InputError if they did."""
+        """Raises InputError if all of the first jobs failed."""
         if self.all_failed:
-            raise InputError(f"the first {FAILURES} jobs failed, so this is no matter of the jobs: {self._why} "
-                             "(put it right and add --retry-failed)")
+            raise InputError(f"the first {FAILURES} jobs failed, so the cause is not in the jobs: {self._reason} "
+                             "(correct it and add --retry-failed)")
 
 
 def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
         done: Callable[[Row], None] = lambda row: None) -> int:
-    """Run, in order, the jobs that the store has no row of.
+    """Runs, in order, the jobs that have no row in the store.
 
     Args:
-        row_of: what a worker does; it is sent to one by ``pickle``.
-        done: told of each row after it is kept.
+        row_of: measures a job in a worker, to which it is sent by ``pickle``.
+        done: is called with each row after it is stored.
 
     Returns:
-        How many jobs were left when the time was over.
+        The number of jobs that had not started when the time was over.
 
     Raises:
-        InputError: all jobs fail from the first on; nothing of what was measured is lost.
+        InputError: the first jobs all failed. Rows that were measured stay in the store.
     """
     known = {row.id for row in store.rows}
     left = [job for job in jobs if job.id not in known]
-    ended = None if limits.seconds is None else time.monotonic() + limits.seconds
-    results = _results(left, row_of, limits.workers, lambda: ended is not None and time.monotonic() >= ended)
+    deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
+    results = _results(left, row_of, limits.workers, lambda: deadline is not None and time.monotonic() >= deadline)
     guard, count = Guard(), 0
     try:
         for row in results:
@@ -89,8 +90,8 @@ def run(jobs: Sequence[Job], row_of: RowOf, store: Store, limits: Limits,
     return len(left) - count
 
 
-def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[], bool]) -> Iterator[Row]:
-    """Rows as jobs end; leaving the loop ends the workers."""
+def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[], bool]) -> Generator[Row, None, None]:
+    """Yields rows as jobs end. Closing the iterator ends the workers."""
     waiting = list(jobs)
     busy: dict[Connection, tuple[subprocess.Popen, Job]] = {}
     try:
@@ -101,7 +102,7 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
                 connection.send(waiting.pop(0))
             if not busy:
                 return
-            for connection in wait(list(busy)):
+            for connection in cast("list[Connection]", wait(list(busy))):  # the stub names all that wait() takes
                 process, job = busy[connection]
                 try:
                     row = connection.recv()
@@ -113,7 +114,7 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
                     yield row
                     busy[connection] = process, waiting[0]
                     connection.send(waiting.pop(0))
-                else:  # another worker takes the next: this one may be in no state to
+                else:  # a new worker takes the next job: this one may be damaged
                     busy.pop(connection)
                     _stop(connection, process)
                     yield row
@@ -123,7 +124,7 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
 
 
 def _start(row_of: RowOf) -> tuple[Connection, subprocess.Popen]:
-    """A process of its own: nothing of this process's state reaches a measurement."""
+    """Starts a worker as a new process, so that no state of this process reaches a measurement."""
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(**child.python("calibrate.campaign.run", str(theirs.fileno())),
@@ -139,18 +140,18 @@ def _stop(connection: Connection, process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    """A worker: a job in, its row out, until nobody asks any more."""
+    """The worker: receives jobs and sends back their rows until the connection closes."""
     connection = Connection(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job ends, temporary files go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the job and deletes temporary files
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         row_of = connection.recv()
         while True:
             try:
                 job = connection.recv()
             except EOFError:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
                 return
             connection.send(row_of(job))
 

@@ -1,7 +1,7 @@
-"""The campaign where torchrun started a process a GPU: every job runs on all of them, with a real group of NCCL's.
+"""Runs a campaign under torchrun: every job runs on all GPUs, with real NCCL communicators.
 
-All ranks walk through the same jobs in step; each measures its own, as ``peakcast measure`` does under torchrun. Rank 0
-alone writes: the rows of the first and the last rank, which say so if another rank failed.
+All ranks go through the same jobs at the same time, and each measures itself, as ``peakcast measure`` does under
+torchrun. Only rank 0 writes: the rows of the first and of the last rank, which also name a failure of another rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Store
@@ -19,35 +20,35 @@ AGENT_STORE, PORT = "TORCHELASTIC_USE_AGENT_STORE", "MASTER_PORT"
 
 
 def world_size() -> int:
-    """How many ranks torchrun started."""
+    """The number of ranks that torchrun started."""
     return int(os.environ["WORLD_SIZE"])
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process is rank 0, which writes."""
     return os.environ["RANK"] == "0"
 
 
 def run(jobs: Sequence[Job], row_of: Callable[[Job], Row], store: Store | None, over: Callable[[], bool],
         done: Callable[[Row], None] = lambda row: None) -> int:
-    """Run, in order and on all ranks, the jobs that the store has no row of.
+    """Runs, in order and on all ranks, the jobs that have no row in the store.
 
     Args:
-        store: rank 0's; None elsewhere.
-        over: asked on rank 0 before each job: whether the time is over.
-        done: told on rank 0 of the last rank's row of each job, after it is kept.
+        store: None on all ranks but rank 0.
+        over: tells rank 0, before each job, whether the time is over.
+        done: is called on rank 0 with the last rank's row of each job, after it is stored.
 
     Returns:
-        How many jobs were left when the time was over.
+        The number of jobs that had not started when the time was over.
 
     Raises:
-        InputError: on rank 0: all jobs fail from the first on.
+        InputError: the first jobs all failed (on rank 0 only).
     """
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     base = int(os.environ[PORT])
-    # torchrun's own store remembers the group of the job before: each job gets one of its own, at a port of its own
+    # torchrun's own store remembers the previous job's process group: each job gets a store of its own, at its own port
     os.environ[AGENT_STORE] = "False"
     guard = Guard()
     try:
@@ -61,7 +62,7 @@ def run(jobs: Sequence[Job], row_of: Callable[[Job], Row], store: Store | None, 
             rows: list[Row | None] | None = [None] * world_size() if is_first() else None
             dist.gather_object(row_of(job), rows)
             if store and rows:
-                for row in kept(job, rows):
+                for row in kept(job, cast("list[Row]", rows)):  # gathered from every rank
                     store.add(row)
                 guard.count(row)
                 done(row)
@@ -72,7 +73,7 @@ def run(jobs: Sequence[Job], row_of: Callable[[Job], Row], store: Store | None, 
 
 
 def kept(job: Job, rows: Sequence[Row]) -> list[Row]:
-    """What is kept of all ranks' rows: the first's and the last's. If one failed, the job did, and both say which."""
+    """The rows to store: the first and the last rank's. If any rank failed, the job failed, and both rows name it."""
     worst = next((rank for rank, row in enumerate(rows) if row.broken),
                  next((rank for rank, row in enumerate(rows) if row.failed), None))
     result = []
@@ -87,17 +88,17 @@ def kept(job: Job, rows: Sequence[Row]) -> list[Row]:
 
 
 def of_rank(job: Job, rank: int) -> Job:
-    """The job as one rank measures it: a job of its own, with an id of its own."""
+    """The job of one rank, with an id of its own."""
     return replace(job, keys={**job.keys, "rank": rank})
 
 
 def once_a_job(rows: Iterable[Row], ranks: int) -> list[Row]:
-    """Of jobs that so many ranks ran together the last rank's row only."""
+    """The rows, with only the last rank's row of each job that ran on ``ranks`` ranks."""
     return [row for row in rows if row.job.get("data_parallel_size") != ranks or row.job.get("rank") == ranks - 1]
 
 
-def _from_first(value):
-    """Rank 0's value, on every rank."""
+def _from_first(value: Any) -> Any:
+    """Broadcasts rank 0's value to every rank."""
     import torch.distributed as dist
 
     values = [value]

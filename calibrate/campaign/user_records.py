@@ -1,5 +1,7 @@
-"""Records of jobs that no campaign ran, such as the user's own trainings, as held-out jobs of one: they widen or
-narrow the intervals, and fit no coefficient."""
+"""Reads records of other jobs, such as the user's own trainings, as held-out jobs of a campaign.
+
+They change the width of the intervals; no coefficient is fitted to them.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,26 @@ from calibrate.campaign.rows import Row
 from calibrate.records import record as records
 from calibrate.records.record import Record
 from predictor.common.errors import InputError
-from predictor.common.suggestions import named
+from predictor.common.suggestions import file_name
 from predictor.workload.workload import Workload
 
 GROUP = "given records"
 NOT_OF_THE_JOB = ("gpu", "capacity_bytes", "profile", "rank")
-"""Keys that say where it ran."""
+"""Keys that say where the job ran."""
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     """A row for each file.
 
     Raises:
-        InputError: no record, or one of a job that ran out of memory, was not predicted or had batches of several
+        InputError: a file is no record, or its job ran out of memory, was not predicted, or had batches of several
             shapes.
     """
-    return [row_of(records.read(path), named(path)) for path in paths]
+    return [row_of(records.read(path), file_name(path)) for path in paths]
 
 
 def row_of(record: Record, name: str) -> Row:
-    """One record; ``name`` is its file's."""
+    """The row of a record. ``name`` is the name of its file, for messages."""
     if record.job.out_of_memory is not None:
         raise InputError(f"{name}: the job ran out of memory, so its peaks are not known: leave it out")
     if record.predicted is None or not record.job.moments:

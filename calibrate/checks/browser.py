@@ -1,4 +1,4 @@
-"""A headless Chromium, asked through Chrome's DevTools protocol; no package is needed."""
+"""Drives a headless Chromium through Chrome's DevTools protocol. Needs no Python package."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from predictor.common.errors import InputError
 
 Window = tuple[int, int, str]
 WINDOWS: dict[str, Window] = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "narrow": (390, 800, "light")}
-"""Name to width, height and colour scheme."""
+"""Window name -> width and height in CSS pixels, and colour scheme."""
 
 
 def options(parser: ArgumentParser) -> None:
-    """The page, and what is done with it."""
+    """Adds the options of both page checks: the page, the directory for screenshots, the browser."""
     parser.add_argument("page", type=Path)
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="keep a picture of each window there")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="save a screenshot of each window there")
     parser.add_argument("--browser", default=shutil.which("chromium") or shutil.which("google-chrome"),
                         help="default: chromium or google-chrome, wherever they are")
 
 
 class Browser:
-    """A headless Chromium at the other end of two pipes; messages end with a NUL."""
+    """A headless Chromium that is controlled through two pipes. Each message is JSON and ends with a NUL byte."""
 
     def __init__(self, program: str, profile: str) -> None:
         to_browser, self._write = os.pipe()
@@ -47,22 +47,26 @@ class Browser:
         self.session: str | None = None
 
     def call(self, method: str, **parameters) -> dict:
-        """Sends a command and waits for its result; events on the way are kept."""
+        """Sends a command and returns its result. Events that arrive before it are appended to ``events``.
+
+        Raises:
+            RuntimeError: the browser reports an error, or it ended.
+        """
         self._last += 1
         message = {"id": self._last, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            found = self._receive()
-            if found.get("id") == self._last:
-                if "error" in found:
-                    raise RuntimeError(f"{method}: {found['error']['message']}")
-                return found["result"]
-            self.events.append(found)
+            reply = self._receive()
+            if reply.get("id") == self._last:
+                if "error" in reply:
+                    raise RuntimeError(f"{method}: {reply['error']['message']}")
+                return reply["result"]
+            self.events.append(reply)
 
     def wait(self, method: str) -> None:
-        """Until an event comes."""
+        """Waits until an event of that name has arrived."""
         while not any(event.get("method") == method for event in self.events):
             self.events.append(self._receive())
 
@@ -76,7 +80,7 @@ class Browser:
         return json.loads(message)
 
     def open(self, window: Window, *more: tuple[str, dict]) -> None:
-        """An empty page of its own in a window; the messages ``more`` are sent before anything is loaded."""
+        """Opens an empty page of the given size. The commands ``more`` are sent before anything is loaded."""
         width, height, scheme = window
         self.session, self.events = None, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -90,20 +94,20 @@ class Browser:
         self.events = []
 
     def load(self, url: str) -> None:
-        """Until it is loaded."""
+        """Loads a page and waits for its load event."""
         self.call("Page.navigate", url=url)
         self.wait("Page.loadEventFired")
 
     def complaints(self, url: str) -> list[str]:
-        """What the console and the network have said of a page that they should not."""
-        wrong = []
+        """Console messages, exceptions and network requests (other than the page itself) since the page was opened."""
+        faults = []
         for event in self.events:
             detail = event.get("params", {})
             if event.get("method") == "Network.requestWillBeSent" and detail["request"]["url"] != url:
-                wrong.append(f"it asks for {detail['request']['url'][:100]}")
+                faults.append(f"it asks for {detail['request']['url'][:100]}")
             elif event.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
-                wrong.append(f"console: {json.dumps(detail)[:300]}")
-        return wrong
+                faults.append(f"console: {json.dumps(detail)[:300]}")
+        return faults
 
     def picture(self, path: Path, width: int, height: int) -> None:
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
@@ -111,24 +115,24 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def end(self) -> None:
-        """Closes it."""
+        """Ends the browser process."""
         self.process.terminate()
         self.process.wait()
 
 
 @contextlib.contextmanager
-def started(given: Namespace) -> Iterator[Browser]:
-    """The browser of the command line; the directory for pictures is there.
+def started(args: Namespace) -> Iterator[Browser]:
+    """Starts the browser that the command line names, and makes the directory for screenshots.
 
     Raises:
-        InputError: there is none.
+        InputError: no browser is named and none is installed.
     """
-    if given.browser is None:
+    if args.browser is None:
         raise InputError("no Chromium found: name one with --browser")
-    if given.pictures:
-        given.pictures.mkdir(parents=True, exist_ok=True)
+    if args.pictures:
+        args.pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        browser = Browser(given.browser, profile)
+        browser = Browser(args.browser, profile)
         try:
             yield browser
         finally:

@@ -1,17 +1,17 @@
-"""Put a GPU, its emulation and the predictions side by side: some ten minutes on a machine with the GPU.
+"""Compare a real GPU, its emulation and the predictions: about ten minutes on a machine with the GPU.
 
     pip install -e '.[calibrate]'
-    python scripts/check.py device --gpu h200                    # where the GPU is
-    python scripts/check.py device --gpu h200 --time-limit 9     # begins nothing later; the same command goes on
+    python scripts/check.py device --gpu h200                    # on the machine with the GPU
+    python scripts/check.py device --gpu h200 --time-limit 9     # starts nothing after 9 minutes; run again to go on
     python scripts/check.py device --gpu h200 --device emulated  # the same on the emulated GPU: no GPU is needed
-    python scripts/check.py device --gpu h200 --table-only       # the page from what is saved
+    python scripts/check.py device --gpu h200 --table-only       # the page from the saved files
 
-In this order: what the CUDA context and each library take (NVML), what single operators allocate beyond the tracer's
-list, the jobs of calibrate/checks/device.json explained allocation by allocation, five of them once more, for two jobs
-the memory with which they just survive, and one that is to run out of it. Everything goes to profiles/<gpu>/
-(--directory names another place): what was measured to device/, where the five smallest histories of a real GPU stay
-too, the profile fitted to its jobs to profile-device.json, the page to device.md. What is there is not measured again.
-Nothing leaves this machine.
+Measures in this order: the memory of the CUDA context and of each library (NVML); allocations of single operators that
+the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; five of these
+jobs once more; for two jobs the smallest capacity at which they survive; and one job that must run out of memory.
+Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the five
+smallest memory histories of a real GPU; the profile fitted to its jobs to profile-device.json; the page to device.md.
+What is already there is not measured again. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from calibrate.checks.results_file import append, lines
 from calibrate.checks.survival_limit import sweep
 from calibrate.measure import measure as measuring
 from calibrate.measure import warm_workers
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.probes import libraries, operators
 from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
@@ -48,9 +48,9 @@ from predictor.workload.workload import Workload
 
 JOBS = Path(__file__).with_suffix(".json")
 FILES = "device"
-"""Directory of what was measured."""
+"""Name of the directory that holds the measurements."""
 AGAIN, HISTORIES = 5, 5
-"""How many jobs are measured twice, and how many histories are kept."""
+"""Number of jobs that are measured twice, and number of memory histories of a real GPU that are kept."""
 LIMITED = (
     {"model": "grouped-2-2", "per_device_train_batch_size": 4, "sequence_length": 1024, "zero_stage": 2,
      "data_parallel_size": 8, "rank": 7},
@@ -58,19 +58,19 @@ LIMITED = (
      "data_parallel_size": 2, "rank": 1, "gradient_checkpointing": False},
 )
 TOO_LARGE = {"model": "llava-1.5-7b", "per_device_train_batch_size": 16, "sequence_length": 1024, "zero_stage": 2}
-"""More than 139 GiB on one GPU."""
+"""A job whose peak is above 139 GiB on one GPU."""
 
 
 class Campaign:
-    """The steps, each of which leaves what was measured alone."""
+    """The steps of the measurement. Each step skips what was measured before."""
 
-    def __init__(self, where: Where, directory: Path, jobs: Path, seconds: float | None) -> None:
+    def __init__(self, where: MeasuringDevice, directory: Path, jobs: Path, seconds: float | None) -> None:
         self._where, self._directory, self._list = where, directory, jobs
         self._is_real = where.device is MeasuredOn.DEVICE
         self._ended = None if seconds is None else time.monotonic() + seconds
 
     def run(self) -> bool:
-        """All steps in order; whether all is measured."""
+        """Runs all steps in order. Returns whether everything is measured."""
         for step in (self._libraries, self._operators, self._jobs, self._again, self._limits, self._too_large,
                      self._replays, *([self._profile] if self._is_real else [])):
             if self._left() == 0:
@@ -81,7 +81,7 @@ class Campaign:
         return self._left() != 0
 
     def _left(self) -> float | None:
-        """Seconds that are left; None without a limit."""
+        """Seconds left until the time limit; None without a limit."""
         return None if self._ended is None else max(0.0, self._ended - time.monotonic())
 
     def _file(self, name: str) -> Path:
@@ -96,7 +96,7 @@ class Campaign:
     def _once(self, name: str, measured: Callable) -> None:
         path = self._file(name)
         if not path.is_file():
-            write_whole(path, json.dumps(to_plain(measured()), indent=1).encode() + b"\n")
+            write_whole(str(path), json.dumps(to_plain(measured()), indent=1).encode() + b"\n")
 
     def _jobs(self) -> None:
         self._calibrate(self._list, "jobs.jsonl", "--snapshots", str(self._file("histories")))
@@ -112,7 +112,7 @@ class Campaign:
         self._calibrate(self._list, "jobs.jsonl", "-o", str(self._directory / "profile-device.json"), "--force")
 
     def _calibrate(self, jobs: Path, name: str, *more: str) -> None:
-        """Measures what is missing; its profile is fitted to some of the jobs, unless it is given a name (``-o``)."""
+        """Measures jobs that have no row yet. The fitted profile is kept only if ``more`` names its file (``-o``)."""
         left = self._left()
         more += () if left is None else ("--time-limit", f"{max(left / 60, 0.1):.2f}")
         with tempfile.TemporaryDirectory() as directory, redirect_stdout(sys.stderr):
@@ -123,7 +123,7 @@ class Campaign:
             raise SystemExit(code)
 
     def _replays(self) -> None:
-        """Each history through the simulated allocator; then the smallest ones are kept alone."""
+        """Replays each history through the simulated allocator, then deletes all but the smallest histories."""
         path = self._file("replays.jsonl")
         known = {row["id"] for row in lines(path)}
         files = sorted(self._file("histories").glob("*.pickle.gz"), key=lambda file: file.stat().st_size)
@@ -149,48 +149,49 @@ class Campaign:
 
 
 def replayed(file: Path) -> dict:
-    """What became of a recorded history in the simulation; ``error`` alone, if it cannot be replayed."""
+    """A memory history replayed in the simulated allocator; only ``error`` if it cannot be replayed."""
     try:
-        found = replay(snapshot.read(file))
+        result = replay(snapshot.read(file))
     except InputError as error:
         return {"error": str(error)}
-    return {"events": found.events, "agrees": found.agrees, "divergence": found.divergence and str(found.divergence),
-            "segments": len(found.segments), "same_segments": found.segments == found.recorded.segments,
-            "peak_reserved_bytes": found.peak_reserved_bytes,
-            "recorded_peak_reserved_bytes": found.recorded.peak_reserved_bytes}
+    return {"events": result.events, "agrees": result.agrees,
+            "divergence": result.divergence and str(result.divergence),
+            "segments": len(result.segments), "same_segments": result.segments == result.recorded.segments,
+            "peak_reserved_bytes": result.peak_reserved_bytes,
+            "recorded_peak_reserved_bytes": result.recorded.peak_reserved_bytes}
 
 
 def options(parser: ArgumentParser) -> None:
-    parser.add_argument("--gpu", required=True, help="which GPU it is, such as h200")
+    parser.add_argument("--gpu", required=True, help="name of the GPU, such as h200")
     parser.add_argument("--device", choices=("cuda", "emulated"), default="cuda", help="default: cuda")
     parser.add_argument("--directory", type=Path, help="default: profiles/<gpu>")
-    parser.add_argument("--time-limit", type=float, metavar="MINUTES", help="begin nothing after so many minutes")
+    parser.add_argument("--time-limit", type=float, metavar="MINUTES", help="start no job after this many minutes")
 
 
-def jobs(given: Namespace) -> Path:
+def jobs(args: Namespace) -> Path:
     return JOBS
 
 
-def measure(jobs: Path, given: Namespace) -> bool:
-    """Whether all is measured."""
-    if given.table_only:
+def measure(jobs: Path, args: Namespace) -> bool:
+    """Measures what is missing. Returns whether everything is measured."""
+    if args.table_only:
         return True
-    gpu = gpus.find(given.gpu).name
-    where = Where(gpu, MeasuredOn.DEVICE if given.device == "cuda" else MeasuredOn.EMULATED)
-    consistency.check_gpu(gpu, environment.look(where).device)
-    seconds = None if given.time_limit is None else 60 * given.time_limit
-    directory = _directory(given)
+    gpu = gpus.find(args.gpu).name
+    where = MeasuringDevice(gpu, MeasuredOn.DEVICE if args.device == "cuda" else MeasuredOn.EMULATED)
+    consistency.check_gpu(gpu, environment.read_environment(where).device)
+    seconds = None if args.time_limit is None else 60 * args.time_limit
+    directory = _directory(args)
     (directory / FILES).mkdir(parents=True, exist_ok=True)
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         return Campaign(where, directory, jobs, seconds).run()
 
 
-def table(done: bool, given: Namespace) -> Outcome:
-    """The page of whatever is there."""
-    directory = _directory(given)
+def table(done: bool, args: Namespace) -> Outcome:
+    """The page of what was measured so far."""
+    directory = _directory(args)
     return Outcome({"campaigns that are not done": int(not done)},
-                   {directory / "device.md": page_of(gpus.find(given.gpu).name, directory / FILES)})
+                   {directory / "device.md": page_of(gpus.find(args.gpu).name, directory / FILES)})
 
 
-def _directory(given: Namespace) -> Path:
-    return given.directory or PROFILES / gpus.find(given.gpu).name
+def _directory(args: Namespace) -> Path:
+    return args.directory or PROFILES / gpus.find(args.gpu).name

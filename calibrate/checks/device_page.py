@@ -1,4 +1,4 @@
-"""The page of the check ``device``: a GPU, its emulation and the predictions side by side, in Markdown."""
+"""Writes the Markdown page of the check ``device``: a real GPU, its emulation and the predictions side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from calibrate.checks.results_file import lines
 from calibrate.probes.libraries import Libraries
-from calibrate.probes.operators import Answer, Operators, peak
+from calibrate.probes.operators import OperatorMeasurement, Operators, peak
 from calibrate.records import record
 from calibrate.regression import files
 from calibrate.regression.cases import COUNTERS
@@ -31,15 +31,15 @@ Made by `python scripts/check.py device --gpu {gpu}` from the files in `{directo
 
 
 def page_of(gpu: str, directory: Path) -> str:
-    """The page from whatever of both sides is there.
+    """The page, made from the measurements of either side that exist.
 
     Raises:
-        InputError: nothing is, or a file that is none of the campaign's.
+        InputError: there are no measurements, or a file is not one of this check's.
     """
-    there = [side for side in SIDES if any(directory.glob(f"{side}-*"))]
-    if not there:
+    present = [side for side in SIDES if any(directory.glob(f"{side}-*"))]
+    if not present:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
-    missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in there)
+    missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
     parts = [HEAD.format(gpu=gpu, directory=directory.name, missing=missing)]
     for section in (jobs, again, limits, too_large, replays, library_uses, operator_calls):
         parts += section(directory)
@@ -48,7 +48,7 @@ def page_of(gpu: str, directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Peaks:
-    """One counter of one job in bytes; None where it was not measured or nothing predicts it."""
+    """One counter's peak of one job in bytes; None where it was not measured or is not predicted."""
 
     device: int | None
     emulated: int | None
@@ -56,27 +56,27 @@ class Peaks:
 
     @property
     def measured(self) -> int | None:
-        """On the device, or else emulated."""
+        """The peak on the real GPU; without one, the emulated peak."""
         return self.emulated if self.device is None else self.device
 
     def differences(self) -> dict[str, float]:
-        """The pairs that are there: how much more the first has, relative to the second."""
+        """Relative difference of each pair of known peaks: first / second - 1."""
         pairs = {"emulated of device": (self.emulated, self.device),
                  "predicted of device": (self.predicted, self.device),
                  "predicted of emulated": (self.predicted, self.emulated)}
-        return {name: one / other - 1 for name, (one, other) in pairs.items() if one is not None and other}
+        return {name: first / second - 1 for name, (first, second) in pairs.items() if first is not None and second}
 
 
 PAIRS = tuple(Peaks(1, 1, 1).differences())
 
 
 def jobs(directory: Path) -> Iterator[str]:
-    """Peaks of each job on both sides and predicted, and their mean absolute differences."""
+    """Real, emulated and predicted peaks of each job, and their mean absolute differences."""
     sides = {side: _compared(directory / f"{side}-jobs.jsonl") for side in SIDES}
     names = list(dict.fromkeys(name for side in sides.values() for name in side))
     if not names:
         return
-    found: dict[str, dict[str, list[float]]] = {}
+    errors_of: dict[str, dict[str, list[float]]] = {}
     for counter in COUNTERS:
         of_jobs = {name: _peaks(counter, *(side.get(name) for side in sides.values())) for name in names}
         if all(peaks.measured is None for peaks in of_jobs.values()):
@@ -88,24 +88,25 @@ def jobs(directory: Path) -> Iterator[str]:
             yield _row(name, _mib(peaks.device), _mib(peaks.emulated), _less(peaks.emulated, peaks.device),
                        _less(peaks.predicted, peaks.device), _less(peaks.predicted, peaks.emulated))
             for pair, error in peaks.differences().items():
-                found.setdefault(counter, {}).setdefault(pair, []).append(abs(error))
+                errors_of.setdefault(counter, {}).setdefault(pair, []).append(abs(error))
         yield ""
     yield "## Mean absolute difference (worst), number of jobs\n"
     yield _header("peak of", *PAIRS)
-    for counter, of_pair in found.items():
-        yield _row(counter, *(f"{sum(one) / len(one):.4%} ({max(one):.4%}), {len(one)}"
-                              if (one := of_pair.get(pair)) else "" for pair in PAIRS))
+    for counter, of_pair in errors_of.items():
+        yield _row(counter, *(f"{sum(errors) / len(errors):.4%} ({max(errors):.4%}), {len(errors)}"
+                              if (errors := of_pair.get(pair)) else "" for pair in PAIRS))
     yield ""
 
 
 def _peaks(counter: str, device: Comparison | None, emulated: Comparison | None) -> Peaks:
-    sides = [one and one.peaks[counter] for one in (device, emulated)]
-    predicted = next((one.predicted_bytes for one in sides if one is not None), None)
-    return Peaks(*(one and one.measured_bytes for one in sides), predicted)
+    on_device, on_emulated = (comparison.peaks[counter] if comparison else None for comparison in (device, emulated))
+    predicted = next((peak.predicted_bytes for peak in (on_device, on_emulated) if peak is not None), None)
+    return Peaks(on_device.measured_bytes if on_device else None, on_emulated.measured_bytes if on_emulated else None,
+                 predicted)
 
 
 def _compared(path: Path) -> dict[str, Comparison]:
-    """By name; a job that ran out of memory, or that nobody predicts, is none."""
+    """Job name -> comparison. Leaves out jobs that ran out of memory or cannot be predicted."""
     if not path.is_file():
         return {}
     cases, _ = files.read([path])
@@ -119,7 +120,7 @@ def _compared(path: Path) -> dict[str, Comparison]:
 
 
 def again(directory: Path) -> Iterator[str]:
-    """How far two measurements of the same job are apart."""
+    """Differences between two measurements of the same job."""
     for side, title in SIDES.items():
         once, twice = (_compared(directory / f"{side}-{name}.jsonl") for name in ("jobs", "again"))
         both = [name for name in twice if name in once]
@@ -129,12 +130,13 @@ def again(directory: Path) -> Iterator[str]:
             for name in both:
                 pairs = [(once[name].peaks[counter].measured_bytes, twice[name].peaks[counter].measured_bytes)
                          for counter in COUNTERS]
-                yield _row(name, *("" if None in pair else f"{pair[1] - pair[0]:,}" for pair in pairs))
+                yield _row(name, *("" if first is None or second is None else f"{second - first:,}"
+                                   for first, second in pairs))
             yield ""
 
 
 def limits(directory: Path) -> Iterator[str]:
-    """Where jobs survived and died, beside the predicted limit."""
+    """Capacities at which jobs survived and died, beside the predicted limit."""
     for side, title in SIDES.items():
         rows = lines(directory / f"{side}-limits.jsonl")
         if rows:
@@ -149,17 +151,19 @@ def limits(directory: Path) -> Iterator[str]:
 
 
 def too_large(directory: Path) -> Iterator[str]:
-    """Where a job ran out of memory, beside where it was to."""
-    found = {side: record.read(path) for side in SIDES if (path := directory / f"{side}-too-large.json").is_file()}
-    if found:
-        workload = Workload.from_mapping(dict(next(iter(found.values())).workload)).replace(profile=None)
+    """The moment in which a job ran out of memory, measured and predicted."""
+    records = {side: record.read(path) for side in SIDES if (path := directory / f"{side}-too-large.json").is_file()}
+    if records:
+        workload = Workload.from_mapping(dict(next(iter(records.values())).workload)).replace(profile=None)
         predicted = predict(workload)
         yield "## A job that does not fit\n"
-        yield _header(f"{workload.model}, {workload.per_device_train_batch_size} x {workload.sequence_length}, one GPU",
-                      "")
-        yield _row("predicted", _failure(predicted.out_of_memory) if predicted.out_of_memory else predicted.verdict)
-        for side, one in found.items():
-            yield _row(f"on {SIDES[side]}", _failure(one.job.out_of_memory) if one.job.out_of_memory else "survived")
+        shape = f"{workload.per_device_train_batch_size} x {workload.sequence_length}"
+        yield _header(f"{workload.model}, {shape}, one GPU", "")
+        failure = predicted.out_of_memory
+        yield _row("predicted", _failure(failure) if failure else str(predicted.verdict))
+        for side, measured in records.items():
+            died = measured.job.out_of_memory
+            yield _row(f"on {SIDES[side]}", _failure(died) if died else "survived")
         yield ""
 
 
@@ -168,7 +172,7 @@ def _failure(where: Any) -> str:
 
 
 def replays(directory: Path) -> Iterator[str]:
-    """What the simulated allocator made of the recorded histories."""
+    """Recorded memory histories replayed through the simulated allocator: do its decisions agree?"""
     for side, title in SIDES.items():
         rows = lines(directory / f"{side}-replays.jsonl")
         if rows:
@@ -178,40 +182,40 @@ def replays(directory: Path) -> Iterator[str]:
                 if "error" in row:
                     yield _row(row["id"], "", "", "", "", row["error"])
                     continue
-                said = "every decision agrees" if row["agrees"] else f"differs: {row['divergence']}"
+                agreement = "every decision agrees" if row["agrees"] else f"differs: {row['divergence']}"
                 yield _row(row["id"], f"{row['events']:,}", f"{row['segments']:,}",
-                           f"{row['recorded_peak_reserved_bytes']:,}", f"{row['peak_reserved_bytes']:,}", said)
+                           f"{row['recorded_peak_reserved_bytes']:,}", f"{row['peak_reserved_bytes']:,}", agreement)
             yield ""
 
 
 def library_uses(directory: Path) -> Iterator[str]:
-    """What the context and each library took, beside PyTorch's segments."""
+    """Memory of the CUDA context and of each library, which PyTorch's allocator does not hold."""
     sides = {side: _document(directory / f"{side}-libraries.json", Libraries, "the libraries") for side in SIDES}
-    found = {side: dict(one.growth()) for side, one in sides.items() if one}
-    if found:
+    growths = {side: dict(uses.growth()) for side, uses in sides.items() if uses}
+    if growths:
         yield "## Memory that is not PyTorch's: what each first use takes, in MiB\n"
-        yield _header("first use of", *(SIDES[side] for side in found))
-        for stage in next(iter(found.values())):
-            yield _row(stage, *(_mib(growth.get(stage)) for growth in found.values()))
+        yield _header("first use of", *(SIDES[side] for side in growths))
+        for stage in next(iter(growths.values())):
+            yield _row(stage, *(_mib(growth.get(stage)) for growth in growths.values()))
         yield ""
 
 
 def operator_calls(directory: Path) -> Iterator[str]:
-    """Which calls allocate otherwise than the tracer says."""
+    """Operator calls whose allocations differ from the tracer's."""
     for side, title in SIDES.items():
-        found = _document(directory / f"{side}-operators.json", Operators, "the operators")
-        if found:
-            taken = [answer for answer in found.answers if answer.recorded is not None]
-            others = [answer for answer in taken if answer.recorded != answer.predicted]
+        measured = _document(directory / f"{side}-operators.json", Operators, "the operators")
+        if measured:
+            ran = [answer for answer in measured.answers if answer.recorded is not None]
+            differing = [answer for answer in ran if answer.recorded != answer.predicted]
             yield f"## Single operators on {title}\n"
-            refused = Counter(answer.refused for answer in found.answers if answer.recorded is None)
-            yield (f"{len(taken) - len(others)} of {len(taken)} calls allocate and free what the tracer says, in that "
+            refused = Counter(answer.refused for answer in measured.answers if answer.recorded is None)
+            yield (f"{len(ran) - len(differing)} of {len(ran)} calls allocate and free what the tracer says, in that "
                    "order.\n")
             yield from (f"{count} more are refused by their library: {why}\n" for why, count in refused.items())
-            yield from _differences(others)
+            yield from _differences(differing)
 
 
-def _differences(answers: Sequence[Answer]) -> Iterator[str]:
+def _differences(answers: Sequence[OperatorMeasurement]) -> Iterator[str]:
     if answers:
         yield _header("call", "predicted peak", "beyond it", "allocations that are not predicted")
         for answer in answers:
@@ -223,7 +227,7 @@ def _differences(answers: Sequence[Answer]) -> Iterator[str]:
 
 
 def _beyond(recorded: Iterable[int], predicted: Iterable[int]) -> list[int]:
-    """Sizes that were allocated oftener than predicted."""
+    """Sizes in bytes that were allocated more often than predicted."""
     left = [size for size in predicted if size > 0]
     extra = []
     for size in (size for size in recorded if size > 0):
@@ -231,12 +235,13 @@ def _beyond(recorded: Iterable[int], predicted: Iterable[int]) -> list[int]:
     return extra
 
 
-def _document(path: Path, kind: type, what: str) -> Any:
-    return from_plain(kind, json.loads(path.read_text()), what) if path.is_file() else None
+def _document(path: Path, class_: type, what: str) -> Any:
+    return from_plain(class_, json.loads(path.read_text()), what) if path.is_file() else None
 
 
-def _less(one: int | None, other: int | None) -> str:
-    return "" if one is None or other is None else f"{one - other:+,}" if one != other else "0"
+def _less(first: int | None, second: int | None) -> str:
+    """``first`` less ``second`` in bytes, with its sign."""
+    return "" if first is None or second is None else f"{first - second:+,}" if first != second else "0"
 
 
 def _mib(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Where checks keep what they find: in the repository, from which they run."""
+"""Directories of the repository in which checks keep measurements and pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
 EVIDENCE = PROFILES / "evidence"
-"""What was measured, and tables of single checks."""
+"""Measurements, and tables of single checks."""
 PAGES = PROFILES / "pages"
-"""Tables for readers, made of evidence."""
+"""Tables for readers, made from the measurements."""
 H100 = PROFILES / "h100-80gb"
-"""Measurements that a profile's reports read too."""
+"""Measurements that ``peakcast report`` reads too."""

@@ -1,13 +1,13 @@
-"""Measure a fixed set of jobs on the emulated H100 and put the predictions beside them.
+"""Measure a fixed set of jobs on the emulated H100 and compare them with the predictions.
 
     pip install -e '.[test]'
     python scripts/check.py emulated                 # all jobs, about half an hour on two cores
-    python scripts/check.py emulated --again 20      # 20 saved jobs once more: are the peaks the same to the byte?
+    python scripts/check.py emulated --again 20      # measures 20 saved jobs again: are the peaks equal?
     python scripts/check.py emulated --table-only    # the table of the saved results, a minute
 
-No GPU is needed. What was measured goes to profiles/h100-80gb/emulated.jsonl, one line a job; jobs that are there
-are not run again, so an interrupted run goes on where it was. Delete the file to begin anew. Predictions are made
-anew each time.
+No GPU is needed. Measurements go to profiles/h100-80gb/emulated.jsonl, one line per job. Jobs in that file are not run
+again, so an interrupted run goes on where it stopped. Delete the file to start over. Predictions are computed each
+time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FILE = H100 / "emulated.jsonl"
 
 
 @dataclass(frozen=True)
-class Found:
-    """All rows, and of ``--again`` those that were measured twice, with their second measurement."""
+class Measurements:
+    """All rows, and with ``--again`` each row that was measured twice, with its second measurement."""
 
     rows: list[Row]
     again: list[tuple[Row, Row]]
@@ -40,37 +40,41 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--again", type=int, default=0, metavar="N", help="measure N saved jobs again and compare")
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
     return [{"group": group, "job": job} for group, job in emulated_jobs.all_jobs()]
 
 
-def measure(jobs: list[Row], given: Namespace) -> Found:
-    rows = Kept(FILE, compact_row(measured))(jobs, given)
-    chosen = rows[:: max(1, len(rows) // given.again)][: given.again] if given.again else []
-    return Found(rows, [(row, measured(row["job"])) for row in bar(chosen, "Measuring again")])
+def measure(jobs: list[Row], args: Namespace) -> Measurements:
+    rows = Kept(FILE, compact_row(measured))(jobs, args)
+    chosen = rows[:: max(1, len(rows) // args.again)][: args.again] if args.again else []
+    return Measurements(rows, [(row, measured(row["job"])) for row in bar(chosen, "Measuring again")])
 
 
-def table(found: Found, given: Namespace) -> Outcome:
-    return repeated(found.again) if given.again else compared()
+def table(measurements: Measurements, args: Namespace) -> Outcome:
+    """The jobs that were measured twice with ``--again``, else every job beside its prediction."""
+    return repeated(measurements.again) if args.again else compared()
 
 
 def repeated(pairs: list[tuple[Row, Row]]) -> Outcome:
-    """Saved jobs whose peaks differ by a byte or more when they are measured again."""
+    """Compares two measurements of each job to the byte."""
     names = [f"{name}_bytes" for name in COUNTERS]
     differ = [(once, again) for once, again in pairs if any(once[name] != again[name] for name in names)]
-    shown = [f"differs: {json.dumps(once['job'])} {[(once[name], again[name]) for name in names]}"
+    lines = [f"differs: {json.dumps(once['job'])} {[(once[name], again[name]) for name in names]}"
              for once, again in differ]
     return Outcome({"jobs whose peaks differ": len(differ)},
-                   shown=(*shown, f"{len(pairs)} jobs measured again, {len(differ)} differ"))
+                   shown=(*lines, f"{len(pairs)} jobs measured again, {len(differ)} differ"))
 
 
 def compared() -> Outcome:
-    """The report of all rows, each with its errors."""
-    found = report.make(*files.read([FILE]), progress=bar)
-    shown = Table("group", "job", "moment", "measured GiB", *(f"{name} error %" for name in COUNTERS))
-    for one in found.comparisons:
-        moment = one.moment if one.moment_hit else f"{one.case.moment} (not {one.moment})"
-        shown.add_row(one.case.group, one.case.name, moment, f"{one.peaks['requested'].measured_bytes / 2**30:.3f}",
-                      *(f"{100 * one.error(name):+.5f}" for name in COUNTERS))
-    missed = found.overall.moments - found.overall.moment_hits
-    return Outcome({"peaks in another moment": missed}, shown=(shown,), report=found)
+    """The regression report of all rows, and a table of each job's errors."""
+    result = report.make(*files.read([FILE]), progress=bar)
+    rows = Table("group", "job", "moment", "measured GiB", *(f"{name} error %" for name in COUNTERS))
+    for comparison in result.comparisons:
+        case, size = comparison.case, comparison.peaks["requested"].measured_bytes
+        errors = [comparison.error(name) for name in COUNTERS]
+        assert size is not None and None not in errors  # rows of this file are of jobs that ran to their end
+        moment = comparison.moment if comparison.moment_hit else f"{case.moment} (not {comparison.moment})"
+        rows.add_row(case.group, case.name, moment, f"{size / 2**30:.3f}",
+                     *(f"{100 * error:+.5f}" for error in errors if error is not None))
+    missed = result.overall.moments - result.overall.moment_hits
+    return Outcome({"peaks in another moment": missed}, shown=(rows,), report=result)

@@ -1,4 +1,4 @@
-"""The fixed jobs of the emulated H100, by group: the seed paper's grid, then one change at a time."""
+"""The fixed jobs of the check ``emulated``, by group: the grid of arXiv 2512.07853, then one change at a time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from itertools import product
 from typing import Any
 
 Grouped = Iterator[tuple[str, dict[str, Any]]]
-"""Group and job of each. ``events`` is no key of the workload: when events complete on the emulated GPU; what overlaps
-runs at both ends. The models ``grouped`` and ``shallow`` are those of ``calibrate/regression/models``."""
-OVERLAP = {"bf16": {"enabled": True},
+"""Pairs of group and job. A job has the keys of a workload, and ``events``: when CUDA events complete on the emulated
+GPU. Jobs with overlapping communication run with both settings of ``events``. The models ``grouped`` and ``shallow``
+are those of ``calibrate/regression/models``."""
+Change = dict[str, Any]
+"""Keys of a workload that replace those of a base job."""
+OVERLAP: Change = {"bf16": {"enabled": True},
            "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 500_000_000}}
-BASE = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "zero_stage": 2,
+BASE: Change = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "zero_stage": 2,
         "data_parallel_size": 8, "rank": 7}
-SMALL = {"model": "grouped", "sequence_length": 1100, "per_device_train_batch_size": 3}
-LARGE = {"model": "shallow", "sequence_length": 1801, "per_device_train_batch_size": 2}
-UNCHECKPOINTED = {"gradient_checkpointing": False}
-TWO, EIGHT = {"data_parallel_size": 2, "rank": 0}, {"data_parallel_size": 8, "rank": 7}
-VARIANTS = (
+SMALL: Change = {"model": "grouped", "sequence_length": 1100, "per_device_train_batch_size": 3}
+LARGE: Change = {"model": "shallow", "sequence_length": 1801, "per_device_train_batch_size": 2}
+UNCHECKPOINTED: Change = {"gradient_checkpointing": False}
+TWO: Change = {"data_parallel_size": 2, "rank": 0}
+EIGHT: Change = {"data_parallel_size": 8, "rank": 7}
+VARIANTS: tuple[Change, ...] = (
     {"model": "llava-1.5-13b"}, {"model": "llava-1.5-13b", "gradient_checkpointing": False},
     {"gradient_checkpointing": False}, {"recipe": "full"}, {"recipe": "full", "gradient_checkpointing": False},
     {"recipe": "pretrain", "gradient_checkpointing": False},
@@ -36,7 +40,7 @@ VARIANTS = (
     {"model": "grouped", "sdpa_backend": "flash", "gradient_checkpointing": False},
     {"model": "grouped", "sdpa_backend": "flash", "padding": "right", "gradient_checkpointing": False},
 )
-OVERLAPPING = (
+OVERLAPPING: tuple[Change, ...] = (
     {}, {"contiguous_gradients": False}, {"use_multi_rank_bucket_allreduce": False}, {"reduce_scatter": False},
     {"round_robin_gradients": True}, {"reduce_bucket_size": 5_000_000},
 )
@@ -45,13 +49,15 @@ OPTIMIZERS = ("sgd", "rmsprop", "adafactor", "adamw_8bit", "paged_adamw_32bit", 
 
 
 def all_jobs() -> Grouped:
+    """Every job, group by group."""
     for group in (paper, variants, overlap, settings, plain, recipes):
         yield from group()
 
 
 def paper() -> Grouped:
     """The grid of arXiv 2512.07853."""
-    engines = ({"zero_stage": 2}, {"deepspeed": OVERLAP}, {"deepspeed": OVERLAP, "events": "synchronization"})
+    engines: tuple[Change, ...] = ({"zero_stage": 2}, {"deepspeed": OVERLAP}, 
+                                   {"deepspeed": OVERLAP, "events": "synchronization"})
     for (batch, sequence), recipe, degree in product(((16, 1024), (8, 2048)), ("finetune", "pretrain"), (1, 2, 4, 8)):
         for rank, engine in product(sorted({0, degree - 1}), engines):
             yield "paper", {"model": "llava-1.5-7b", "recipe": recipe, "sequence_length": sequence,
@@ -59,12 +65,13 @@ def paper() -> Grouped:
 
 
 def variants() -> Grouped:
+    """The base job with one change each."""
     for change in VARIANTS:
         yield "variants", BASE | change
 
 
 def overlap() -> Grouped:
-    """Reductions beside the backward pass."""
+    """Jobs whose gradient reductions overlap with the backward pass."""
     small = {key: value for key, value in BASE.items() if key != "zero_stage"} | {"model": "grouped"}
     for change, events in product(OVERLAPPING, ("immediate", "synchronization")):
         changed = {**OVERLAP, "zero_optimization": OVERLAP["zero_optimization"] | change}
@@ -72,32 +79,37 @@ def overlap() -> Grouped:
 
 
 def settings() -> Grouped:
-    """Of the allocator."""
+    """Jobs with settings of the caching allocator (``PYTORCH_CUDA_ALLOC_CONF``)."""
     for conf in ("expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"):
         yield "settings", BASE | {"model": "grouped", "allocator_conf": conf}
 
 
 def plain() -> Grouped:
-    alone = {"model": "grouped", "sequence_length": 1024, "per_device_train_batch_size": 4}
-    for change in ({}, {"optim": "adamw_torch"}, {"optim": "adamw_torch_forloop"}, {"gradient_accumulation_steps": 2}):
-        yield "plain PyTorch", alone | change
+    """Jobs of one GPU under plain PyTorch."""
+    base: Change = {"model": "grouped", "sequence_length": 1024, "per_device_train_batch_size": 4}
+    changes: tuple[Change, ...] = ({}, {"optim": "adamw_torch"}, {"optim": "adamw_torch_forloop"},
+                                   {"gradient_accumulation_steps": 2})
+    for change in changes:
+        yield "plain PyTorch", base | change
 
 
 def recipes() -> Grouped:
-    """Adapters, engines and optimizers: each with two models at least, of one GPU and of several."""
+    """Jobs of adapters, engines and optimizers: each on at least two models, on one GPU and on several."""
     for group in (adapters, zero, ddp, optimizers):
         yield from group()
 
 
 def adapters() -> Grouped:
+    """DoRA, and LoRA with a saved module, under each engine."""
     dora = {"recipe": "lora", "lora": {"r": 64, "use_dora": True, "lora_dropout": 0.05}}
     saved = {"recipe": "lora", "lora": {"r": 8, "modules_to_save": ["lm_head"]}, **UNCHECKPOINTED}
-    several = ({"zero_stage": 1, **TWO}, {"zero_stage": 2, **EIGHT}, {"zero_stage": 3, **EIGHT})
+    several: tuple[Change, ...] = ({"zero_stage": 1, **TWO}, {"zero_stage": 2, **EIGHT}, {"zero_stage": 3, **EIGHT})
     for (base, lora), engine in product(((SMALL, dora), (LARGE, saved)), ({}, {"engine": "ddp", **TWO}, *several)):
         yield "adapters", base | lora | engine
 
 
 def zero() -> Grouped:
+    """ZeRO-1 and ZeRO-3, without and with ``overlap_comm``."""
     for stage in (1, 3):
         config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "overlap_comm": True}}
         engines = {"zero_stage": stage, **TWO}, {"deepspeed": config, "gradient_accumulation_steps": 2, **EIGHT}
@@ -106,12 +118,15 @@ def zero() -> Grouped:
 
 
 def ddp() -> Grouped:
-    views = {"engine": "ddp", "ddp": {"gradient_as_bucket_view": True}, "gradient_accumulation_steps": 2, **EIGHT}
+    """DDP, without and with ``gradient_as_bucket_view``."""
+    views: Change = {"engine": "ddp", "ddp": {"gradient_as_bucket_view": True}, "gradient_accumulation_steps": 2,
+                     **EIGHT}
     for base, engine in product((SMALL, LARGE | UNCHECKPOINTED), ({"engine": "ddp", **TWO}, views)):
         yield "DDP", base | engine
 
 
 def optimizers() -> Grouped:
+    """Each optimizer on one GPU, and under ZeRO-2."""
     for optim, base in product(OPTIMIZERS, (SMALL, LARGE | {"zero_stage": 2, **EIGHT})):
         yield "optimizers", base | {"optim": optim, **({"optim_args": "momentum=0.9"} if optim == "sgd" else {})}
     for base in (SMALL, LARGE):

@@ -1,4 +1,4 @@
-"""Compare QLoRA peaks that somebody measured on a real GPU with predictions: Gemma 2B and 7B of Salisbury's report.
+"""Compare predictions with published QLoRA peaks of Gemma 2B and 7B on a real GPU (Salisbury's report).
 
     pip install -e '.[test]'
     python scripts/check.py gemma_report      # a few minutes: each job is traced
@@ -33,11 +33,11 @@ GPU, TOKENS, VOCABULARY, FP32 = "rtx-3090", 4, 256_000, 4
 TARGETS = {"embedding": ("embed_tokens",), "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
            "MLP": ("gate_proj", "up_proj", "down_proj")}
 STEP = 2
-"""The first step's optimizer states are not there yet."""
+"""Step that is compared: the first step has no optimizer states yet."""
 
 
 class Peaks(NamedTuple):
-    """Bytes at three moments, by the report's names."""
+    """Allocated bytes at three moments, under the report's names (explained in ``HEAD``)."""
 
     C: int
     D: int
@@ -46,13 +46,13 @@ class Peaks(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A job of the report's Table I: its peaks as the report predicted and measured them."""
+    """A job of the report's Table I, with the peaks that the report predicted and measured."""
 
     model: str
     r: int
     adapters: str
     batch: int
-    foretold: Peaks
+    reported_prediction: Peaks
     measured: Peaks
 
 
@@ -105,29 +105,29 @@ which follow from the order in which weights are loaded; that of 2024 was not ru
 """
 
 
-def jobs(given: Namespace) -> tuple[Row, ...]:
+def jobs(args: Namespace) -> tuple[Row, ...]:
     return ROWS
 
 
-def measure(jobs: tuple[Row, ...], given: Namespace) -> list[tuple[Row, Peaks]]:
-    """Each job with its predicted peaks; what they are compared with was measured by somebody else."""
+def measure(jobs: tuple[Row, ...], args: Namespace) -> list[tuple[Row, Peaks]]:
+    """Predicts each job. The measured peaks are the report's."""
     return [(row, peaks(row)) for row in track(jobs, console=Console(stderr=True), transient=True)]
 
 
-def table(compared: list[tuple[Row, Peaks]], given: Namespace) -> Outcome:
-    """Measured and predicted peaks."""
-    lines, plain, errors, foretold = [], [], [], []
-    for row, found in compared:
+def table(compared: list[tuple[Row, Peaks]], args: Namespace) -> Outcome:
+    """The page of measured and predicted peaks."""
+    lines, plain, errors, reported_errors = [], [], [], []
+    for row, predicted in compared:
         for name, measured, theirs, bare, ours in zip(
-                Peaks._fields, row.measured, row.foretold, found, corrected(row, found)):
+                Peaks._fields, row.measured, row.reported_prediction, predicted, corrected(row, predicted)):
             plain.append(bare / measured - 1)
             errors.append(ours / measured - 1)
-            foretold.append(theirs / measured - 1)
+            reported_errors.append(theirs / measured - 1)
             lines.append(f"| {row.model} | {row.r} | {row.adapters} | {row.batch} | {name} | {measured:,} | "
-                         f"{foretold[-1]:+.2%} | {ours:,} | {errors[-1]:+.4%} |\n")
+                         f"{reported_errors[-1]:+.2%} | {ours:,} | {errors[-1]:+.4%} |\n")
     text = HEAD.format(workspace=int(workspaces.cublas_workspace(gpus.find(GPU)))) + "".join(lines) + (
         f"\nMean error {_mean_and_worst(errors)}; without the corrections {_mean_and_worst(plain)}; the report's own "
-        f"{_mean_and_worst(foretold)}.\n")
+        f"{_mean_and_worst(reported_errors)}.\n")
     return Outcome(written={PAGE: text}, shown=(text,))
 
 
@@ -136,50 +136,50 @@ def _mean_and_worst(errors: list[float]) -> str:
 
 
 def peaks(row: Row) -> Peaks:
-    """As they are predicted."""
-    asked = Workload(model=row.model, sequence_length=TOKENS, per_device_train_batch_size=row.batch, recipe="lora",
+    """Predicts the three peaks of a job."""
+    workload = Workload(model=row.model, sequence_length=TOKENS, per_device_train_batch_size=row.batch, recipe="lora",
                      lora={"r": row.r, "target_modules": list(TARGETS[row.adapters]), "use_rslora": True},
                      quantization={"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
                                    "bnb_4bit_compute_dtype": "fp32", "llm_int8_skip_modules": ["lm_head"]},
                      optim="paged_adamw_32bit", gradient_checkpointing=True,
                      gradient_checkpointing_kwargs={"use_reentrant": True}, gpu=GPU, profile="none")
-    job = dispatch.prepare(asked)
-    run = job.run(asked.capacity, 0)
+    job = dispatch.prepare(workload)
+    run = job.run(workload.capacity, 0)
     paths = [run.events.names[number] for number in run.events.buffers.module[run.events.buffer].tolist()]
     forward, backward = (np.flatnonzero((run.events.step == STEP) & (run.events.moment == MOMENTS.index(moment)))
                          for moment in (Moment.FORWARD, Moment.BACKWARD))
     live = allocated(run)
-    found = (live[forward[_within(".layers.", paths, forward)[-1] + 1:]].max(),
+    highest = (live[forward[_within(".layers.", paths, forward)[-1] + 1:]].max(),
              live[backward[:_within(".layers.", paths, backward)[0]]].max(),
              live[backward[_within(".layers.0.mlp.down_proj", paths, backward)]].max())
-    return Peaks(*map(int, found))
+    return Peaks(*map(int, highest))
 
 
-def corrected(row: Row, found: Peaks) -> Peaks:
-    """The same without cuBLAS's workspaces, and with the older loss."""
+def corrected(row: Row, predicted: Peaks) -> Peaks:
+    """Predicted peaks less the two cuBLAS workspaces, and with the loss of transformers 4.40."""
     both = 2 * int(workspaces.cublas_workspace(gpus.find(GPU)))
-    return Peaks(*(peak - both + change for peak, change in zip(found, (*_older_loss(row.batch), 0))))
+    return Peaks(*(peak - both + change for peak, change in zip(predicted, (*_older_loss(row.batch), 0))))
 
 
 def allocated(run: Run) -> np.ndarray:
-    """What PyTorch's allocator has given away after each event, in bytes: blocks with what could not be split off."""
-    allocator, given = CachingAllocator(), []
+    """Allocated bytes of the simulated allocator after each event: whole blocks, with what could not be split off."""
+    allocator, allocated_bytes = CachingAllocator(), []
 
-    def told() -> Iterator[int]:
-        for kind in run.events.kind.tolist():
-            yield kind
-            given.append(allocator.allocated_bytes)
+    def kinds() -> Iterator[int]:
+        for event_kind in run.events.kind.tolist():
+            yield event_kind
+            allocated_bytes.append(allocator.allocated_bytes)
 
-    survival.play_on(allocator, run, told())
-    return np.array(given)
+    survival.play_on(allocator, run, kinds())
+    return np.array(allocated_bytes)
 
 
 def _within(path: str, paths: list[str], events: np.ndarray) -> np.ndarray:
-    """Indices of those events that are of modules with such a path."""
+    """Those indices of ``events`` whose module path contains ``path``."""
     return np.flatnonzero([path in paths[at] for at in events])
 
 
 def _older_loss(batch: int) -> tuple[int, int]:
-    """What transformers 4.40 allocates more at C and D than 5.17, in bytes."""
+    """Bytes that transformers 4.40 allocates beyond those of 5.17, at C and at D."""
     whole, cut = (FP32 * VOCABULARY * batch * tokens for tokens in (TOKENS, TOKENS - 1))
     return (2 if batch > 1 else 1) * cut - whole, 3 * (cut - whole)

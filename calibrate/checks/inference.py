@@ -1,11 +1,11 @@
-"""Measure jobs of inference on emulated GPUs, beside predictions, call by call.
+"""Measure inference jobs on emulated GPUs and compare each call of ``generate`` with its prediction.
 
     pip install -e '.[test]'
-    python scripts/check.py inference                # what is not measured yet, then the table: some minutes
-    python scripts/check.py inference --table-only   # the table from what is saved
+    python scripts/check.py inference                # measures missing jobs, then the table: some minutes
+    python scripts/check.py inference --table-only   # the table of the saved results
 
-No GPU is needed. The jobs are those of calibrate/checks/inference.json, by what they stand for; what was measured goes
-to profiles/evidence/inference.jsonl, one line a job; jobs that are there are not run again. The table is
+No GPU is needed. The jobs are in calibrate/checks/inference.json, grouped by the feature that they cover. Measurements
+go to profiles/evidence/inference.jsonl, one line per job. Jobs in that file are not run again. The table is
 profiles/pages/inference.md.
 """
 
@@ -27,11 +27,13 @@ from predictor.answer import inference_details
 from predictor.answer.prediction import TurnMemory
 from predictor.common.json_dataclasses import to_plain
 from predictor.jobs import dispatch, survival
+from predictor.jobs.inference_job import InferenceJob
 from predictor.workload.workload import Workload
 
 PAGE = PAGES / "inference.md"
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
-SHARED = {"mode": "inference", "gpu": "h100-80gb", "capacity_bytes": compact.PLENTY_BYTES, "profile": "none"}
+SHARED: dict[str, Any] = {"mode": "inference", "gpu": "h100-80gb", "capacity_bytes": compact.PLENTY_BYTES,
+                          "profile": "none"}
 HEAD = """# Inference, measured and predicted
 
 Peaks in bytes of calls of transformers' `generate` on emulated GPUs (400 GiB of memory, so that each is measured to its
@@ -53,13 +55,14 @@ Requested bytes, turn by turn.
 """
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
+    """The jobs of the JSON list beside this module."""
     return results_file.listed(__file__)
 
 
 def measured(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Peaks of one job, and of each moment of each call; bytes. Start-up is call 0."""
-    record = measuring.measure(Workload(**(SHARED | job)))
+    """Measures one job. Returns its peaks in bytes, and those of each moment of each call; start-up is call 0."""
+    record = measuring.measure(Workload(**{**SHARED, **job}))
     return {
         "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
         "software": {name: record.job.software[name] for name in ("torch", "transformers")},
@@ -77,14 +80,14 @@ class Errors:
     def __init__(self) -> None:
         self.worst = dict.fromkeys((*COUNTERS, "moments"), 0.0)
 
-    def cells(self, what: str, predicted: int, found: int) -> str:
-        """What was measured, and how far a prediction is off."""
-        self.worst[what] = max(self.worst[what], abs(predicted - found) / found)
-        return f"{found:,} | {predicted - found:+,}"
+    def cells(self, counter: str, predicted: int, measured: int) -> str:
+        """Two table cells: measured bytes, and predicted less measured bytes."""
+        self.worst[counter] = max(self.worst[counter], abs(predicted - measured) / measured)
+        return f"{measured:,} | {predicted - measured:+,}"
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """All measured jobs beside predictions; those of conversations turn by turn, too."""
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The page of all measured jobs beside predictions. Conversations also get a table of their turns."""
     errors = Errors()
     compared = [compare(row, errors) for row in results_file.bar(rows, "Predicting")]
     head = HEAD.format(date=date.today().isoformat(), jobs=len(rows), moments=errors.worst["moments"],
@@ -94,11 +97,12 @@ def table(rows: list[Row], given: Namespace) -> Outcome:
 
 
 def compare(row: Row, errors: Errors) -> tuple[str, str]:
-    """The row of a job in the table, and its turns."""
+    """The table row of a job, and the table of its turns; the latter is empty without a conversation."""
     workload = Workload(**(SHARED | row["job"]))
     job = dispatch.prepare(workload)
+    assert isinstance(job, InferenceJob)  # as every job of the list has mode "inference"
     run = job.run(workload.capacity)
-    played = survival.play(run, job.setup.allocator, total_bytes=workload.capacity)
+    played = survival.simulate_run(run, job.setup.allocator, total_bytes=workload.capacity)
     peaks = (run.peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
     cells = [errors.cells(name, peak, row[name]) for name, peak in zip(COUNTERS, peaks)]
     line = f"| {row['group']} | {name_of(row['job'])} | {' | '.join(cells)} |\n"
@@ -107,10 +111,10 @@ def compare(row: Row, errors: Errors) -> tuple[str, str]:
 
 
 def turn_lines(turns: Iterable[TurnMemory], row: Row, errors: Errors) -> Iterator[str]:
-    """A line for each call."""
-    found = {(moment["step"], moment["moment"]): moment["requested_bytes"] for moment in row["moments"]}
+    """A table row for each call."""
+    measured_bytes = {(moment["step"], moment["moment"]): moment["requested_bytes"] for moment in row["moments"]}
     for turn in turns:
-        highest = [errors.cells("moments", size, found[turn.turn, moment]) for moment, size in (
+        highest = [errors.cells("moments", size, measured_bytes[turn.turn, moment]) for moment, size in (
             ("prefill", turn.prefill_peak_requested_bytes), ("decode", turn.decode_peak_requested_bytes)) if size]
         yield (f"| {turn.turn} | {turn.role} | {turn.tokens:,} | {turn.images} | {turn.new_tokens} | "
                f"{turn.cached_tokens:,} | {turn.cache_bytes:,} | {' | '.join(highest)} |\n")

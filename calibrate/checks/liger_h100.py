@@ -1,11 +1,11 @@
-"""Compare other people's measurements on real H100s with the tracer: the plain operators of Liger's benchmarks.
+"""Compare the tracer with published measurements on real H100s: the plain operators of Liger's benchmarks.
 
     pip install -e '.[trace]'
     python scripts/check.py liger_h100 DIRECTORY      # with plain_ops_h100.csv in it
 
-Each row is the median over ten calls of max_memory_allocated(). Here the operator runs on meta tensors, as a model does
-when it is traced: weights, inputs and old gradients stay, and each allocation is rounded up to 512 bytes. Nothing is
-tuned to these numbers. The table goes to profiles/evidence/liger_h100.md; no GPU is needed.
+Each measured row is the median of max_memory_allocated() over ten calls. Here the operator runs on meta tensors, as in
+the trace of a model. Weights, inputs and old gradients stay allocated, and each allocation is rounded up to 512 bytes.
+Nothing is tuned to these numbers. The table goes to profiles/evidence/liger_h100.md. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ from predictor.trace.trace import Tracer
 
 PAGE = EVIDENCE / "liger_h100.md"
 PLAIN = ("torch", "huggingface")
-"""Providers that are PyTorch alone; Megatron's layers are other code, but for its norm, which is PyTorch's."""
+"""Providers that run plain PyTorch. Megatron's layers are other code, except its norm, which is PyTorch's."""
 MOST_BYTES = 64 << 20
-"""Of the table of measurements."""
+"""Largest size in bytes of the file of measurements that is read."""
 CALLS = 2
-"""From the second on each call finds the gradients of the one before."""
+"""Number of calls that are traced. From the second call on, gradients of the call before exist."""
 MOST_TOKENS = 512
-"""Of experts in a loop: more rows of them would take an hour."""
+"""Largest number of tokens of ``fused_moe`` that is compared: its loop over experts would take an hour beyond that."""
 
 
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="where plain_ops_h100.csv is")
-    parser.add_argument("--only", nargs="*", default=list(OPERATORS), help="operators: prints each of their rows")
+    parser.add_argument("--only", nargs="*", default=list(OPERATORS),
+                        help="compare these operators only, and print each of their rows")
 
 
-def jobs(given: Namespace) -> list[dict[str, str]]:
-    """The rows of those that are looked at."""
-    text = read_text(given.directory / "plain_ops_h100.csv", "the measurements", MOST_BYTES)
+def jobs(args: Namespace) -> list[dict[str, str]]:
+    """The measured rows of the chosen operators and of plain PyTorch."""
+    text = read_text(args.directory / "plain_ops_h100.csv", "the measurements", MOST_BYTES)
     return [row for row in csv.DictReader(io.StringIO(text, newline=""))
-            if row["kernel_provider"] in PLAIN and row["kernel_name"] in given.only and _is_quick(row)]
+            if row["kernel_provider"] in PLAIN and row["kernel_name"] in args.only and _is_quick(row)]
 
 
-def measure(jobs: list[dict[str, str]], given: Namespace) -> list[tuple[dict[str, str], float]]:
-    """Each row with its predicted peak; what it is compared with was measured by somebody else."""
+def measure(jobs: list[dict[str, str]], args: Namespace) -> list[tuple[dict[str, str], float]]:
+    """Each row with its predicted peak in MiB. The measured peaks are Liger's."""
     return [(row, _predicted(row)) for row in track(jobs, console=Console(stderr=True), transient=True)]
 
 
-def table(compared: list[tuple[dict[str, str], float]], given: Namespace) -> Outcome:
-    """The page of all operators, or each row of some."""
-    if len(given.only) == len(OPERATORS):
+def table(compared: list[tuple[dict[str, str], float]], args: Namespace) -> Outcome:
+    """The page of all operators; with ``--only``, each row of the chosen ones."""
+    if len(args.only) == len(OPERATORS):
         text = page(compared)
         return Outcome(written={PAGE: text}, shown=(text,))
     return Outcome(shown=tuple(
@@ -84,7 +85,7 @@ def _predicted(row: dict[str, str]) -> float:
 
 
 def peak_mib(name: str, x: int, config: dict, mode: str, gpu: gpus.Gpu) -> float:
-    """Largest sum of live bytes during the last of some calls."""
+    """Largest sum of live bytes during the last of :data:`CALLS` calls, in MiB."""
     tracer = Tracer(lambda: ("", False))
     tracer.moment = Moment.FORWARD
 
@@ -128,13 +129,13 @@ EXPLAINED = {
                         "had two fp32 tensors of the logits' size more. 5,064.03 MiB lay there whatever the batch (ten "
                         f"weights of the student and 54 MiB): {_LEFT}",
 }
-"""Why operators differ."""
+"""Operator -> the reason why its prediction differs."""
 
 
-def _steps(found) -> float:
-    """Largest error of what one row has more than another of the same run: what lay there all along cancels."""
+def _steps(compared) -> float:
+    """Largest error of the difference between neighbouring rows of one run. Memory that stays throughout cancels."""
     runs = defaultdict(list)
-    for row, mib, _ in found:
+    for row, mib, _ in compared:
         runs[row["extra_benchmark_config_str"], row["kernel_operation_mode"], row["timestamp"], row["x_name"]].append(
             (float(row["x_value"]), float(row["y_value_50"]), mib))
     errors = []
@@ -146,21 +147,21 @@ def _steps(found) -> float:
 
 
 def page(compared) -> str:
-    """The table as Markdown."""
+    """The table of all operators as Markdown."""
     groups = defaultdict(list)
     for row, mib in compared:
         groups[row["kernel_name"]].append((row, mib, mib / float(row["y_value_50"]) - 1))
     lines = [HEAD, "| operator | measured | rows | MiB measured | median error | worst error | worst error of steps "
              "| remark |", "|---|---|---|---|---|---|---|---|"]
-    for name, found in groups.items():
-        measured = [float(row["y_value_50"]) for row, _, _ in found]
-        dates = sorted({row["timestamp"][:7] for row, _, _ in found})
-        worst = max((error for *_, error in found), key=abs)
-        lines.append(f"| {name} | {' and '.join(dates)} | {len(found)} | "
+    for name, rows in groups.items():
+        measured = [float(row["y_value_50"]) for row, _, _ in rows]
+        dates = sorted({row["timestamp"][:7] for row, _, _ in rows})
+        worst = max((error for *_, error in rows), key=abs)
+        lines.append(f"| {name} | {' and '.join(dates)} | {len(rows)} | "
                      f"{min(measured):,.2f} to {max(measured):,.2f} | "
-                     f"{statistics.median(abs(error) for *_, error in found):.4%} | {worst:+.4%} | "
-                     f"{_steps(found):.4%} | {EXPLAINED.get(name, '')} |")
-    errors = [abs(error) for found in groups.values() for *_, error in found]
+                     f"{statistics.median(abs(error) for *_, error in rows):.4%} | {worst:+.4%} | "
+                     f"{_steps(rows):.4%} | {EXPLAINED.get(name, '')} |")
+    errors = [abs(error) for rows in groups.values() for *_, error in rows]
     lines += ["", f"{len(errors)} rows of {len(groups)} operators: median error {statistics.median(errors):.4%}, "
               f"{sum(error <= 0.005 for error in errors)} within 0.5 %, worst {max(errors):.2%}.", ""]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """The plain operators of Liger's benchmarks as functions of their settings, for the check ``liger_h100``.
 
-Each function makes the weights and inputs that a benchmark keeps, and returns one measured call. They say what the
+Each function makes the weights and inputs that a benchmark keeps, and returns one measured call. They compute what the
 benchmarks of linkedin/Liger-Kernel (benchmark/scripts, and test/utils.py for losses of Hugging Face; commit ead96b6 and
-those of each row's date; BSD-2-Clause) compute, written anew. Tensors are made on whatever device is the default.
+those of each row's date; BSD-2-Clause) compute, written anew. Tensors are made on the default device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.nn import functional
 Settings = dict[str, Any]
 Backward = Callable[..., None]
 """Runs backward from tensors with gradients: ``backward(tensors, gradients)``."""
-Made = Callable[[], None]
+Call = Callable[[], None]
+"""One measured call of an operator."""
 
 BF16 = torch.bfloat16
 
@@ -27,8 +28,8 @@ def _leaf(*shape: int, dtype=torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, requires_grad=True)
 
 
-def kl_div(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """KL divergence of probabilities made before."""
+def kl_div(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """KL divergence. The probabilities are computed before the call."""
     source = _leaf(config["B"] * config["T"], x).log_softmax(-1)
     target = torch.empty(config["B"] * config["T"], x).softmax(-1)
     return lambda: backward([functional.kl_div(source, target, reduction="batchmean")], retain_graph=True)
@@ -43,35 +44,36 @@ def _divergence(log_q: torch.Tensor, log_p: torch.Tensor, dtype: torch.dtype) ->
     return loss.to(dtype)
 
 
-def jsd(x: int, config: Settings, mode: str, backward: Backward) -> Made:
+def jsd(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Jensen-Shannon divergence of log probabilities that are computed before the call."""
     source = _leaf(config["B"] * config["T"], x).log_softmax(-1)
     target = torch.empty(config["B"] * config["T"], x).log_softmax(-1)
     return lambda: backward([_divergence(source, target, torch.float32)], retain_graph=True)
 
 
-def tvd(x: int, config: Settings, mode: str, backward: Backward) -> Made:
+def tvd(x: int, config: Settings, mode: str, backward: Backward) -> Call:
     """Total variation distance."""
     source = _leaf(config["B"] * config["T"], x).softmax(-1)
     target = torch.empty(config["B"] * config["T"], x).softmax(-1)
     return lambda: backward([torch.sum(torch.abs(source - target) / 2.0) / len(source)], retain_graph=True)
 
 
-def fused_linear_jsd(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Two heads of a language model, their distributions' divergence."""
+def fused_linear_jsd(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Jensen-Shannon divergence of a student's and a teacher's next-token distributions, heads included."""
     width, vocabulary = config["H"], config["V"]
     student, teacher = (nn.Linear(width, vocabulary, bias=False, dtype=BF16) for _ in range(2))
     states, others = _leaf(x, width, dtype=BF16), torch.empty(x, width, dtype=BF16)
 
     def loss() -> torch.Tensor:
-        logits, wanted = student(states), teacher(others)
-        ours, theirs = torch.log_softmax(logits / 1.0, -1), torch.log_softmax(wanted / 1.0, -1)
+        student_logits, teacher_logits = student(states), teacher(others)
+        ours, theirs = torch.log_softmax(student_logits / 1.0, -1), torch.log_softmax(teacher_logits / 1.0, -1)
         return _divergence(ours, theirs, BF16)
     return lambda: backward([loss()])
 
 
-def distill_jsd_loss(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Cross-entropy of a student of half the width, and its divergence from the teacher. Liger's own model, with
-    weights of its own, lies beside it."""
+def distill_jsd_loss(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Cross-entropy of a student of half the width, and its divergence from the teacher. Liger's model, which the
+    benchmark also builds, keeps weights of its own."""
     width, vocabulary = config["H"], config["V"]
     heads = [nn.Linear(size, vocabulary, bias=False, dtype=BF16) for _ in range(2) for size in (width // 2, width)]
     kept = [torch.empty(x, width // 2, dtype=BF16), _leaf(x, width // 2, dtype=BF16)]
@@ -82,10 +84,11 @@ def distill_jsd_loss(x: int, config: Settings, mode: str, backward: Backward) ->
         ours = states.view(-1, width // 2) @ heads[0].weight.t()
         with torch.no_grad():
             theirs = others.view(-1, width) @ heads[1].weight.t()
-        wide, wanted = ours.view(x, -1).float(), theirs.view(x, -1).float()
+        logits, teacher_logits = ours.view(x, -1).float(), theirs.view(x, -1).float()
         if torch.all(target == -100):
             raise AssertionError("targets are below the vocabulary's size")
-        return wide, wanted, functional.cross_entropy(wide.view(-1, vocabulary), target.view(-1), ignore_index=-100)
+        hard = functional.cross_entropy(logits.view(-1, vocabulary), target.view(-1), ignore_index=-100)
+        return logits, teacher_logits, hard
 
     def divergence(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         ours, theirs = functional.log_softmax(ours, -1), functional.log_softmax(theirs, -1)
@@ -108,9 +111,9 @@ def distill_jsd_loss(x: int, config: Settings, mode: str, backward: Backward) ->
     return call
 
 
-def kto_loss(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Kahneman-Tversky optimization with a reference model; half of the samples are preferred (the benchmark draws
-    them). Liger's own model, with weights of its own, lies beside it."""
+def kto_loss(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Kahneman-Tversky optimization with a reference model. Half of the samples are preferred (the benchmark draws
+    them). Liger's model, which the benchmark also builds, keeps weights of its own."""
     length, width, vocabulary = config["T"], config["H"], config["V"]
     heads = [nn.Linear(width, vocabulary, bias=True, dtype=BF16) for _ in range(4)]
     states, others = (torch.empty(x, length, width, dtype=BF16) for _ in range(2))
@@ -129,15 +132,15 @@ def kto_loss(x: int, config: Settings, mode: str, backward: Backward) -> Made:
         out = out + heads[0].bias
         logits = out.float()
         nothing = torch.tensor(0.0, device=logits.device)
-        found = log_probabilities(logits)
-        return found[preferred], found[~preferred], logits[preferred], logits[~preferred], nothing
+        log_likelihoods = log_probabilities(logits)
+        return log_likelihoods[preferred], log_likelihoods[~preferred], logits[preferred], logits[~preferred], nothing
 
     def reference() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             logits = others @ heads[1].weight.t()
             logits = logits + heads[1].bias
-            found = log_probabilities(logits)
-            return found[preferred], found[~preferred]
+            log_likelihoods = log_probabilities(logits)
+            return log_likelihoods[preferred], log_likelihoods[~preferred]
 
     def loss() -> tuple[torch.Tensor, ...]:
         chosen, rejected, chosen_logits, rejected_logits, nothing = policy()
@@ -152,13 +155,13 @@ def kto_loss(x: int, config: Settings, mode: str, backward: Backward) -> Made:
                 rejected_logits.detach().sum(), *rewards)
 
     def call() -> None:
-        found = loss()
-        backward(found[:1])
+        losses = loss()
+        backward(losses[:1])
     return call
 
 
-def fused_neighborhood_attention(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Attention with a mask of neighbours. Liger's own module, with weights of its own, lies beside it."""
+def fused_neighborhood_attention(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Attention with a neighbourhood mask. Liger's module, which the benchmark also builds, keeps its own weights."""
     batch, width, heads = config["batch_size"], config["hidden_size"], config["num_heads"]
     kept = [[nn.Linear(width, width) for _ in range(4)] for _ in range(2)]
     query, key, value, last = kept[0]
@@ -185,14 +188,15 @@ def fused_neighborhood_attention(x: int, config: Settings, mode: str, backward: 
     return call
 
 
-def layer_norm(x: int, config: Settings, mode: str, backward: Backward) -> Made:
+def layer_norm(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """LayerNorm in fp32. A second module keeps weights of its own."""
     kept = [nn.LayerNorm(x) for _ in range(2)]
     source, gradient = _leaf(config["M"], x), torch.empty(config["M"], x)
     return lambda: backward([kept[0](source)], [gradient], retain_graph=True)
 
 
-def llama4_rope(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Rotary embedding by complex numbers; gradients are returned, not kept."""
+def llama4_rope(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Rotary embedding by complex numbers. Gradients are returned, not accumulated in ``.grad``."""
     width, length = config.get("hidden_size", x), config.get("seq_len", x)
     queries, keys = config["num_q_heads"], config["num_kv_heads"]
     size = width // queries
@@ -216,8 +220,8 @@ def llama4_rope(x: int, config: Settings, mode: str, backward: Backward) -> Made
     return call
 
 
-def relu_squared(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Of a vector of ``x`` numbers: the benchmark takes the width for the whole shape."""
+def relu_squared(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Squared ReLU of a vector of ``x`` numbers: the benchmark uses the width as the whole shape."""
     source = _leaf(x, dtype=BF16)
 
     def call() -> None:
@@ -226,20 +230,20 @@ def relu_squared(x: int, config: Settings, mode: str, backward: Backward) -> Mad
     return call
 
 
-def fused_add_rms_norm(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """A sum and its norm, in fp32; modules of two other providers lie beside it."""
+def fused_add_rms_norm(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """A sum and its RMS norm, in fp32. Modules of other providers, which the benchmark also builds, keep weights."""
     kept = [nn.Parameter(torch.empty(x)) for _ in range(4)]
     source, residual, first, second = _leaf(config["M"], x), _leaf(config["M"], x), *(
         torch.empty(config["M"], x) for _ in range(2))
 
     def forward(states: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        kind = states.dtype
+        dtype = states.dtype
         states, before = states.float(), before.float()
         states = states + before
         before = states
         variance = states.pow(2).mean(-1, keepdim=True)
         states = states * torch.rsqrt(variance + 1e-6)
-        return kept[0] * states.to(kind), before.to(kind)
+        return kept[0] * states.to(dtype), before.to(dtype)
 
     def call() -> None:
         out = forward(source, residual)
@@ -247,7 +251,8 @@ def fused_add_rms_norm(x: int, config: Settings, mode: str, backward: Backward) 
     return call
 
 
-def megatron_rms_norm(x: int, config: Settings, mode: str, backward: Backward) -> Made:
+def megatron_rms_norm(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """RMSNorm in bf16."""
     layer = nn.RMSNorm(x, eps=1e-6, dtype=BF16)
     source = _leaf(config["S"], config["B"], x, dtype=BF16)
 
@@ -257,7 +262,8 @@ def megatron_rms_norm(x: int, config: Settings, mode: str, backward: Backward) -
     return call
 
 
-def megatron_cross_entropy(x: int, config: Settings, mode: str, backward: Backward) -> Made:
+def megatron_cross_entropy(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Cross-entropy in fp32 of bf16 logits."""
     logits = _leaf(config["S"], config["B"], x, dtype=BF16)
     target = torch.randint(0, 2, (config["S"], config["B"]))
 
@@ -271,8 +277,8 @@ def megatron_cross_entropy(x: int, config: Settings, mode: str, backward: Backwa
     return call
 
 
-def megatron_swiglu(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """The old gradient is dropped before each call."""
+def megatron_swiglu(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """SwiGLU in bf16. The old gradient is dropped before each call."""
     source = _leaf(config["S"], config["B"], 2 * x, dtype=BF16)
 
     def forward() -> torch.Tensor:
@@ -286,8 +292,8 @@ def megatron_swiglu(x: int, config: Settings, mode: str, backward: Backward) -> 
     return call
 
 
-def fused_moe(x: int, config: Settings, mode: str, backward: Backward) -> Made:
-    """Experts in a loop. Their weights are 0.02 times leaves that stay too."""
+def fused_moe(x: int, config: Settings, mode: str, backward: Backward) -> Call:
+    """Mixture of experts in a loop. The weights are 0.02 times leaf tensors, which stay allocated too."""
     tokens = x if config["sweep_dim"] == "T" else config["T"]
     experts = x if config["sweep_dim"] == "E" else config["E"]
     width, inner, chosen = config["H"], config["intermediate_dim"], config["K"]
@@ -304,8 +310,8 @@ def fused_moe(x: int, config: Settings, mode: str, backward: Backward) -> Made:
             mask = functional.one_hot(places.long(), num_classes=experts)
             mask = mask.permute(2, 1, 0)
             hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
-        for found in hit:
-            expert = found[0]
+        for hit_expert in hit:
+            expert = hit_expert[0]
             position, token = torch.where(mask[expert])
             states = source[token]
             gate, up = functional.linear(states, wide[expert]).chunk(2, dim=-1)
@@ -315,18 +321,20 @@ def fused_moe(x: int, config: Settings, mode: str, backward: Backward) -> Made:
             final.index_add_(0, token, states.to(final.dtype))
         return final
 
-    if mode == "forward":  # the process ran the whole before, so that cuBLAS has a workspace in backward's thread too
+    # Liger's benchmark runs backward before it measures forward. So backward's thread has a cuBLAS workspace too. This
+    # small backward allocates it.
+    if mode == "forward":
         small = _leaf(2, 8, 8)
         backward([torch.bmm(small, small).sum()])
         return lambda: [forward()].clear()
     if mode == "backward":
-        made = forward()
-        gradient = torch.empty_like(made)
-        return lambda: backward([made], [gradient], retain_graph=True)
+        output = forward()
+        gradient = torch.empty_like(output)
+        return lambda: backward([output], [gradient], retain_graph=True)
 
     def call() -> None:
-        made = forward()
-        backward([made], [torch.empty_like(made)], retain_graph=True)
+        output = forward()
+        backward([output], [torch.empty_like(output)], retain_graph=True)
     return call
 
 
@@ -334,4 +342,4 @@ OPERATORS = {function.__name__: function for function in (
     kl_div, jsd, tvd, fused_linear_jsd, distill_jsd_loss, kto_loss, fused_neighborhood_attention, layer_norm,
     llama4_rope, relu_squared, fused_add_rms_norm, megatron_rms_norm, megatron_cross_entropy, megatron_swiglu,
     fused_moe)}
-"""Name in the benchmark's table -> the operator."""
+"""Name in the benchmark's table -> the function that builds the operator's call."""

@@ -1,13 +1,13 @@
-"""Does what ``predict --mode inference --maximum-load`` finds survive on an emulated GPU, and does one more die?
+"""Run the maximum load that ``predict --mode inference --maximum-load`` finds, then one more, on an emulated GPU.
 
     pip install -e '.[test]'
-    python scripts/check.py maximum_load                # what is not measured yet, then the table: some minutes
-    python scripts/check.py maximum_load --table-only   # the table from what is saved
+    python scripts/check.py maximum_load                # measures missing jobs, then the table: some minutes
+    python scripts/check.py maximum_load --table-only   # the table of the saved results
 
-No GPU is needed. A prediction leaves room for what no allocator counts (CUDA context, libraries), which the emulated
-GPU does not have: each job runs with that much less memory. What was found goes to
-profiles/evidence/maximum_load.jsonl, one line a job; jobs that are there are not run again. The table is
-profiles/pages/maximum_load.md.
+The maximum load must survive and one more must die. No GPU is needed. A prediction leaves room for memory outside
+PyTorch's allocator (CUDA context, libraries). The emulated GPU has none of that, so each job runs with that much less
+memory. Results go to profiles/evidence/maximum_load.jsonl, one line per job. Jobs in that file are not run again. The
+table is profiles/pages/maximum_load.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 
 PAGE = PAGES / "maximum_load.md"
-SHARED = {"mode": "inference", "profile": "none"}
+SHARED: dict[str, Any] = {"mode": "inference", "profile": "none"}
 HEAD = """# What is said to fit, tried
 
 The most that `peakcast predict --mode inference --maximum-load` says to fit, then one more, each run on an emulated GPU
@@ -42,44 +42,49 @@ date of each measurement. {right} of {all} came out as predicted.
 """
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
+    """The jobs of the JSON list beside this module."""
     return results_file.listed(__file__)
 
 
 def searched(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a job: its searches, with the date."""
     return {"measured_on": "emulated", "date": date.today().isoformat(), "searches": list(searches(job))}
 
 
 def searches(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each search of a job, and what became of the most and of one more."""
-    asked = Workload(**(SHARED | job))
-    prediction = predict(asked, maximum_load=True)
-    found, (share, _) = prediction.inference, dispatch.prepare(asked).margin.limits(asked.capacity)
-    for what, most in (("prompt", found.longest_prompt_tokens), ("turns", found.most_turns),
-                       ("at once", found.concurrent_sequences)):
-        if most is None or any(what in line.lower() for line in found.search_limits):
+    """Each search of a job: its maximum, and the outcomes of that load and of one more."""
+    workload = Workload(**{**SHARED, **job})
+    prediction = predict(workload, maximum_load=True)
+    inference, capacity = prediction.inference, workload.capacity
+    assert inference is not None and capacity is not None  # every job of the list is inference on a known GPU
+    share, _ = dispatch.prepare(workload).margin.limits(capacity)
+    for load, most in (("prompt", inference.longest_prompt_tokens), ("turns", inference.most_turns),
+                       ("at once", inference.concurrent_sequences)):
+        if most is None or any(load in line.lower() for line in inference.search_limits):
             continue
         outcomes = []
         for size in (most, most + 1):
             changed = {"prompt": {"sequence_length": size}, "at once": {"per_device_eval_batch_size": size},
-                       "turns": {}}[what]
-            workload = maximum_load.going_on(asked, size) if what == "turns" else asked.replace(**changed)
-            died = measuring.measure(workload.replace(capacity_bytes=share)).job.out_of_memory
+                       "turns": {}}[load]
+            tried = maximum_load.going_on(workload, size) if load == "turns" else workload.replace(**changed)
+            died = measuring.measure(tried.replace(capacity_bytes=share)).job.out_of_memory
             outcomes.append(died and {"moment": died.moment.value, "call": died.step})
-        yield {"what": what, "most": most, "outcomes": outcomes}
+        yield {"what": load, "most": most, "outcomes": outcomes}
 
 
 measure = results_file.Kept(EVIDENCE / "maximum_load.jsonl", results_file.compact_row(searched), forked=True)
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """What became of all searches."""
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The page of all searches and their outcomes."""
     lines, right = [], []
     for row in rows:
-        for one in row["searches"]:
-            right.append([died is None for died in one["outcomes"]] == [True, False])
-            shown = ["survived" if died is None else f"died in {died['moment']} of call {died['call']}"
-                     for died in one["outcomes"]]
-            lines.append(f"| {name_of(row['job'])} | {one['what']} | {one['most']:,} | {' | '.join(shown)} |\n")
+        for search in row["searches"]:
+            right.append([died is None for died in search["outcomes"]] == [True, False])
+            outcomes = ["survived" if died is None else f"died in {died['moment']} of call {died['call']}"
+                     for died in search["outcomes"]]
+            lines.append(f"| {name_of(row['job'])} | {search['what']} | {search['most']:,} | "
+                         f"{' | '.join(outcomes)} |\n")
     head = HEAD.format(date=date.today().isoformat(), right=sum(right), all=len(right))
     return Outcome({"jobs that came out otherwise": right.count(False)}, {PAGE: head + "".join(lines)})

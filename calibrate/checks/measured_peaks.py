@@ -1,4 +1,4 @@
-"""Measured peaks of a compact job, and the table's row of one beside its prediction."""
+"""Measured peaks of a job, and table rows that compare them with the prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTERS = ("requested", "allocated", "reserved")
 
 
 def measured(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Measured peaks of one job; bytes. Start-up counts."""
+    """Measures one job. Returns its peaks in bytes, start-up included."""
     workload, events = compact.workload_of(job)
     record = measure(workload, events=events)
     return {
@@ -28,34 +28,42 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cases(*paths: Path) -> tuple[list[Case], int]:
-    """The measured jobs of files, and how many rows of theirs cannot be read."""
-    found, skipped = files.read(paths)
-    for one in skipped:
-        print(f"{one.source}: {one.why}", file=sys.stderr)
-    return found, len(skipped)
+    """The measured jobs of files, and the number of rows that cannot be read. Those are named on stderr."""
+    cases, skipped = files.read(paths)
+    for entry in skipped:
+        print(f"{entry.source}: {entry.why}", file=sys.stderr)
+    return cases, len(skipped)
 
 
-def compared(found: Sequence[Case], by: Callable[[Case], Any]) -> list[Comparison]:
-    """Each with its prediction, in an order."""
-    return [compare(case) for case in bar(sorted(found, key=by), "Predicting")]
+def compared(cases: Sequence[Case], by: Callable[[Case], Any]) -> list[Comparison]:
+    """Predicts each case. The result is sorted by ``by``."""
+    return [compare(case) for case in bar(sorted(cases, key=by), "Predicting")]
 
 
-def worst(found: Sequence[Comparison], counters: Sequence[str] = COUNTERS) -> dict[str, float]:
-    """The largest error of each counter, as a fraction."""
-    return {counter: max(abs(one.error(counter)) for one in found) for counter in counters}
+def worst(comparisons: Sequence[Comparison], counters: Sequence[str] = COUNTERS) -> dict[str, float]:
+    """The largest absolute error of each counter, as a fraction of the measured peak."""
+    return {counter: max(absolute_error(comparison, counter) for comparison in comparisons) for counter in counters}
 
 
-def line_of(one: Comparison) -> str:
-    """A row of a table."""
-    cells = [one.case.group, one.case.name]
+def absolute_error(comparison: Comparison, counter: str) -> float:
+    """The size of a counter's error, as a fraction. The job must have a measured and a predicted peak."""
+    error = comparison.error(counter)
+    assert error is not None
+    return abs(error)
+
+
+def line_of(comparison: Comparison) -> str:
+    """A Markdown row: group, job, and for each counter measured bytes and predicted less measured bytes."""
+    cells = [comparison.case.group, comparison.case.name]
     for counter in COUNTERS:
-        peak = one.peaks[counter]
+        peak = comparison.peaks[counter]
+        assert peak.measured_bytes is not None and peak.predicted_bytes is not None  # the jobs ran to their end
         cells += [f"{peak.measured_bytes:,}", f"{peak.predicted_bytes - peak.measured_bytes:+,}"]
     return f"| {' | '.join(cells)} |\n"
 
 
 def name_of(job: Mapping[str, Any]) -> str:
-    """The keys of a job of inference in a line."""
-    said = {name: ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
+    """The keys of an inference job in one line."""
+    texts = {name: ", ".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
             for name, value in job.items() if name not in ("mode", "conversation")}
-    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in said.items())
+    return " · ".join(str(value) if name == "model" else f"{name} {value}" for name, value in texts.items())

@@ -1,13 +1,13 @@
-"""Measure jobs of every model that peakcast knows by name on the emulated H100, beside predictions.
+"""Measure two jobs of every known model on the emulated H100 and compare them with predictions.
 
     pip install -e '.[test]'
-    python scripts/check.py models                # what is not measured yet, then the table: an hour or two
-    python scripts/check.py models --table-only   # the table from what is saved: each model is traced, half an hour
+    python scripts/check.py models                # measures missing jobs, then the table: an hour or two
+    python scripts/check.py models --table-only   # the table of the saved results: traces each model, half an hour
 
-No GPU is needed. The jobs are those of calibrate/checks/models.json, two of each model, of other recipes and shapes;
-what was measured goes to profiles/evidence/models.jsonl, one line a job; jobs that are there are not run again. Each
-prediction of the table, profiles/pages/models.md, is a first one, in a process and a cache of its own: its time and
-memory are in the table.
+No GPU is needed. The jobs are in calibrate/checks/models.json, two of each model, with different recipes and shapes.
+Measurements go to profiles/evidence/models.jsonl, one line per job. Jobs in that file are not run again. The table is
+profiles/pages/models.md. Each of its predictions runs in a new process with an empty cache; the table has their time
+and memory.
 """
 
 from __future__ import annotations
@@ -61,46 +61,50 @@ DEEPER, LAYERS = SIZES[1], (7, 14, 56, 112)
 
 
 @dataclass(frozen=True)
-class First:
-    """What a first prediction took: wall time, and the most memory of its process."""
+class FirstPrediction:
+    """A prediction with an empty cache: wall time in seconds, and the peak host memory of its process in bytes."""
 
     seconds: float
     resident_bytes: int
-    found: Comparison
+    comparison: Comparison
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
+    """The jobs of the JSON list beside this module."""
     return results_file.listed(__file__)
 
 
 measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured))
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """All measured jobs beside first predictions, and what these cost."""
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The page of all measured jobs beside first predictions, with the cost of those predictions."""
     cases, _ = measured_peaks.cases(FILE)
-    found = [first(case) for case in results_file.bar(cases, "Predicting")]
-    errors = {counter: [abs(one.found.error(counter)) for one in found] for counter in ("allocated", "reserved")}
+    predictions = [first(case) for case in results_file.bar(cases, "Predicting")]
+    errors = {counter: [measured_peaks.absolute_error(each.comparison, counter) for each in predictions]
+              for counter in ("allocated", "reserved")}
     head = HEAD.format(
-        date=date.today().isoformat(), jobs=len(found), models=len({one.found.case.model for one in found}),
+        date=date.today().isoformat(), jobs=len(predictions), 
+        models=len({each.comparison.case.model for each in predictions}),
         mean=statistics.fmean(errors["allocated"]), most=max(errors["allocated"]), reserved=max(errors["reserved"]),
-        cores=os.cpu_count(), seconds=max(one.seconds for one in found),
-        memory=max(one.resident_bytes for one in found) / 1e9)
-    lines = [f"{measured_peaks.line_of(one.found).rstrip()} {one.seconds:.0f} | {one.resident_bytes / 1e9:.1f} |\n"
-             for one in sorted(found, key=lambda one: one.found.case.group)]
+        cores=os.cpu_count(), seconds=max(each.seconds for each in predictions),
+        memory=max(each.resident_bytes for each in predictions) / 1e9)
+    lines = [f"{measured_peaks.line_of(each.comparison).rstrip()} {each.seconds:.0f} | "
+             f"{each.resident_bytes / 1e9:.1f} |\n"
+             for each in sorted(predictions, key=lambda each: each.comparison.case.group)]
     return Outcome({"allocated": max(errors["allocated"])},
                    {PAGE: head + "".join(lines) + GROWTH + "".join(growth())})
 
 
-def first(case: Case) -> First:
-    """A prediction in a process and a cache of its own, then the comparison with what it left in the cache."""
+def first(case: Case) -> FirstPrediction:
+    """Predicts in a new process with an empty cache, then compares, with the formula that is now in that cache."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["PEAKCAST_CACHE"] = cache
-        return First(*predicted(case.workload.resolved()), compare(case))
+        return FirstPrediction(*predicted(case.workload.resolved()), compare(case))
 
 
 def growth() -> Iterator[str]:
-    """Rows of models that differ in size alone, then in depth alone."""
+    """Rows of three sizes of one model family, then of one model with different numbers of layers."""
     for name in SIZES:
         yield row_of(name, models.find(name).document)
     document = models.find(DEEPER).document
@@ -109,6 +113,7 @@ def growth() -> Iterator[str]:
 
 
 def row_of(name: str, document: dict) -> str:
+    """A table row: parameters, and time and memory of a first prediction of a model configuration."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PEAKCAST_CACHE"] = folder
         config = Path(folder) / "config.json"
@@ -122,7 +127,7 @@ def row_of(name: str, document: dict) -> str:
 
 
 def predicted(job: dict) -> tuple[float, int]:
-    """Seconds that a prediction takes as a user asks for it, and the most bytes of memory of its process."""
+    """Runs ``peakcast predict`` in a new process. Returns seconds, and the peak host memory of it in bytes."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as workload:
         json.dump(job, workload)
         workload.flush()

@@ -1,4 +1,4 @@
-"""What a check came to: figures that a tolerance judges, files, and what the terminal shows."""
+"""The result of a check: figures that a tolerance judges, files to write, and terminal output."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A figure holds if it is at most what the check's tolerance has under its name."""
+    """The result of a check.
+
+    Attributes:
+        figures: name -> value. The check's tolerance may have a maximum under the same name.
+        written: path -> text of the files to write.
+        shown: texts and rich tables for the terminal, in order.
+        report: a regression report of all jobs, shown after the rest.
+    """
 
     figures: Mapping[str, float] = field(default_factory=dict)
     written: Mapping[Path, str] = field(default_factory=dict)
     shown: tuple[Any, ...] = ()
-    """Texts and tables of rich, in order."""
     report: Report | None = None
-    """Of all jobs, shown after the rest."""
 
     def broken(self, tolerance: Mapping[str, float]) -> list[str]:
-        """A line for each figure that is too large."""
-        return [f"{name}: {found:g}, and at most {tolerance[name]:g} was to be"
-                for name, found in self.figures.items() if found > tolerance[name]]
+        """A line for each figure that exceeds its tolerance."""
+        return [f"{name} is {value:g}: must be at most {tolerance[name]:g}"
+                for name, value in self.figures.items() if value > tolerance[name]]

@@ -1,14 +1,15 @@
-"""Does what a plan proposes survive on the emulated GPU, and does the next larger batch die?
+"""Run the batch that a plan proposes, and larger ones, on the emulated GPU.
 
     pip install -e '.[test]'
     python scripts/check.py plan                 # six plans, four jobs each: a quarter of an hour
     python scripts/check.py plan --table-only    # the saved results
 
-No GPU is needed. A plan leaves room for what no allocator counts (CUDA context, NCCL, libraries), which the emulated
-GPU does not have. So the largest batch of the proposed setting that surely fits, and one sample more, run with that
-much less memory; the proposed batch, and the first that would not even fit without that room, with all of it. Each runs
-as the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line a plan with its date
-and how long it took; plans that are there are not made again.
+No GPU is needed. A plan leaves room for memory outside PyTorch's allocator (CUDA context, NCCL, libraries). The
+emulated GPU has none of that. So two jobs run with that much less memory: the largest batch of the proposed setting
+that surely fits, which must survive, and one sample more, which must die. Two jobs run with all memory: the proposed
+batch, which must survive, and the first batch that would not fit even without that room, which must die. Each runs as
+the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line per plan, with its date
+and the seconds that planning took. Plans in that file are not made again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.workload.workload import Workload
 
-LLAVA = {"model": "llava-1.5-7b", "sequence_length": 1024}
-PLANS = (
+LLAVA: dict[str, Any] = {"model": "llava-1.5-7b", "sequence_length": 1024}
+PLANS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({**LLAVA, "gpu": "h100-80gb", "data_parallel_size": 8}, {"global_batch_size": 128}),
     ({**LLAVA, "gpu": "a100-40gb", "data_parallel_size": 4}, {"global_batch_size": 64}),
     ({**LLAVA, "gpu": "h100-80gb", "data_parallel_size": 8}, {}),
@@ -43,33 +44,36 @@ PLANS = (
     ({**LLAVA, "gpu": "h100-80gb"}, {"gpus": 8, "global_batch_size": 128}),
     ({**LLAVA, "gpu": "a100-40gb"}, {"gpus": 4, "global_batch_size": 64}),
 )
-"""Keys that are given, and what is searched."""
+"""Pairs of the workload's fixed keys and the options of the search."""
 EXPECTED = {"proposed": True, "largest": True, "next": False, "too large": False}
-"""Batch -> whether it survives."""
+"""Name of a batch -> whether it must survive."""
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
     return [{"given": keys, "searched": searched} for keys, searched in PLANS]
 
 
 def planned(job: Mapping[str, Any]) -> Row:
-    """One plan, and what became of four batches of its setting."""
-    given, searched = job["given"], job["searched"]
-    made = plan(given, Wanted(**searched))
-    best = made.proposed
-    return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated", "given": given,
-            "searched": searched, "seconds": round(made.seconds, 2), "settings": made.settings,
-            "configurations": made.configurations, "counts": asdict(made.counts), "proposed": best.setting.name,
-            "gradient_accumulation_steps": best.candidate.accumulation, "jobs": list(batches(best, made.largest))}
+    """The row of a plan: its proposal, and the outcomes of four batches of that setting."""
+    keys, searched = job["given"], job["searched"]
+    planning = plan(keys, Wanted(**searched))
+    best = planning.proposed
+    assert best is not None and planning.largest is not None  # a configuration fits in every plan of the list
+    return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated", "given": keys,
+            "searched": searched, "seconds": round(planning.seconds, 2), "settings": planning.settings,
+            "configurations": planning.configurations, "counts": asdict(planning.counts), "proposed": best.setting.name,
+            "gradient_accumulation_steps": best.candidate.accumulation, "jobs": list(batches(best, planning.largest))}
 
 
 def batches(best: Configuration, largest: Candidate) -> Iterator[dict[str, Any]]:
-    """Each batch as it ran."""
+    """Runs the four batches. Yields the outcome of each."""
     def at(batch: int) -> Workload:
         return workload_of(replace(best, candidate=replace(best.candidate, batch=batch)))
 
     job = prepare(at(largest.batch))
-    whole, (share, _) = job.workload.capacity, job.margin.limits(job.workload.capacity)
+    whole = job.workload.capacity
+    assert whole is not None  # every plan of the list is for a known GPU
+    share, _ = job.margin.limits(whole)
     too_large = next(size for size in count(largest.batch + 1) if prepare(at(size)).judge().verdict == "does_not_fit")
     for name, batch, capacity in (("proposed", best.candidate.batch, whole), ("largest", largest.batch, share),
                                   ("next", largest.batch + 1, share), ("too large", too_large, whole)):
@@ -79,22 +83,22 @@ def batches(best: Configuration, largest: Candidate) -> Iterator[dict[str, Any]]
         yield {"batch": name, "per_device_train_batch_size": batch, "rank": record.rank, "capacity_bytes": capacity,
                "survived": died is None, "out_of_memory": died and {"moment": died.moment.value, "step": died.step},
                "measured_reserved_bytes": record.peak("reserved_bytes").bytes,
-               "predicted_reserved_bytes": best.prediction.peak_reserved.bytes if name == "proposed" else None}
+               "predicted_reserved_bytes": best.prediction.peak_reserved_bytes if name == "proposed" else None}
 
 
 measure = Kept(EVIDENCE / "plan.jsonl", planned, known_by=("given", "searched"))
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """All plans, and what became of their batches."""
-    shown = Table("date", "plan", "proposed", *EXPECTED, "seconds", "configurations")
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The table of all plans and the outcomes of their batches."""
+    plans = Table("date", "plan", "proposed", *EXPECTED, "seconds", "configurations")
     wrong = 0
     for row in rows:
         wrong += {job["batch"]: job["survived"] for job in row["jobs"]} != EXPECTED
         searched = {"gpus": row["given"].get("data_parallel_size")} | row["searched"]
-        asked = f"{searched.pop('gpus')} x {row['given']['gpu']} " + " ".join(
+        label = f"{searched.pop('gpus')} x {row['given']['gpu']} " + " ".join(
             f"{key} {value}" for key, value in searched.items())
-        ends = [f"{job['per_device_train_batch_size']} {'survived' if job['survived'] else 'died'}"
+        outcomes = [f"{job['per_device_train_batch_size']} {'survived' if job['survived'] else 'died'}"
                    for job in row["jobs"]]
-        shown.add_row(row["date"], asked, row["proposed"], *ends, str(row["seconds"]), f"{row['configurations']:,}")
-    return Outcome({"plans that came out otherwise": wrong}, shown=(shown,))
+        plans.add_row(row["date"], label, row["proposed"], *outcomes, str(row["seconds"]), f"{row['configurations']:,}")
+    return Outcome({"plans that came out otherwise": wrong}, shown=(plans,))

@@ -1,13 +1,13 @@
-"""Compares what the readers know of LLaMA-Factory, ms-swift and axolotl with the packages themselves.
+"""Compare the readers of LLaMA-Factory, ms-swift and axolotl configurations with the packages themselves.
 
-Each key and each default of a format beside the package's own argument classes, and the examples of
-tests/predictor/configurations beside what the package makes of them. Needs the packages, which do not go together
-with our own versions of transformers:
+The check compares each key and each default of a format with the package's own argument classes. It also compares the
+examples of tests/predictor/configurations with the arguments that the package makes of them. The packages need other
+versions of transformers than the tests, so use an environment of their own:
 
-    pip install --no-deps llamafactory ms-swift axolotl     (and what importing them asks for)
+    pip install --no-deps llamafactory ms-swift axolotl     (and the packages that importing them needs)
     DISABLE_VERSION_CHECK=1 python scripts/check.py readers
 
-What was found goes to profiles/evidence/readers.json. transformers and DeepSpeed are compared by the tests.
+The result goes to profiles/evidence/readers.json. The tests compare transformers and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ PACKAGES = ("llamafactory", "ms-swift", "axolotl")
 EXAMPLES = ROOT / "tests/predictor/configurations"
 EXPLAINED = {("axolotl", "max_grad_norm"): "handed on only where it is given: transformers' default",
              ("swift", "sequence_parallel_size"): "1 is off"}
-OFF = (None, False, "", 0, 0.0, (), [], "no", "none")
+"""Format and key -> the reason why a default may differ."""
+OFF: tuple[Any, ...] = (None, False, "", 0, 0.0, (), [], "no", "none")
+"""Defaults that mean the same: the feature is off."""
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 112,
         "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 320, "max_position_embeddings": 4096,
         "torch_dtype": "bfloat16"}
@@ -44,44 +46,50 @@ def options(parser: ArgumentParser) -> None:
                         help="default: profiles/evidence/readers.json")
 
 
-def jobs(given: Namespace) -> Mapping[str, Callable[[], dict[str, Any]]]:
+def jobs(args: Namespace) -> Mapping[str, Callable[[], dict[str, Any]]]:
+    """Format -> the function that compares it."""
     return {"llamafactory": llamafactory, "swift": swift, "axolotl": axolotl}
 
 
-def measure(jobs: Mapping[str, Callable[[], dict[str, Any]]], given: Namespace) -> dict[str, dict[str, Any]]:
-    """What each package says, beside its reader.
+def measure(jobs: Mapping[str, Callable[[], dict[str, Any]]], args: Namespace) -> dict[str, dict[str, Any]]:
+    """Compares each reader with its package.
 
     Raises:
-        InputError: a package is not there.
+        InputError: a package is not installed.
     """
     os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
     for name in PACKAGES:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            raise InputError(f"{name} is not installed: pip install --no-deps llamafactory ms-swift axolotl, and what "
-                             "importing them asks for, in an environment of their own") from None
+            raise InputError(f"{name} is not installed: pip install --no-deps llamafactory ms-swift axolotl, and the "
+                             "packages that importing them needs, in an environment of their own") from None
     return {name: check() for name, check in jobs.items()}
 
 
-def table(found: dict[str, dict[str, Any]], given: Namespace) -> Outcome:
-    """What differs, by format."""
+def table(results: dict[str, dict[str, Any]], args: Namespace) -> Outcome:
+    """The differences by format."""
     document = {"measured_at": datetime.date.today().isoformat(), "command": "python scripts/check.py readers",
                 "versions": {name: importlib.metadata.version(name) for name in (*PACKAGES, "transformers", "torch")},
-                "formats": found}
-    shown = []
-    for name, result in found.items():
-        wrong = {key: item for key, item in result.items() if item and isinstance(item, (list, dict))}
-        shown.append(f"{name} {result['keys']} keys, {result['defaults']} defaults and {result['example']} values of "
-                     f"the example: {wrong or 'all the same'}")
-    differences = sum(len(result[key]) for result in found.values()
+                "formats": results}
+    lines = []
+    for name, result in results.items():
+        differing = {key: item for key, item in result.items() if item and isinstance(item, (list, dict))}
+        lines.append(f"{name} {result['keys']} keys, {result['defaults']} defaults and {result['example']} values of "
+                     f"the example: {differing or 'all the same'}")
+    differences = sum(len(result[key]) for result in results.values()
                       for key in ("unknown", "differing", "example_differing"))
-    return Outcome({"differences": differences}, {given.output: json.dumps(document, indent=1, default=str) + "\n"},
-                   tuple(shown))
+    return Outcome({"differences": differences}, {args.output: json.dumps(document, indent=1, default=str) + "\n"},
+                   tuple(lines))
 
 
 def compared(name: str, defaults: Mapping[str, Any], example: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """One format: ``defaults`` of the package by key; of an example what the package has, and what was read."""
+    """Compares one format.
+
+    Args:
+        defaults: the package's own default of each key.
+        example: key -> the package's value and the reader's value for the example configuration.
+    """
     from predictor.readers import FORMATS
 
     form = __import__(f"predictor.readers.{FORMATS[name]}", fromlist=["FORMAT"]).FORMAT
@@ -97,21 +105,21 @@ def compared(name: str, defaults: Mapping[str, Any], example: Mapping[str, tuple
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it; enumerations by their value, lists of one word as that word."""
+    """A value in the form that JSON has: the value of an enumeration, the item of a list of one."""
     value = getattr(value, "value", value)
     value = list(value) if isinstance(value, tuple) else value
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def of_dataclasses(*classes: type) -> dict[str, Any]:
-    """Defaults of dataclasses by key."""
+    """Field name -> default of dataclasses; None without a default."""
     return {entry.name: entry.default_factory() if entry.default_factory is not dataclasses.MISSING else
             None if entry.default is dataclasses.MISSING else entry.default
             for each in classes for entry in dataclasses.fields(each) if entry.init}
 
 
 def llamafactory() -> dict[str, Any]:
-    """hparams."""
+    """Compares the reader with ``llamafactory.hparams``."""
     import peft  # noqa: F401  before transformers.training_args
     from llamafactory.hparams import parser as hparams
 
@@ -135,41 +143,41 @@ def llamafactory() -> dict[str, Any]:
 
 
 def of_trainer(training: Any, values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What Hugging Face's training arguments of an example have."""
+    """Values of an example in Hugging Face's ``TrainingArguments``, and the reader's."""
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "optim")
     return {key: (getattr(training, key), values[key]) for key in keys}
 
 
 def swift() -> dict[str, Any]:
-    """swift/arguments; its example on a small language model, as the package reads the model's own files."""
+    """Compares the reader with ``swift.arguments``. The example has a tiny model, as the package reads model files."""
     from swift.arguments import SftArguments
 
     from predictor.readers import command, read
 
     path = EXAMPLES / "swift.sh"
-    given = command.from_script(path.read_text(), path.name, str(path)).values
+    script_values = command.from_script(path.read_text(), path.name, str(path)).values
     values, _ = read(path=str(path), options={"data_parallel_size": 1})
-    chosen = {key: given[key] for key in ("per_device_train_batch_size", "lora_rank", "max_length")}
+    chosen = {key: script_values[key] for key in ("per_device_train_batch_size", "lora_rank", "max_length")}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(TINY))
-        made = SftArguments(
-            model=folder, model_type="llama", template="llama", dataset=["x"], torch_dtype=given["torch_dtype"],
-            tuner_type=given["train_type"], **{key: int(item) for key, item in chosen.items()}, use_cpu=True,
+        arguments = SftArguments(
+            model=folder, model_type="llama", template="llama", dataset=["x"], torch_dtype=script_values["torch_dtype"],
+            tuner_type=script_values["train_type"], **{key: int(item) for key, item in chosen.items()}, use_cpu=True,
             report_to=[], output_dir=folder, add_version=False)
     example = {
-        "sequence_length": (made.max_length, values["sequence_length"]),
-        "lora.r": (made.lora_rank, values["lora"]["r"]),
-        "lora.lora_alpha": (made.lora_alpha, values["lora"]["lora_alpha"]),
-        "lora.lora_dropout": (made.lora_dropout, values["lora"]["lora_dropout"]),
-        "bf16": (made.bf16, values["dtype"] == "bf16"), "dtype": (str(made.torch_dtype), "torch.bfloat16"),
-        **of_trainer(made.training_args, values)}
+        "sequence_length": (arguments.max_length, values["sequence_length"]),
+        "lora.r": (arguments.lora_rank, values["lora"]["r"]),
+        "lora.lora_alpha": (arguments.lora_alpha, values["lora"]["lora_alpha"]),
+        "lora.lora_dropout": (arguments.lora_dropout, values["lora"]["lora_dropout"]),
+        "bf16": (arguments.bf16, values["dtype"] == "bf16"), "dtype": (str(arguments.torch_dtype), "torch.bfloat16"),
+        **of_trainer(arguments.training_args, values)}
     from swift import arguments as package
 
     from predictor.readers.swift import builtin
 
-    folder = Path(package.__file__).parents[1] / "config"
+    presets = Path(package.__file__).parents[1] / "config"
     for name in ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"):
-        theirs, ours = json.loads((folder / f"{name}.json").read_text()), builtin(name)
+        theirs, ours = json.loads((presets / f"{name}.json").read_text()), builtin(name)
         quiet = ("zero_quantized_weights", "zero_quantized_gradients")  # both off
         zero = {key: item for key, item in theirs["zero_optimization"].items() if key not in quiet}
         example[f"deepspeed {name}"] = (zero, ours["zero_optimization"])
@@ -179,7 +187,7 @@ def swift() -> dict[str, Any]:
 
 
 def axolotl() -> dict[str, Any]:
-    """utils/schemas, with the plugins for Liger's kernels and cut cross entropy."""
+    """Compares the reader with ``axolotl.utils.schemas``, with the plugins for Liger and cut cross-entropy."""
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
     from predictor.common.files import read_mapping
@@ -191,26 +199,27 @@ def axolotl() -> dict[str, Any]:
     defaults = {key: entry.get_default(call_default_factory=True) if not entry.is_required() else None
                 for key, entry in fields.items()} | {"cut_cross_entropy": None}  # on only with its plugin
     document = read_mapping(EXAMPLES / "axolotl.yml", "the example")
-    made = AxolotlInputConfig(**{key: item for key, item in document.items() if item is not None})
+    parsed = AxolotlInputConfig(**{key: item for key, item in document.items() if item is not None})
     values, _ = read(path=str(EXAMPLES / "axolotl.yml"))
     names = {"per_device_train_batch_size": "micro_batch_size", "sequence_length": "sequence_len", "optim": "optimizer",
              "gradient_accumulation_steps": "gradient_accumulation_steps", "weight_decay": "weight_decay",
              "gradient_checkpointing": "gradient_checkpointing"}
-    example = {ours: (getattr(made, theirs), values[ours]) for ours, theirs in names.items()}
-    example |= {f"lora.{ours}": (getattr(made, theirs), values["lora"][ours]) for ours, theirs in (
+    example = {ours: (getattr(parsed, theirs), values[ours]) for ours, theirs in names.items()}
+    example |= {f"lora.{ours}": (getattr(parsed, theirs), values["lora"][ours]) for ours, theirs in (
         ("r", "lora_r"), ("lora_alpha", "lora_alpha"), ("lora_dropout", "lora_dropout"))}
-    example["attention"] = (made.attn_implementation, "flash_attention_2")
+    example["attention"] = (parsed.attn_implementation, "flash_attention_2")
     return compared("axolotl", defaults, example)
 
 
 def of_plugin(name: str) -> Any:
-    """The arguments of a plugin of axolotl, without what running it would import."""
+    """The arguments module of an axolotl plugin, without the imports that running it would need."""
     import importlib.util
 
     import axolotl as package
 
     path = Path(package.__path__[0]) / "integrations" / name / "args.py"
     spec = importlib.util.spec_from_file_location(f"{name}_args", path)
+    assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pydantic looks annotations up there
     spec.loader.exec_module(module)

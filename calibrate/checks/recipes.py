@@ -1,12 +1,12 @@
-"""Measure jobs of every recipe, engine, optimizer, precision and loss on the emulated H100, beside predictions.
+"""Measure jobs of every recipe, engine, optimizer, precision and loss on the emulated H100, and compare predictions.
 
     pip install -e '.[test]'
-    python scripts/check.py recipes                # what is not measured yet, then the table: about an hour
-    python scripts/check.py recipes --table-only   # the table from what is saved: some minutes, formulas are traced
+    python scripts/check.py recipes                # measures missing jobs, then the table: about an hour
+    python scripts/check.py recipes --table-only   # the table of the saved results: traces formulas, some minutes
 
-No GPU is needed. The jobs are those of calibrate/checks/recipes.json, by what they stand for; what was measured goes to
-profiles/evidence/recipes.jsonl, one line a job; jobs that are there are not run again. The table,
-profiles/pages/recipes.md, has them and the rows of profiles/h100-80gb/emulated.jsonl that stand for a recipe.
+No GPU is needed. The jobs are in calibrate/checks/recipes.json, grouped by the feature that they cover. Measurements go
+to profiles/evidence/recipes.jsonl, one line per job. Jobs in that file are not run again. The table,
+profiles/pages/recipes.md, also has the rows of profiles/h100-80gb/emulated.jsonl that cover such a feature.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import Row
 
 FILE, PAGE = EVIDENCE / "recipes.jsonl", PAGES / "recipes.md"
-LOOKED_AT = {"allocated": 0.01, "reserved": 0.05}
-"""Errors from which on a job is named."""
+LIMITS = {"allocated": 0.01, "reserved": 0.05}
+"""Counter -> relative error above which a job is named on stderr."""
 HEAD = """# Every recipe, measured and predicted
 
 Peaks in bytes of jobs on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted less
@@ -35,21 +35,22 @@ measured. Made by `python scripts/check.py recipes` on {date} from `evidence/rec
 """
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
+    """The jobs of the JSON list beside this module."""
     return results_file.listed(__file__)
 
 
 measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured))
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """All measured jobs beside predictions."""
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The page of all measured jobs beside predictions."""
     cases, _ = measured_peaks.cases(FILE, H100 / "emulated.jsonl")
-    groups = {group for group, _ in emulated_jobs.recipes()} | {asked["group"] for asked in jobs(given)}
-    found = measured_peaks.compared([case for case in cases if case.group in groups], by=lambda case: case.group)
-    for one in found:
-        if any(abs(one.error(counter)) > most for counter, most in LOOKED_AT.items()):
-            print(f"too far off: {measured_peaks.line_of(one)}", file=sys.stderr)
-    worst = measured_peaks.worst(found, tuple(LOOKED_AT))
-    head = HEAD.format(date=date.today().isoformat(), jobs=len(found), **worst)
-    return Outcome(worst, {PAGE: head + "".join(map(measured_peaks.line_of, found))})
+    groups = {group for group, _ in emulated_jobs.recipes()} | {job["group"] for job in jobs(args)}
+    comparisons = measured_peaks.compared([case for case in cases if case.group in groups], by=lambda case: case.group)
+    for comparison in comparisons:
+        if any(measured_peaks.absolute_error(comparison, counter) > limit for counter, limit in LIMITS.items()):
+            print(f"too far off: {measured_peaks.line_of(comparison)}", file=sys.stderr)
+    worst = measured_peaks.worst(comparisons, tuple(LIMITS))
+    head = HEAD.format(date=date.today().isoformat(), jobs=len(comparisons), **worst)
+    return Outcome(worst, {PAGE: head + "".join(map(measured_peaks.line_of, comparisons))})

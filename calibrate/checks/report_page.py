@@ -1,13 +1,12 @@
-"""Open the page of a regression report in headless Chromium: is it drawn, silent, and alone?
+"""Open the page of a regression report in headless Chromium: figures drawn, no console messages, no requests?
 
     peakcast report profiles/h100-80gb --baselines fast -o report
     python scripts/check.py report_page report/report.html --pictures /tmp/pictures
 
-In a wide window, in a dark one and in a narrow one it asks the browser (Chrome's DevTools protocol, through pipes; no
-package is needed) for console messages, network requests, figures without size, words that leave their figure or run
-into each other, and a page that is wider than its window.
-``--pictures`` keeps what it saw.
-A check by hand, not a test: it needs Chromium (``apt install chromium``, or ``--browser PATH``).
+In a wide, a dark and a narrow window the check looks for console messages, network requests, figures without size,
+labels that leave their figure or overlap, and a page that is wider than its window. It uses Chrome's DevTools protocol
+through pipes and needs no Python package. ``--pictures`` saves a screenshot of each window. This is no automatic test:
+it needs Chromium (``apt install chromium``, or ``--browser PATH``).
 """
 
 from __future__ import annotations
@@ -49,39 +48,39 @@ LOOK = """
 
 @dataclass(frozen=True)
 class Seen:
-    """A page in one window."""
+    """The page in one window: number of figures, height in CSS pixels, faults."""
 
     figures: int
     height: int
-    wrong: list[str]
+    faults: list[str]
 
 
-def jobs(given: Namespace) -> dict[str, Window]:
+def jobs(args: Namespace) -> dict[str, Window]:
     return WINDOWS
 
 
-def measure(jobs: dict[str, Window], given: Namespace) -> dict[str, Seen]:
-    """Every window in turn."""
-    with browser.started(given) as there:
-        return {name: look(there, given.page.resolve().as_uri(), window,
-                           given.pictures and given.pictures / f"{name}.png") for name, window in jobs.items()}
+def measure(jobs: dict[str, Window], args: Namespace) -> dict[str, Seen]:
+    """Looks at the page in every window, one after another."""
+    with browser.started(args) as chromium:
+        return {name: look(chromium, args.page.resolve().as_uri(), window,
+                           args.pictures and args.pictures / f"{name}.png") for name, window in jobs.items()}
 
 
-def look(there: Browser, url: str, window: Window, picture: Path | None) -> Seen:
-    """Opens the page in one window."""
-    there.open(window)
-    there.load(url)
-    seen = json.loads(there.call("Runtime.evaluate", expression=LOOK)["result"]["value"])
-    wrong = seen["wrong"] + ([] if seen["figures"] else ["no figure"]) + there.complaints(url)
+def look(chromium: Browser, url: str, window: Window, picture: Path | None) -> Seen:
+    """Looks at the page in one window."""
+    chromium.open(window)
+    chromium.load(url)
+    seen = json.loads(chromium.call("Runtime.evaluate", expression=LOOK)["result"]["value"])
+    faults = seen["wrong"] + ([] if seen["figures"] else ["no figure"]) + chromium.complaints(url)
     if picture:
-        there.picture(picture, window[0], seen["height"])
-    return Seen(seen["figures"], seen["height"], wrong)
+        chromium.picture(picture, window[0], seen["height"])
+    return Seen(seen["figures"], seen["height"], faults)
 
 
-def table(found: dict[str, Seen], given: Namespace) -> Outcome:
-    """What is wrong, by window."""
-    shown = []
-    for name, seen in found.items():
-        shown += [f"{name}: {seen.figures} figures, {seen.height} units high, {len(seen.wrong)} faults",
-                  *(f"  {fault}" for fault in seen.wrong)]
-    return Outcome({"faults": sum(len(seen.wrong) for seen in found.values())}, shown=tuple(shown))
+def table(windows: dict[str, Seen], args: Namespace) -> Outcome:
+    """Faults by window."""
+    lines = []
+    for name, seen in windows.items():
+        lines += [f"{name}: {seen.figures} figures, {seen.height} units high, {len(seen.faults)} faults",
+                  *(f"  {fault}" for fault in seen.faults)]
+    return Outcome({"faults": sum(len(seen.faults) for seen in windows.values())}, shown=tuple(lines))

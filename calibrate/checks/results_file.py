@@ -1,4 +1,4 @@
-"""Measured jobs as lines of a file: what is there is not measured again, so an interrupted check goes on."""
+"""Results files: measured jobs as JSON lines. Jobs in the file are not measured again."""
 
 from __future__ import annotations
 
@@ -20,28 +20,34 @@ from calibrate.regression import compact
 from predictor.common.errors import InputError
 
 bar = partial(track, console=Console(stderr=True))
+"""Wraps a sequence with a progress bar on stderr: ``bar(jobs, "Measuring")``."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The rows of a file, and how a job that is not there yet becomes one."""
+    """Measures the jobs that have no row in a file yet, and appends their rows.
+
+    Attributes:
+        file: the rows, one JSON object a line.
+        row: measures a job and returns its row.
+        known_by: keys that identify a job; its row has the same values.
+        forked: fork emulated jobs from a process that has imported everything.
+    """
 
     file: Path
     row: Callable[[Mapping[str, Any]], Row]
     known_by: tuple[str, ...] = ("job",)
-    """Keys of a job that its row has too: a row that has the same is its own."""
     forked: bool = False
-    """Emulated jobs are forked from one that has imported everything."""
 
-    def __call__(self, jobs: Iterable[Mapping[str, Any]], given: Namespace) -> list[Row]:
-        """All rows, the new ones last; nothing is measured with ``--table-only``."""
+    def __call__(self, jobs: Iterable[Mapping[str, Any]], args: Namespace) -> list[Row]:
+        """All rows, new ones last. Measures nothing with ``--table-only``. Names jobs that fail on stderr."""
         rows = lines(self.file)
-        if given.table_only:
+        if args.table_only:
             return rows
         known = [self._identity(row) for row in rows]
         missing = [job for job in jobs if self._identity(job) not in known]
-        with warm_workers.jobs() if self.forked else contextlib.nullcontext():
+        with warm_workers.forked_jobs() if self.forked else contextlib.nullcontext():
             for job in bar(missing, "Measuring"):
                 try:
                     rows.append(self.row(job))
@@ -56,25 +62,26 @@ class Kept:
 
 
 def lines(file: Path) -> list[Row]:
-    """The rows of a file; none, if it is not there."""
+    """The rows of a file; an empty list if it does not exist."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:
+    """Appends a row to a file as a line of JSON."""
     with file.open("a") as stream:
         stream.write(json.dumps(row) + "\n")
 
 
 def listed(module: str) -> list[Row]:
-    """The jobs of the JSON list beside a module, each with the line of the table that it stands for."""
+    """The jobs of the JSON list beside a module, each with its group: the feature that it covers."""
     groups = json.loads(Path(module).with_suffix(".json").read_text())
     return [{"group": group, "job": job} for group, jobs in groups.items() for job in jobs]
 
 
 def compact_row(measured: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], Row]:
-    """Makes the compact row of a job of what ``measured`` finds of it."""
-    def row(asked: Mapping[str, Any]) -> Row:
-        job, more = asked["job"], {key: value for key, value in asked.items() if key != "job"}
+    """A function that measures a job with ``measured`` and returns its compact row (``regression.compact``)."""
+    def row(entry: Mapping[str, Any]) -> Row:
+        job, more = entry["job"], {key: value for key, value in entry.items() if key != "job"}
         return compact.row(job, measured(job), **more)
 
     return row

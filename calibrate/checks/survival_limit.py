@@ -1,4 +1,4 @@
-"""The memory with which a job just survives, looked for around the predicted limit."""
+"""Searches for the smallest capacity at which a job survives, around the predicted limit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 FURTHER = (0, 1, 4, 16, 64, 256)
-"""Pages from the predicted limit at which it is looked for."""
+"""Distances from the predicted limit that are tried, in pages of ``PAGE_BYTES``."""
 
 
 def sweep(workload: Workload, device: MeasuredOn = MeasuredOn.EMULATED) -> dict[str, Any]:
-    """The predicted limit of PyTorch's share, and the nearest capacities at which the job survived and died."""
+    """The predicted limit of PyTorch's memory, and the nearest capacities at which the job survived and died.
+
+    All are bytes without the assumed runtime; ``survived_bytes`` or ``died_bytes`` is None if no tried capacity did.
+    """
     workload = workload.replace(gpu=workload.gpu or "h100-80gb", profile="none")
     predicted = prepare(workload).minimum_capacity() - ASSUMED_RUNTIME_BYTES
-    # blocks shared by two streams: the limit holds for whichever completion of events needs more
+    # With blocks that two streams share, the limit is that of the event completion which needs more memory.
     both = workload.deepspeed and device is MeasuredOn.EMULATED
     modes = ("immediate", "synchronization") if both else ("immediate",)
 
     def survives(pages: int) -> bool:
-        there = workload.replace(capacity_bytes=predicted + pages * PAGE_BYTES)
-        return all(measure(there, device=device, events=events).job.out_of_memory is None for events in modes)
+        limited = workload.replace(capacity_bytes=predicted + pages * PAGE_BYTES)
+        return all(measure(limited, device=device, events=events).job.out_of_memory is None for events in modes)
 
     above = next((pages for pages in FURTHER if survives(pages)), None)
     below = next((-pages for pages in FURTHER[1:] if not survives(-pages)), None)

@@ -1,11 +1,11 @@
-"""Measure tensor-parallel jobs on the emulated H100, first and last ranks, and put predictions beside them.
+"""Measure the first and last ranks of tensor-parallel jobs on the emulated H100, and compare predictions.
 
     pip install -e '.[test]'
-    python scripts/check.py tensor_parallel                # what is not measured yet, then the table: an hour
-    python scripts/check.py tensor_parallel --table-only   # the table from what is saved: formulas are traced
+    python scripts/check.py tensor_parallel                # measures missing jobs, then the table: an hour
+    python scripts/check.py tensor_parallel --table-only   # the table of the saved results: traces formulas
 
-No GPU is needed. The jobs are those of calibrate/checks/tensor_parallel.json; what was measured goes to
-profiles/evidence/tensor_parallel.jsonl, one line a job; jobs that are there are not run again. The table is
+No GPU is needed. The jobs are in calibrate/checks/tensor_parallel.json. Measurements go to
+profiles/evidence/tensor_parallel.jsonl, one line per job. Jobs in that file are not run again. The table is
 profiles/pages/tensor_parallel.md.
 """
 
@@ -35,20 +35,21 @@ it is NCCL's own with nobody behind it. Made by `python scripts/check.py tensor_
 """
 
 
-def jobs(given: Namespace) -> list[Row]:
+def jobs(args: Namespace) -> list[Row]:
+    """The jobs of the JSON list beside this module."""
     return results_file.listed(__file__)
 
 
 measure = results_file.Kept(FILE, results_file.compact_row(measured_peaks.measured), forked=True)
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """All measured jobs beside predictions, in the order of the list."""
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The page of all measured jobs beside predictions, in the order of the list."""
     cases, skipped = measured_peaks.cases(FILE)
-    groups = list(dict.fromkeys(asked["group"] for asked in jobs(given)))
-    found = measured_peaks.compared(cases, by=lambda case: groups.index(case.group))
-    worst = measured_peaks.worst(found)
-    head = HEAD.format(date=date.today().isoformat(), jobs=len(found),
+    groups = list(dict.fromkeys(job["group"] for job in jobs(args)))
+    comparisons = measured_peaks.compared(cases, by=lambda case: groups.index(case.group))
+    worst = measured_peaks.worst(comparisons)
+    head = HEAD.format(date=date.today().isoformat(), jobs=len(comparisons),
                        worst=", ".join(f"{counter} {error:.4%}" for counter, error in worst.items()))
     return Outcome({"requested": worst["requested"], "rows that cannot be read": skipped},
-                   {PAGE: head + "".join(map(measured_peaks.line_of, found))})
+                   {PAGE: head + "".join(map(measured_peaks.line_of, comparisons))})

@@ -1,12 +1,12 @@
-"""Sweep the emulated GPU's capacity around the predicted limit: does the job survive just above, die just below?
+"""Run jobs on the emulated GPU with capacities around the predicted limit: survive at it, die just below it.
 
     pip install -e '.[test]'
     python scripts/check.py verdicts                 # 24 jobs, about 15 minutes on two cores
     python scripts/check.py verdicts --table-only    # the saved results
 
-No GPU is needed. Results go to profiles/h100-80gb/verdicts.jsonl, one line a job; jobs that are there are not run
-again. Each job runs where it is predicted to just survive (the least capacity from which on it survives) and one
-page of 2 MiB below; if one of them turns out otherwise, further away until the limit is found.
+No GPU is needed. Results go to profiles/h100-80gb/verdicts.jsonl, one line per job. Jobs in that file are not run
+again. Each job runs at the predicted limit (the smallest capacity at which it is predicted to survive) and one page of
+2 MiB below. If an outcome differs from the prediction, the job runs further away until the limit is found.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from calibrate.regression import compact
 from predictor.jobs.survival import PAGE_BYTES
 
 MODELS = ("grouped", "shallow")
-"""Those of ``calibrate/regression/models``, below 3 billion parameters."""
-CHANGES = (
+"""Models of ``calibrate/regression/models``, below 3 billion parameters."""
+CHANGES: tuple[dict[str, Any], ...] = (
     {}, {"data_parallel_size": 1, "rank": 0}, {"data_parallel_size": 2, "rank": 0},
     {"gradient_checkpointing": False}, {"recipe": "pretrain"}, {"recipe": "full", "rank": 0},
     {"optim": "adamw_torch", "data_parallel_size": 2, "rank": 1}, {"gradient_accumulation_steps": 3},
@@ -36,20 +36,21 @@ CHANGES = (
 )
 
 
-def jobs(given: Namespace) -> Iterator[Row]:
-    """One change at a time."""
+def jobs(args: Namespace) -> Iterator[Row]:
+    """A base job with one change at a time, for each model."""
     for model in MODELS:
-        base = {"model": model, "sequence_length": 1024, "per_device_train_batch_size": 4, "zero_stage": 2,
-                "data_parallel_size": 8, "rank": 7}
+        base: dict[str, Any] = {"model": model, "sequence_length": 1024, "per_device_train_batch_size": 4,
+                                "zero_stage": 2, "data_parallel_size": 8, "rank": 7}
         for change in CHANGES:
             yield {"job": base | change}
-        for change in ({}, {"gradient_checkpointing": False}):
+        changes: tuple[dict[str, Any], ...] = ({}, {"gradient_checkpointing": False})
+        for change in changes:
             overlap = {key: value for key, value in base.items() if key != "zero_stage"} | {"deepspeed": OVERLAP}
             yield {"job": overlap | change}
 
 
 def swept(job: Mapping[str, Any]) -> dict[str, Any]:
-    """On a GPU with as much memory as it has."""
+    """Searches for the limit of one job. Drops the large capacity that ``compact.workload_of`` sets."""
     workload, _ = compact.workload_of(job)
     return sweep(workload.replace(capacity_bytes=None))
 
@@ -57,17 +58,17 @@ def swept(job: Mapping[str, Any]) -> dict[str, Any]:
 measure = Kept(H100 / "verdicts.jsonl", compact_row(swept))
 
 
-def table(rows: list[Row], given: Namespace) -> Outcome:
-    """Limits beside predicted ones."""
-    shown = Table("job", "predicted limit (MiB)", "survived at", "died at")
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The table of measured and predicted limits."""
+    limits = Table("job", "predicted limit (MiB)", "survived at", "died at")
     for row in rows:
         limit = row["predicted_limit_bytes"]
         cells = ["none looked at" if row[key] is None else f"{(row[key] - limit) >> 20:+d} MiB"
                  for key in ("survived_bytes", "died_bytes")]
         job = ", ".join(f"{key} {value}" for key, value in row["job"].items() if key not in ("deepspeed", "zero_stage"))
-        shown.add_row(job + (", overlap" if "deepspeed" in row["job"] else ""), f"{limit >> 20:,}", *cells)
+        limits.add_row(job + (", overlap" if "deepspeed" in row["job"] else ""), f"{limit >> 20:,}", *cells)
     exact = sum(row["survived_bytes"] == row["predicted_limit_bytes"]
                 and row["died_bytes"] == row["predicted_limit_bytes"] - PAGE_BYTES for row in rows)
     unfound = sum(row["survived_bytes"] is None or row["died_bytes"] is None for row in rows)
     return Outcome({"limits that were not found": unfound}, shown=(
-        shown, f"{len(rows)} jobs: {exact} survive at the predicted limit and die one page (2 MiB) below"))
+        limits, f"{len(rows)} jobs: {exact} survive at the predicted limit and die one page (2 MiB) below"))

@@ -1,9 +1,9 @@
-"""Interpreters that we start: they run a module of this very package, and take no file from the current directory.
+"""Starts Python processes that run a module of this package and import nothing from the current directory.
 
     subprocess.run(**child.python("calibrate.job.job"), stdout=output)
 
-``python -m`` and ``python -c`` look into the current directory before all others, so a ``numpy.py`` there would run
-unasked. Python 3.10 has no option against that which leaves the rest of the path as it is.
+``python -m`` and ``python -c`` search the current directory first, so a ``numpy.py`` there would run unasked. Python
+3.10 has no option that prevents this and leaves the rest of the path as it is.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ START = Path(__file__).resolve().parent / "start.py"
 
 
 def python(module: str, *words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What ``subprocess`` is given to run a module of ours as ``python -m module words`` would.
+    """The arguments for ``subprocess`` that run a module of ours like ``python -m module words``.
 
     Args:
-        variables: its environment; None: this process's.
+        module: the module's full name.
+        words: the arguments of its command line.
+        variables: the environment of the process; None for this process's own.
     """
     environment = dict(os.environ if variables is None else variables)
     if "PYTHONPATH" in environment:
-        environment["PYTHONPATH"] = _named(environment["PYTHONPATH"])
+        environment["PYTHONPATH"] = _absolute(environment["PYTHONPATH"])
     return {"args": [sys.executable, str(START), module, *words], "env": environment}
 
 
-def _named(path: str) -> str:
-    """The directories that a path names; an empty entry, as of ``PYTHONPATH=$PYTHONPATH:/mine``, is the current one."""
+def _absolute(path: str) -> str:
+    """A path with absolute directories and without empty entries.
+
+    An empty entry, as in ``PYTHONPATH=$PYTHONPATH:/mine`` without a value, means the current directory.
+    """
     return os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)

@@ -1,7 +1,7 @@
-"""Runs a module of the package that this file is of: ``python start.py module words``.
+"""Runs a module of the package that contains this file: ``python start.py module words``.
 
-Python puts this file's directory on the path, and not the current one. The package's own takes its place, so that a
-process has the same code as the one that started it, wherever that found it.
+Python puts the directory of this file on the path, not the current one. This file replaces it by the package's parent
+directory, so that the process runs the same code as the process that started it.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 HERE = __file__.rpartition("/")[0]
 sys.path[:] = [HERE.rsplit("/", 2)[0], *(entry for entry in sys.path if entry != HERE)]
 
-import runpy  # noqa: E402  not before the path is right
+import runpy  # noqa: E402  the path must be set before any other import
 
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

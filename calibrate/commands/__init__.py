@@ -1,1 +1,1 @@
-"""The subcommands of ``peakcast`` that run jobs: one module each."""
+"""The subcommands of ``peakcast`` that run jobs, one module each. The docstring of a module is its help."""

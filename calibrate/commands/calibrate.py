@@ -1,4 +1,4 @@
-"""Calibrate a cluster: measure a set of short jobs, once, and save what they teach as a profile."""
+"""Calibrate a cluster: measure a set of short jobs once, and save the fitted corrections as a profile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.streams import say
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.report.console import WIDTH, console
 
 if TYPE_CHECKING:
     from calibrate.campaign.design import Job
     from calibrate.campaign.rows import Row, Store
-    from calibrate.measure.device_choice import Where
+    from calibrate.measure.device_choice import MeasuringDevice
 
 EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
@@ -32,8 +32,8 @@ EXAMPLES = """examples:
   torchrun --nnodes 2 --nproc-per-node 8 ... --no-python peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
 
 Each job is three training steps of a shallow model of full width, in a process of its own; a few are whole models.
-What was measured is kept in a file beside the profile, a line a job: after an interruption the same command goes on
-where it was. Then peakcast predict ... --profile FILE uses the profile. Nothing leaves this machine.
+Measurements are kept in a file beside the profile, one line per job: after an interruption, the same command
+continues. Then peakcast predict ... --profile FILE uses the profile. Nothing leaves this machine.
 
 exit codes: 0 the profile is written, 2 bad input or environment, or nothing could be measured
 """
@@ -41,7 +41,7 @@ DEVICES = {"cuda": "device", "emulated": "emulated"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds where to measure, how much, and where the profile goes."""
+    """Adds the options for the device, the jobs and the output."""
     where = parser.add_argument_group("where to measure")
     where.add_argument("--device", choices=tuple(DEVICES), help="a real GPU, or an emulated one (no GPU is needed)")
     where.add_argument("--gpu", metavar="GPU", help="which GPU it is, such as h100-80gb, a100-40gb, l40s")
@@ -49,25 +49,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="when events complete on the emulated GPU: immediate, launches:N or synchronization; "
                             "default: immediate")
     where.add_argument("--inject", metavar="KEY=VALUE", action="append", default=[],
-                       help="make the emulated GPU differ from its kind, to test calibration; keys: "
+                       help="make the emulated GPU differ from a real one of its name, to test calibration; keys: "
                             "calibrate/emulator/injection.py")
     extent = parser.add_argument_group("how much to measure")
     extent.add_argument("--quick", action="store_true", help="a small set of jobs: a rougher profile")
     extent.add_argument("--jobs-from", metavar="FILE",
-                        help="these jobs in place of its own: JSON as --plan-only --json prints it")
+                        help="measure the jobs of this file: JSON as --plan-only --json prints it")
     extent.add_argument("--time-limit", metavar="MINUTES",
-                        help="begin no job after so many minutes, and fit what was measured")
-    extent.add_argument("--jobs", metavar="N", help="jobs at a time; default: 1 on a real GPU, a core each on an "
+                        help="start no job after this many minutes, and fit the jobs that were measured")
+    extent.add_argument("--jobs", metavar="N", help="jobs at a time; default: 1 on a real GPU, one per core on an "
                                                     "emulated one")
     extent.add_argument("--records", metavar="FILE", nargs="+", default=[],
                         help="records of trainings (PeakcastCallback, watch) or of peakcast measure, on the same GPU "
-                             "and software: kept with the held-out jobs, which give the intervals")
+                             "and software: they join the held-out jobs, which give the intervals")
     extent.add_argument("--plan-only", action="store_true", help="show the jobs and how long they take; run nothing")
-    extent.add_argument("--retry-failed", action="store_true", help="run jobs again that failed before")
+    extent.add_argument("--retry-failed", action="store_true", help="run failed jobs again")
     group = parser.add_argument_group("output")
     group.add_argument("-o", "--output", metavar="FILE", help="the profile, a JSON file")
     group.add_argument("--measurements", metavar="FILE",
-                       help="what was measured, a line a job; default: beside the profile, ending in .jsonl")
+                       help="the measurements, one line per job; default: beside the profile, ending in .jsonl")
     group.add_argument("--snapshots", metavar="DIR", help="also keep the memory history of each job there, compressed")
     group.add_argument("--json", action="store_true", help="the result as JSON, and nothing else, on the output")
     group.add_argument("--force", action="store_true", help="overwrite a profile that exists")
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     degree = int(os.environ["WORLD_SIZE"]) if single_rank.launched() else None
     emulated = where.device.value == "emulated"
-    # alone, NCCL's process group is to be had on the emulated GPU only
+    # without torchrun, only an emulated GPU can create NCCL communicators
     if arguments.jobs_from:
         jobs = _listed(arguments, degree, emulated)
     else:
@@ -119,14 +119,14 @@ def run(arguments: argparse.Namespace) -> int:
     return _finish(arguments, measured, where, path, left, degree)
 
 
-def _where(arguments: argparse.Namespace) -> Where:
+def _where(arguments: argparse.Namespace) -> MeasuringDevice:
     for name in ("device", "gpu"):
         if getattr(arguments, name) is None:
             raise InputError(f"--{name} is not given: say "
                              + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
     from calibrate.emulator import Injection
     from calibrate.emulator.job_environment import has_real_driver, launches
-    from calibrate.measure.device_choice import Where
+    from calibrate.measure.device_choice import MeasuringDevice
     from calibrate.records.record import MeasuredOn
     from predictor.common import gpus
 
@@ -134,14 +134,14 @@ def _where(arguments: argparse.Namespace) -> Where:
     device = MeasuredOn(DEVICES[arguments.device])
     try:
         gpu = gpus.find(arguments.gpu).name
-    except InputError as error:  # its capacity can be given for a prediction, not here
+    except InputError as error:  # a prediction accepts a capacity instead, a calibration does not
         raise InputError(str(error).removesuffix("; or give capacity_bytes")) from None
     if device is MeasuredOn.DEVICE and arguments.inject:
         raise InputError("nothing can be injected into a real GPU: --inject needs --device emulated")
     if device is MeasuredOn.DEVICE and not arguments.plan_only and not has_real_driver():
         raise InputError("this machine has no NVIDIA driver: run this where the GPU is, or add --device emulated")
-    return Where(gpu, device, arguments.events, Injection.from_words(arguments.inject) if arguments.inject else None,
-                 arguments.snapshots)
+    return MeasuringDevice(gpu, device, arguments.events,
+                           Injection.from_words(arguments.inject) if arguments.inject else None, arguments.snapshots)
 
 
 def _listed(arguments: argparse.Namespace, degree: int | None, emulated: bool) -> list[Job]:
@@ -162,40 +162,40 @@ def _number(text: str | None, option: str, least: float, whole: bool = False) ->
     except ValueError:
         value = None
     if value is None or not least <= value <= 1e6:
-        raise InputError(f"{option} must be a {'whole ' if whole else ''}number from {least:g}, not {show(text)}")
+        raise InputError(f"{option} must be a {'whole ' if whole else ''}number from {least:g}, not {quoted(text)}")
     return value
 
 
-def _measure(jobs: list[Job], where: Where, store: Store, workers: int, seconds: float | None,
+def _measure(jobs: list[Job], where: MeasuringDevice, store: Store, workers: int, seconds: float | None,
              degree: int | None) -> int:
-    """Runs what is missing, with a plan before and a bar meanwhile on stderr; how many jobs are left."""
+    """Runs the jobs without a row, with a plan and a progress bar on stderr, and returns the number of jobs left."""
     from functools import partial
 
     from calibrate.campaign import consistency, environment, measured_job, run, torchrun
     from calibrate.report.calibrate import Progress, plan
 
     known = {row.id for row in store.rows}
-    shown = jobs if degree is None else [torchrun.of_rank(job, degree - 1) for job in jobs]
-    if not known.issuperset(job.id for job in shown):
-        consistency.check_here(store.rows, environment.look(where), where, store.path)
+    own_jobs = jobs if degree is None else [torchrun.of_rank(job, degree - 1) for job in jobs]
+    if not known.issuperset(job.id for job in own_jobs):
+        consistency.check_here(store.rows, environment.read_environment(where), where, store.path)
         store.begin()
     terminal = console(sys.stderr, width=None if sys.stderr.isatty() else WIDTH)
-    plan(terminal, shown, workers, known)
+    plan(terminal, own_jobs, workers, known)
     row_of = partial(measured_job.row_of, where=where)
-    with Progress(shown, workers, known) as progress:
+    with Progress(own_jobs, workers, known) as progress:
         try:
             if degree is None:
                 return run.run(jobs, row_of, store, run.Limits(workers, seconds), progress.done)
-            ended = None if seconds is None else time.monotonic() + seconds
-            return torchrun.run(jobs, row_of, store, lambda: ended is not None and time.monotonic() >= ended,
+            deadline = None if seconds is None else time.monotonic() + seconds
+            return torchrun.run(jobs, row_of, store, lambda: deadline is not None and time.monotonic() >= deadline,
                                 progress.done)
         except (KeyboardInterrupt, SystemExit):
             say(f"stopped; {len(store.rows)} jobs are kept in {store.path}: the same command goes on")
             raise
 
 
-def _follow(jobs: list[Job], where: Where) -> int:
-    """What the other ranks of torchrun do."""
+def _follow(jobs: list[Job], where: MeasuringDevice) -> int:
+    """Runs the jobs on torchrun's other ranks, which write nothing."""
     from functools import partial
 
     from calibrate.campaign import measured_job, torchrun
@@ -204,7 +204,7 @@ def _follow(jobs: list[Job], where: Where) -> int:
     return 0
 
 
-def _finish(arguments: argparse.Namespace, rows: list[Row], where: Where, path: str, left: int,
+def _finish(arguments: argparse.Namespace, rows: list[Row], where: MeasuringDevice, path: str, left: int,
             degree: int | None) -> int:
     from calibrate.campaign.torchrun import once_a_job
     from calibrate.fit import coverage, cross_validate, fit_profile
@@ -232,12 +232,12 @@ def _show_plan(arguments: argparse.Namespace, jobs: list[Job], workers: int) -> 
 
 
 def _commit() -> str | None:
-    """Of a checkout of peakcast; None where it is installed."""
+    """The commit of a git checkout of peakcast; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
-        found = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return done.stdout.strip() or None

@@ -17,22 +17,22 @@ EXAMPLES = """examples:
 
 The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
 the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.
-What torch.compile makes for the GPU is refused: set TORCH_COMPILE_DISABLE=1 to run without it.
+Code that torch.compile generates for the GPU is rejected: set TORCH_COMPILE_DISABLE=1 to run without it.
 
 exit codes: 0 the script ran, 1 it ran out of GPU memory, 2 it failed otherwise, or bad input
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the GPU, the ranks, the output and the command."""
+    """Adds the options for the GPU, the ranks and the output, and the command."""
     parser.usage = "peakcast dryrun [options] -- COMMAND [ARGUMENT ...]"
     group = parser.add_argument_group("where to run")
     group.add_argument("--gpu", default="h100-80gb", metavar="GPU", help="such as a100-40gb, l40s; default: h100-80gb")
     group.add_argument("--capacity-bytes", "--capacity", metavar="SIZE", help="memory of the GPU, such as 40GiB; "
                                                                               "overrides the GPU's own")
     group.add_argument("--world-size", metavar="N",
-                       help="ranks that torch.distributed reports, of which this process is --rank and the only one; "
-                            "default: what the command itself starts")
+                       help="world size that torch.distributed reports; only this process exists, as --rank; "
+                            "default: the processes that the command starts")
     group.add_argument("--rank", default="0", metavar="R", help="default: 0")
     group.add_argument("--events", default="immediate", metavar="WHEN",
                        help="when events complete: immediate, launches:N or synchronization; default: immediate")
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.common.json_dataclasses import to_plain
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
-    quiet = arguments.json and not arguments.output  # then our stdout is for the JSON alone
+    quiet = arguments.json and not arguments.output  # then stdout is only for the JSON
     machine = Machine(gpu=arguments.gpu, capacity_bytes=settings.pop("capacity_bytes"), events=arguments.events)
     result = dryrun(command, machine, streams=Streams(output=sys.stderr.fileno() if quiet else None), **settings)
 
@@ -79,10 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_given(command: list[str]) -> list[str]:
-    """The user's own words: on the way here underscores of options became hyphens."""
+    """The command as the user typed it: the command line's parser replaced underscores of options by hyphens."""
     words = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
-    same = [word.replace("_", "-") for word in words] == [word.replace("_", "-") for word in command]
-    return words if same else command
+    is_same = [word.replace("_", "-") for word in words] == [word.replace("_", "-") for word in command]
+    return words if is_same else command
 
 
 def _value(option: str, kind, text: str | None):

@@ -1,4 +1,4 @@
-"""Learn a formula from recorded jobs at a few shapes: any engine, any optimizer, your own script."""
+"""Learn a formula from jobs recorded at a few shapes: any engine, any optimizer, your own script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
-from predictor.common.suggestions import named, nearest, show
+from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.model.request import Request
 
 EXAMPLES = """examples:
@@ -25,9 +25,9 @@ EXAMPLES = """examples:
 
 The job runs for three optimizer steps at each of a handful of shapes, in processes of its own, and every
 allocation is recorded; their sizes become functions of batch, sequence and images. In a script's command
-{batch}, {sequence} and {images} (of a sample) stand for what varies; without any the result is a replay
-at that one shape. Killed half-way, the same command goes on where it was. Everything but the shape and
-the GPU's capacity is the recorded job's: engine, ranks, optimizer.
+{batch}, {sequence} and {images} (per sample) stand for the values that vary; without them, the result is
+a replay at one shape. After an interruption, the same command continues. The formula answers for other
+shapes and GPU capacities; engine, ranks and optimizer are those of the recorded job.
 
 exit codes: 0 learned, 1 learned, but a recorded peak is not reproduced to 1 %, 2 bad input or environment
 """
@@ -37,17 +37,17 @@ EXACT = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options, the shapes, where to run and the output; what follows ``--`` is a script."""
+    """Adds the options for the workload, the shapes, the device and the output. A script follows ``--``."""
     parser.usage = "peakcast learn MODEL [options] -o FILE | peakcast learn [options] -o FILE -- COMMAND [ARGUMENT ...]"
     options.add_workload(parser)
     group = parser.add_argument_group("where to learn")
-    for symbol, what in (("batches", "samples of a micro batch"), ("sequences", "tokens of a sample"),
-                         ("images", "images of a sample")):
-        group.add_argument(f"--{symbol}", metavar="N,N,…", help=f"record at these {what}; one number: not varied")
+    for symbol, meaning in (("batches", "samples per micro-batch"), ("sequences", "tokens per sample"),
+                            ("images", "images per sample")):
+        group.add_argument(f"--{symbol}", metavar="N,N,…", help=f"record at these {meaning}; one number: not varied")
     group.add_argument("--device", choices=("cuda", "emulated"),
                        help="default: cuda if this machine has a GPU; a script always runs on an emulated one")
     group.add_argument("--no-probe", action="store_true",
-                       help="do not also look at one sample and at a sequence that is no multiple of 8")
+                       help="do not also record one sample, nor a sequence that is no multiple of 8")
     output.add_output(parser)
     original = parser.parse_known_args
 
@@ -58,37 +58,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         arguments.command = None if end is None else words[end + 1:]
         return arguments, unknown
 
-    parser.parse_known_args = parse
+    parser.parse_known_args = parse  # type: ignore[method-assign, assignment]  # of this parser only, by design
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Records, learns, writes the file and reports; the exit code says whether every record is reproduced."""
+    """Records jobs, learns a formula, writes its file and reports. The exit code says whether the formula reproduces
+    every record."""
     if not arguments.output or not arguments.output.endswith(".npz"):
         raise InputError("learn writes a formula: name a file that ends in .npz after -o (before --)")
     output.check_path(arguments.output, arguments.force)
     from calibrate.emulator.build import find_torch
 
-    find_torch()  # what follows imports it
+    find_torch()  # the imports below need it
     source, plan = _script(arguments) if arguments.command is not None else _workload(arguments)
     from calibrate.learn import learn as learning
     from predictor.formula import learned
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
-    made, checks = learning.learn(source, plan, _progress)
-    learned.save(arguments.output, made)
+    formula, checks = learning.learn(source, plan, _progress)
+    learned.save(arguments.output, formula)
     learning.clear(source)
     from calibrate.report.learn import document, report
 
     path, arguments.output = arguments.output, None  # the report goes to the terminal
-    output.write(arguments, lambda: document(path, made, checks), lambda console: report(console, path, made, checks))
+    output.write(arguments, lambda: document(path, formula, checks),
+                 lambda console: report(console, path, formula, checks))
     exact = all(abs(error) <= EXACT * row.measured[name] for row in checks for name, error in row.error_bytes.items())
     return 0 if exact else 1
 
 
 def _workload(arguments: argparse.Namespace):
     """The source and plan of a workload."""
-    given = {name: _values(name, getattr(arguments, name)) for name in ("batches", "sequences", "images")}
-    workload = _settled(arguments, given)
+    sizes = {name: _values(name, getattr(arguments, name)) for name in ("batches", "sequences", "images")}
+    workload = _settled(arguments, sizes)
     from calibrate.learn.jobs import WorkloadSource
     from calibrate.learn.shapes import plan, values_around
     from calibrate.records.record import MeasuredOn
@@ -96,13 +98,14 @@ def _workload(arguments: argparse.Namespace):
 
     device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
     source = WorkloadSource.of(workload, device, ["peakcast", *sys.argv[1:]])
-    batches = given["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
-    images = given["images"] or (workload.images_per_sample,)
-    sequences, longest = (0,), None
+    batches = sizes["batches"] or values_around("batch", workload.per_device_train_batch_size, 0)
+    images = sizes["images"] or (workload.images_per_sample,)
+    sequences: tuple[int, ...] = (0,)
+    longest = None
     if workload.sequence_length is not None:
         facts = _facts(workload, max(images))
         room, longest = facts.room(max(images)), facts.positions
-        sequences = given["sequences"] or values_around("sequence", workload.sequence_length, room, longest)
+        sequences = sizes["sequences"] or values_around("sequence", workload.sequence_length, room, longest)
         if min(sequences) <= room:
             raise InputError(f"--sequences {min(sequences)}: {max(images)} image(s) take {room} tokens: give at least "
                              f"{room + 1}")
@@ -112,26 +115,30 @@ def _workload(arguments: argparse.Namespace):
     return source, plan(batches, sequences, images, probe=not arguments.no_probe, longest=longest)
 
 
-def _settled(arguments: argparse.Namespace, given: Mapping[str, tuple[int, ...]]):
-    """The workload at its largest shape, with what a sample of its model has: tokens, images, or neither."""
+def _settled(arguments: argparse.Namespace, listed: Mapping[str, tuple[int, ...]]):
+    """The workload at its largest shape, with the tokens and images that a sample of its model has."""
     if options.workload(arguments).mode == "inference":
         raise InputError("mode inference: formulas are learned of training: use peakcast predict, or peakcast measure")
-    said = options.given(arguments).values
-    for name, sizes in zip(SCRIPT_KEYS, (given["batches"] or (DEFAULT_BATCH,), given["sequences"], given["images"])):
-        if name not in said and sizes:
+    command_line = options.given(arguments).values
+    for name, sizes in zip(SCRIPT_KEYS, (listed["batches"] or (DEFAULT_BATCH,), listed["sequences"], listed["images"])):
+        if name not in command_line and sizes:
             setattr(arguments, name, str(max(sizes)))
     workload = options.workload(arguments)
-    from predictor.formula.learned import is_named
+    from predictor.formula.learned import is_learned_file
     from predictor.jobs import dispatch
 
-    if is_named(workload.model):
-        raise InputError(f"{named(workload.model)}: is a learned formula already: name a model, or a script "
+    if is_learned_file(workload.model):
+        raise InputError(f"{file_name(workload.model)}: is a learned formula already: name a model, or a script "
                          "after --")
     return dispatch.resolve(workload).workload
 
 
 def _facts(workload, images: int):
-    """Of the model: tokens that an image takes where a sample has so many, and positions that it knows."""
+    """Facts of the model, among them the tokens per image and the number of positions.
+
+    Args:
+        images: images per sample.
+    """
     from predictor.answer.model_list import building
     from predictor.events.model_facts import ModelFacts
     from predictor.model import models, parser
@@ -142,26 +149,26 @@ def _facts(workload, images: int):
     if isinstance(config, CodeModel):
         return ModelFacts(MODEL_TYPE, 0, 0, ())
     with building(config):
-        model = parser.bare(config, workload.attn_implementation)
+        model = parser.build_plain(config, workload.attn_implementation)
         inputs = Inputs(config, model, workload.image_sizes, workload.video_frames)
         return parser.describe(model, inputs.tokens_among(images))
 
 
 SCRIPT_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gpu", "capacity_bytes",
                "data_parallel_size", "rank")
-"""Options that mean something for a script."""
+"""Options that apply to a script."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """What may vary in a script's command.
+    """A number that may vary in a script's command.
 
     Attributes:
-        mark: what stands for it there.
-        option: where its values are listed.
-        key: of a workload, whose value the listed ones lie around by default.
-        default: where that is not given either.
-        constant: without the mark, where that is not given.
+        mark: its placeholder in the command.
+        option: the option that lists its values.
+        key: the workload's key whose value the default values surround.
+        default: that value if the key is not given.
+        constant: the only value if the command has no placeholder and the key is not given.
     """
 
     name: str
@@ -172,20 +179,20 @@ class Symbol:
     constant: int
 
     def values(self, arguments: argparse.Namespace, centre: int | None) -> tuple[int, ...]:
-        """What it is recorded at.
+        """The values at which the script is recorded.
 
         Raises:
-            InputError: several values, and nothing in the command that they would change.
+            InputError: there are several values, and the command has no placeholder for them.
         """
         from calibrate.learn.shapes import values_around
 
         used = any(self.mark in word for word in arguments.command)
-        given = _values(self.option, getattr(arguments, self.option))
-        if len(given) > 1 and not used:
+        listed = _values(self.option, getattr(arguments, self.option))
+        if len(listed) > 1 and not used:
             raise InputError(f"--{self.option}: the command has no {self.mark} to put them into")
         if used:
-            return given or values_around(self.name, centre or self.default, 0)
-        return given or (centre or self.constant,)
+            return listed or values_around(self.name, centre or self.default, 0)
+        return listed or (centre or self.constant,)
 
 
 def _script(arguments: argparse.Namespace):
@@ -212,13 +219,13 @@ def _script(arguments: argparse.Namespace):
 
 
 def _check_script(arguments: argparse.Namespace) -> None:
-    """Refuses what does not go with a script."""
+    """Rejects options that do not apply to a script."""
     from predictor.workload.keys import KEYS
 
     if not arguments.command:
         raise InputError("a command is missing after --: peakcast learn -o FILE -- python train.py --batch {batch}")
     if arguments.model is not None:
-        raise InputError(f"both MODEL {show(arguments.model, 80)} and a script after -- are given: leave one out")
+        raise InputError(f"both MODEL {quoted(arguments.model, 80)} and a script after -- are given: leave one out")
     if arguments.device == "cuda":
         raise InputError("--device cuda: a script is recorded on the emulated GPU only: leave it out")
     for name in (*KEYS, "workload"):
@@ -227,9 +234,9 @@ def _check_script(arguments: argparse.Namespace) -> None:
 
 
 def _script_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options that mean something for a script are set to; None for those that are not given."""
+    """The values of the options that apply to a script; None for absent ones."""
     from predictor.common.value_types import Invalid
-    from predictor.workload.workload import KEYS
+    from predictor.workload.keys import KEYS
 
     values = {}
     for name in SCRIPT_KEYS:
@@ -242,11 +249,11 @@ def _script_values(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_placeholders(command: list[str], known: Mapping[str, str]) -> None:
-    """Refuses a word in braces that is nearly a placeholder; other braces are the script's own, and a shell's."""
+    """Rejects a word in braces that resembles a placeholder. Other braces belong to the script or to a shell."""
     for word in command:
         for name in re.findall(r"(?<!\$)\{(\w+)\}", word):
             if name not in known and nearest(name, known):
-                raise InputError(f"{show(word, 80)}: {{{name}}} is no placeholder{nearest(name, known)}: they are "
+                raise InputError(f"{quoted(word, 80)}: {{{name}}} is no placeholder{nearest(name, known)}: they are "
                                  f"{', '.join(known.values())}")
 
 
@@ -256,12 +263,12 @@ def _values(option: str, text: str | None) -> tuple[int, ...]:
     parts = text.replace(" ", "").split(",")
     if not all(part.isdecimal() and 0 < int(part) < 1 << 22 for part in parts if len(part) < 9) \
             or any(len(part) >= 9 for part in parts):
-        raise InputError(f"--{option} must be whole numbers with commas between, such as 2,4,8, not {show(text, 80)}")
+        raise InputError(f"--{option} must be whole numbers with commas between, such as 2,4,8, not {quoted(text, 80)}")
     return tuple(sorted({int(part) for part in parts}))
 
 
 def _progress(shapes):
-    """The shapes with a bar on the terminal; nothing where stderr is a file."""
+    """The shapes, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return shapes
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Measure a workload: three real training steps on a real or an emulated GPU, beside the prediction."""
+"""Measure a workload: three real training steps on a real or an emulated GPU, shown beside the prediction."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ EXAMPLES = """examples:
   peakcast measure --workload job.yaml --json -o measurement.json
   peakcast measure --workload job.yaml --snapshot history.pickle
 
-One process is one rank of --data-parallel-size; the other ranks need not exist. Rank "worst" (the
-default) is the one whose predicted peak is highest. Peaks are of the reference loop (see README).
-Under torchrun the ranks do exist, and each writes a record: put {rank} into the name after -o.
+One process runs one rank of --data-parallel-size; the other ranks need not exist. Rank "worst" (the
+default) is the rank with the highest predicted peak. The job runs the reference loop (see README).
+Under torchrun all ranks exist, and each writes a record: put {rank} into the name after -o.
 
 exit codes: 0 three steps ran, 1 the job ran out of GPU memory, 2 bad input or environment
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options, where to run, and the output's."""
+    """Adds the options for the workload, the device and the output."""
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("where to run")
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="when events complete on the emulated GPU: immediate, launches:N or synchronization; "
                             "default: immediate")
     group.add_argument("--snapshot", metavar="FILE",
-                       help="also write the memory history there, for pytorch.org/memory_viz; each entry's metadata "
-                            "names moment, step, module and operator")
+                       help="also write the memory history to this file, for pytorch.org/memory_viz; each entry's "
+                            "metadata names moment, step, module and operator")
     group.add_argument("--verbose", action="store_true", help="show what the job prints")
     output.add_output(parser)
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _name_by_rank(arguments: argparse.Namespace) -> None:
-    """Under torchrun, ``{rank}`` in the names of files becomes this process's rank."""
+    """Under torchrun, replaces ``{rank}`` in file names by this process's rank."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     for name in ("output", "snapshot"):

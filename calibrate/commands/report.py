@@ -1,10 +1,12 @@
-"""Report how near predictions are: measurements beside today's predictions, errors by group, gates."""
+"""Report the accuracy of predictions: measurements beside today's predictions, errors by group, gates."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from predictor.commands import output
 from predictor.common.errors import InputError
@@ -19,34 +21,34 @@ EXAMPLES = """examples:
   peakcast report profiles/h100-80gb --baselines fast -o report      then open report/report.html
 
 RECORDS are files or directories of measurements: records of peakcast measure --json -o, the measurements of peakcast
-calibrate, and the compact rows of profiles/. What cannot be read, is there twice or cannot be predicted is skipped,
-by name. A model that no shipped formula covers is traced once (some seconds; needs torch).
+calibrate, and the compact rows of profiles/. Files and rows that cannot be read, are duplicates or cannot be predicted
+are skipped, and named. A model that no shipped formula covers is traced once (some seconds; needs torch).
 
 exit codes: 0 the report is made and every gate holds, 1 a gate is broken, 2 bad input
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the records, the profile, the gates and where the report goes."""
+    """Adds the options for the records, the profile, the gates and the output."""
     parser.add_argument("records", metavar="RECORDS", nargs="+", help="files or directories of measurements")
     parser.add_argument("--profile", metavar="FILE",
-                        help="predict with this calibration; none: with no one; default: as predict would")
+                        help="predict with this profile; none: without a profile; default: as predict does")
     parser.add_argument("--gate", metavar="FILE", help="thresholds by group (TOML); exit code 1 if one is broken")
     parser.add_argument("--worst", default="3", metavar="N",
-                        help="explain at least the N worst cases; those beyond 2 %% always are; default: 3")
+                        help="explain at least the N worst cases; errors beyond 2 %% are always explained; default: 3")
     parser.add_argument("--baselines", choices=CHOICES, default="none",
-                        help="also what other methods say (Eq. 1 of the paper, DeepSpeed's and accelerate's "
+                        help="also compare other methods (Eq. 1 of the paper, DeepSpeed's and accelerate's "
                              "estimators, states only); all: PyTorch's MemTracker too, a minute for each model and "
                              "shape; default: none")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="the report as JSON, and nothing else, on the output")
     group.add_argument("-o", "--output", metavar="DIR",
-                       help="also write report.html, report.json, report.md and cases.csv there")
-    group.add_argument("--force", action="store_true", help="overwrite a report that is there")
+                       help="also write report.html, report.json, report.md and cases.csv into this directory")
+    group.add_argument("--force", action="store_true", help="overwrite an existing report")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compares, reports, writes; the exit code says whether every gate holds."""
+    """Compares, reports and writes; the exit code says whether every gate holds."""
     try:
         worst = Whole(0, 1 << 20).from_text(arguments.worst)
     except Invalid as error:
@@ -61,25 +63,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.profile not in (None, "none"):
         from predictor.profile import profile
 
-        profile.find(arguments.profile)  # a mistake is told before everything is skipped for it
+        profile.find(arguments.profile)  # reports a mistake before every case is skipped because of it
     cases, skipped = files.read(arguments.records)
-    made = report.make(cases, skipped, profile=arguments.profile, worst=worst, progress=_progress,
+    comparison = report.make(cases, skipped, profile=arguments.profile, worst=worst, progress=_progress,
                        said=None if arguments.baselines == "none" else
                        partial(estimates, slow=arguments.baselines == "all"))
-    results = [gates.check(gate, made.comparisons) for gate in limits]
+    results = [gates.check(gate, comparison.comparisons) for gate in limits]
     provenance = {"command": " ".join(["peakcast", *sys.argv[1:]]), "profile": arguments.profile}
     if arguments.output is not None:
-        forms.write(arguments.output, made, results, **provenance)
+        forms.write(arguments.output, comparison, results, **provenance)
 
     def document() -> dict:
         from calibrate.regression.document import document
 
-        return document(made, results, **provenance)
+        return document(comparison, results, **provenance)
 
     def text(console) -> None:
         from calibrate.report.regression.text import report
 
-        report(console, made, results)
+        report(console, comparison, results)
 
     output.write(argparse.Namespace(json=arguments.json, output=None), document, text)
     broken = [line for result in results for line in result.broken]
@@ -89,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(broken))
 
 
-def _progress(items, what: str):
-    """With a bar on the terminal; without one where stderr is a file."""
+def _progress(items: Sequence[Any], description: str) -> Iterable[Any]:
+    """The items, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return items
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, description=what, console=Console(stderr=True), transient=True)
+    return track(items, description=description, console=Console(stderr=True), transient=True)

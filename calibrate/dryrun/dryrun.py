@@ -1,4 +1,4 @@
-"""Runs the user's own script on an emulated GPU and says what it needed.
+"""Runs the user's own script on an emulated GPU and reports the memory that it needed.
 
     result = dryrun(["python", "train.py"], Machine(gpu="h100-80gb"), world_size=8, rank=7)
     result.peak_requested_bytes
@@ -21,7 +21,7 @@ from calibrate.dryrun.hooks.fake_ranks import variables
 from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.version import VERSION
 
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
@@ -29,13 +29,13 @@ AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``calibrate.dryrun.hooks`` is told.
+    """Settings of a dry run for ``calibrate.dryrun.hooks``.
 
     Attributes:
-        directory: where each process leaves its report.
-        world_size: None: ``torch.distributed`` is left as it is.
-        optimizer_steps: stop at the first backward after so many; None: when the script ends.
-        history: whether each process also leaves its whole memory history.
+        directory: where each process writes its report.
+        world_size: None: ``torch.distributed`` stays as it is.
+        optimizer_steps: stop at the first backward after this many; None: run until the script ends.
+        history: whether each process also writes its whole memory history.
     """
 
     directory: str
@@ -47,7 +47,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Line:
-    """A place in source code."""
+    """A line of source code."""
 
     file: str
     number: int
@@ -58,8 +58,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Where:
-    """A point of the run: see ``calibrate.dryrun.hooks.watcher.Where``; ``line`` is in the user's code."""
+class CodePoint:
+    """A point of the run, as in ``calibrate.dryrun.hooks.watcher.Where``. ``line`` is in the user's code."""
 
     moment: str
     step: int
@@ -69,27 +69,29 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The device had no room for ``tried_to_allocate_bytes`` (a whole segment of the allocator)."""
+class FailedAllocation:
+    """A failed allocation: the device had no room for ``tried_to_allocate_bytes`` (a whole segment of the allocator).
+    """
 
     tried_to_allocate_bytes: int
-    where: Where
+    where: CodePoint
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one process of the script needed, and how the script ended.
+    """Memory of one process of the script, and how the script ended.
 
     Attributes:
-        gpu: what it ran on, which was never there: ``measured_on`` is always ``emulated``.
-        settings: environment variables that change what is allocated, where they were set.
-        peak: where the requested bytes were highest.
-        out_of_memory: every time PyTorch could not get memory, whether the script caught it or not.
-        optimizer_steps: how many were finished.
-        stopped: whether the dry run ended the script after the steps it was asked for.
+        gpu: the emulated GPU; ``measured_on`` is always ``emulated``.
+        settings: environment variables that change allocations and were set.
+        peak: the point with the most requested bytes.
+        out_of_memory: every failed allocation, whether or not the script caught the error.
+        optimizer_steps: number of complete optimizer steps.
+        stopped: whether the dry run ended the script after the requested number of steps.
         exit_code: the script's own; negative: the signal that killed it.
         exception: the last line of the traceback that ended the script.
-        processes: how many processes of the script used the GPU; this is the one with the highest peak.
+        processes: number of processes of the script that used the GPU. The report is of one that ran out of memory, or
+            else of the one with the highest peak.
     """
 
     schema_version: int
@@ -104,8 +106,8 @@ class DryRun:
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    peak: Where | None
-    out_of_memory: tuple[Refusal, ...]
+    peak: CodePoint | None
+    out_of_memory: tuple[FailedAllocation, ...]
     memory_stats: Mapping[str, int]
     optimizer_steps: int
     stopped: bool
@@ -117,7 +119,7 @@ class DryRun:
 
 @dataclass(frozen=True)
 class Streams:
-    """File descriptors for a command's standard output and standard error; None: ours."""
+    """File descriptors for a command's standard output and standard error; None: those of this process."""
 
     output: int | None = None
     errors: int | None = None
@@ -131,21 +133,22 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
-        machine: what they see.
-        world_size: how many ranks ``torch.distributed`` reports; this process is ``rank``. None: whatever
+        machine: the emulated machine.
+        world_size: number of ranks that ``torch.distributed`` reports; the process is ``rank``. None: the ranks that
             the command itself starts.
-        optimizer_steps: end the script after so many; three are enough for the peak of a loop.
-        streams: where the command writes.
-        snapshot: also write the memory history of the reported process there, as ``peakcast measure`` does.
+        optimizer_steps: end the script after this many; three are enough for the peak of a loop.
+        streams: where the command writes its output.
+        snapshot: path for the memory history of the reported process, in the format of ``peakcast measure``; None:
+            none.
 
     Raises:
-        InputError: no such command or GPU, no process of the command used the GPU, or ``torch.compile`` made kernels
-            for it.
+        InputError: there is no such command or GPU, no process of the command used the GPU, or ``torch.compile`` made
+            kernels for it.
     """
     if not 0 <= rank < (world_size or 1):
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
     if not command or shutil.which(command[0]) is None:
-        raise InputError(f"command not found: {show(command[0]) if command else 'give one after --'}")
+        raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
     changes = environment(machine, shadow_real_gpu=True)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None)
@@ -162,11 +165,11 @@ def _run(command: Sequence[str], variables: dict[str, str], streams: Streams) ->
     try:
         job = subprocess.Popen(command, env=variables, stdout=streams.output, stderr=streams.errors)
     except OSError as error:
-        raise InputError(f"{show(command[0])} cannot be started: {error.strerror}") from None
+        raise InputError(f"{quoted(command[0])} cannot be started: {error.strerror}") from None
     try:
         return job.wait()
     finally:
-        job.terminate()  # if we were interrupted; it has ended otherwise
+        job.terminate()  # only has an effect if we were interrupted
         job.wait()
 
 
@@ -188,12 +191,12 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
         rank=settings.rank, world_size=settings.world_size or 1,
         **{f"peak_{name}": size for name, size in report["peaks"].items()},
         peak=_where(report["peak"]) if report["peak"] else None,
-        out_of_memory=tuple(Refusal(item["tried_to_allocate_bytes"], _where(item["where"]))
+        out_of_memory=tuple(FailedAllocation(item["tried_to_allocate_bytes"], _where(item["where"]))
                             for item in report["out_of_memory"]),
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
         exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
 
 
-def _where(found: dict) -> Where:
-    frames = tuple(Line(*frame) for frame in found["frames"])
-    return Where(**found | {"frames": frames, "line": Line(*found["line"]) if found["line"] else None})
+def _where(point: dict) -> CodePoint:
+    frames = tuple(Line(*frame) for frame in point["frames"])
+    return CodePoint(**point | {"frames": frames, "line": Line(*point["line"]) if point["line"] else None})

@@ -1,4 +1,4 @@
-"""Run a command on an emulated GPU.
+"""Runs a command on an emulated GPU.
 
 python -m calibrate.emulator run --gpu h100-80gb -- python train.py
 """
@@ -15,19 +15,20 @@ from predictor.common.streams import say
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Replace this process by the command; 2 and one line if that cannot be."""
+    """Replaces this process by the command. Returns 2, after a one-line message, if that fails."""
     parser = argparse.ArgumentParser(prog="python -m calibrate.emulator", description=__doc__.splitlines()[0])
     subcommands = parser.add_subparsers(required=True)
     run = subcommands.add_parser("run", help="run a command on an emulated GPU")
-    run.add_argument("--gpu", default="h100-80gb", help="kind of GPU: " + ", ".join(GPUS))
-    run.add_argument("--capacity-bytes", type=int, help="its memory, if not that kind's own")
-    run.add_argument("--context-bytes", type=int, default=0, help="memory taken before the job starts")
-    run.add_argument("--events", default="immediate", help="immediate, launches:N or synchronization")
-    run.add_argument("--devices", type=int, default=1, help="how many GPUs the command sees")
+    run.add_argument("--gpu", default="h100-80gb", help="GPU model: " + ", ".join(GPUS))
+    run.add_argument("--capacity-bytes", type=int, help="memory of each GPU (default: that of the model)")
+    run.add_argument("--context-bytes", type=int, default=0, help="memory in use before the job starts")
+    run.add_argument("--events", default="immediate",
+                     help="when CUDA events complete: immediate, launches:N or synchronization")
+    run.add_argument("--devices", type=int, default=1, help="number of GPUs that the command sees")
     run.add_argument("--no-integers", action="store_true", help="do not track values of integer tensors")
     run.add_argument("--shadow-real-gpu", action="store_true", help="hide the real GPU of this machine")
     run.add_argument("--inject", metavar="KEY=VALUE", action="append", default=[],
-                     help="make it differ from its kind, to test calibration; keys: calibrate/emulator/injection.py")
+                     help="change a property of the GPU, to test calibration; keys: calibrate/emulator/injection.py")
     run.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command

@@ -1,4 +1,4 @@
-"""Build the stand-in libraries once per PyTorch, into the user's cache."""
+"""Builds the libraries of the emulated GPU once for each PyTorch version, in the user's cache directory."""
 
 import fcntl
 import hashlib
@@ -20,17 +20,17 @@ from predictor.common.errors import InputError
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libpeakcast_emulator.so"
-#: Names under which programs open the driver at run time: the same file, so one state.
+#: Names under which programs open the driver at run time. All are links to one file, so that they share one state.
 ALIASES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 #: PyTorch opens the compiler of kernels by name, on a path of its own. A library
-#: that is already loaded under that name is taken instead.
+#: that is already loaded under that name takes its place.
 NVRTC = "libnvrtc.so.{major}"
 _WHEEL_HEADERS = ("cu13", "cu12", "cuda_runtime", "cudnn", "nccl")
 
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed PyTorch, found without importing it."""
+    """The location and versions of the installed PyTorch."""
 
     directory: Path
     version: str
@@ -38,7 +38,7 @@ class Torch:
 
     @property
     def cuda_number(self) -> int:
-        """CUDA's version as the runtime reports it (13.0 is 13000)."""
+        """CUDA's version as an integer, as the runtime reports it (13.0 is 13000)."""
         major, minor = self.cuda.split(".")[:2]
         return int(major) * 1000 + int(minor) * 10
 
@@ -50,20 +50,24 @@ class Torch:
 
 @dataclass(frozen=True)
 class Build:
-    """A built emulator: where it lies, and what `PyTorch` it is for."""
+    """A built emulator: its directory and its PyTorch."""
 
     directory: Path
     torch: Torch
-    binary_versions: tuple[int, ...]  # compute capabilities that PyTorch has kernels for: 90 is 9.0
+    binary_versions: tuple[int, ...]  # compute capabilities for which PyTorch has kernels: 90 means 9.0
 
     @property
     def libraries(self) -> tuple[Path, Path]:
-        """What a job loads before anything else."""
+        """The libraries that a job loads before all others."""
         return self.directory / LIBRARY, self.directory / self.torch.nvrtc
 
 
 def find_torch() -> Torch:
-    """The PyTorch of this Python; InputError if there is none or it has no CUDA."""
+    """Finds the PyTorch of this Python without importing it.
+
+    Raises:
+        InputError: PyTorch is not installed, or is a CPU-only build.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         raise InputError("PyTorch is not installed here: pip install torch (a CUDA build)")
@@ -78,20 +82,23 @@ def find_torch() -> Torch:
 
 
 def cache_root() -> Path:
-    """Where built emulators are kept; this process's own directory, if the user has no place for them."""
-    return (storage.of_user() or storage.private()) / "emulator"
+    """The directory of built emulators. If the user has no cache directory, it is temporary and this process's own."""
+    return (storage.user_cache_directory() or storage.private_directory()) / "emulator"
 
 
 def ensure_built() -> Build:
-    """The emulator for the installed PyTorch, built if this is its first use (some seconds).
+    """The emulator for the installed PyTorch. The first use builds it, which takes some seconds.
 
-    Safe to call from several processes at once: one builds, the others wait.
-    A build appears whole, by renaming its directory, or not at all.
+    Several processes may call this at once: one builds, the others wait.
+    A build appears atomically, when its directory is renamed.
+
+    Raises:
+        InputError: there is no suitable PyTorch or C compiler, or the cache directory cannot be written.
     """
     torch = find_torch()
     root = cache_root()
     final = root / _fingerprint(torch)
-    if not os.path.exists(final):  # False, too, of what may not be looked at
+    if not os.path.exists(final):  # also False if its parent may not be read
         try:
             root.mkdir(parents=True, exist_ok=True)
             (root / "lock").touch()
@@ -114,16 +121,16 @@ def _fingerprint(torch: Torch) -> str:
 
 
 def _build(torch: Torch, root: Path, final: Path) -> None:
-    for leftover in root.glob("building-*"):  # of a build that was killed: we hold the lock
+    for leftover in root.glob("building-*"):  # these builds were killed: no other is running, because we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix="building-", dir=root))
     try:
-        found = _header_directories(torch)
-        headers = [f"-I{path.absolute()}" for path in found]
-        (directory / "stubs.c").write_text(stub_functions.stub_source(torch.directory / "lib", found))
+        header_directories = _header_directories(torch)
+        headers = [f"-I{path.absolute()}" for path in header_directories]
+        (directory / "stubs.c").write_text(stub_functions.stub_source(torch.directory / "lib", header_directories))
         nvrtc = SOURCES / "nvrtc.c"
         others = sorted(set(SOURCES.glob("*.c")) - {nvrtc})
-        nccl = f"-DNCCL_VERSION_CODE={_nccl_version(found)}"
+        nccl = f"-DNCCL_VERSION_CODE={_nccl_version(header_directories)}"
         _compile(directory / LIBRARY, [*others, directory / "stubs.c"], [nccl, *headers])
         versions = directory / "version.map"
         versions.write_text(f"{torch.nvrtc} {{ global: nvrtc*; local: *; }};\n")
@@ -142,13 +149,14 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
 
 def _compile(library: Path, sources: list[Path], options: list[str]) -> None:
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
-    if compiler is None or shutil.which("nm") is None:
+    program = shutil.which(compiler) if compiler else None
+    if program is None or shutil.which("nm") is None:
         raise InputError(
             "the emulated GPU is compiled on first use and no C compiler was found: install gcc and binutils, or set CC"
         )
-    command = [os.path.abspath(shutil.which(compiler)), "-O2", "-fPIC", "-shared", "-pthread"]
+    command = [os.path.abspath(program), "-O2", "-fPIC", "-shared", "-pthread"]
     command += [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", *options, "-o", str(library), *map(str, sources), "-ldl"]
-    # elsewhere: an empty entry of CPATH or LIBRARY_PATH is the current directory
+    # In another directory: an empty entry of CPATH or LIBRARY_PATH means the current one, which is the user's.
     result = subprocess.run(command, capture_output=True, text=True, cwd=library.parent)
     if result.returncode:
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:300])
@@ -156,30 +164,32 @@ def _compile(library: Path, sources: list[Path], options: list[str]) -> None:
 
 
 def _header_directories(torch: Torch) -> list[Path]:
-    """CUDA's headers: from the NVIDIA wheels that PyTorch depends on, else from CUDA_HOME."""
+    """The directories of CUDA's headers: from the NVIDIA wheels on which PyTorch depends, else from CUDA_HOME."""
     wheels = torch.directory.parent / "nvidia"
     home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
-    found = [path for name in _WHEEL_HEADERS if (path := wheels / name / "include").is_dir()]
+    directories = [path for name in _WHEEL_HEADERS if (path := wheels / name / "include").is_dir()]
     for header in ("cuda_runtime_api.h", "cuda.h", "cudnn.h", "nccl.h"):
-        if any((path / header).exists() for path in found):
+        if any((path / header).exists() for path in directories):
             continue
         if not (home / header).exists():
             raise InputError(
                 f"{header} is neither in the NVIDIA packages beside PyTorch ({wheels}) nor in {home}: "
                 "install PyTorch from PyPI, or set CUDA_HOME"
             )
-        found.append(home)
-    return found
+        directories.append(home)
+    return directories
 
 
 def _nccl_version(headers: list[Path]) -> str:
     header = next(path / "nccl.h" for path in headers if (path / "nccl.h").exists())
-    return re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text())[1]
+    match = re.search(r"#define NCCL_VERSION_CODE (\d+)", header.read_text())
+    assert match is not None  # every nccl.h defines it
+    return match[1]
 
 
 def _binary_versions() -> list[int]:
-    """Which compute capabilities the installed PyTorch has kernels for (asked of it: seconds)."""
-    answer = subprocess.run(**child.python("calibrate.emulator.binaries"), capture_output=True, text=True)
-    if answer.returncode:
-        raise InputError(f"PyTorch cannot be imported: {answer.stderr.strip().splitlines()[-1]}")
-    return [int(number) for number in answer.stdout.split()]
+    """The compute capabilities for which the installed PyTorch has kernels. It imports PyTorch: some seconds."""
+    result = subprocess.run(**child.python("calibrate.emulator.binaries"), capture_output=True, text=True)
+    if result.returncode:
+        raise InputError(f"PyTorch cannot be imported: {result.stderr.strip().splitlines()[-1]}")
+    return [int(number) for number in result.stdout.split()]

@@ -1,4 +1,4 @@
-"""What an emulated GPU answers beyond `predictor.common.gpus`: numbers of its architecture, and its product's name."""
+"""Properties of emulated GPUs beyond `predictor.common.gpus`: numbers of the architecture, and the product's name."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Architecture:
-    """What every GPU of one compute capability has in common.
+    """Properties that all GPUs of one compute capability share.
 
     Source: CUDA C++ Programming Guide, "Technical Specifications per Compute
-    Capability"; the level-2 cache is that of the largest product.
+    Capability". The level-2 cache is that of the largest product.
     """
 
     threads_per_multiprocessor: int
@@ -31,7 +31,7 @@ ARCHITECTURES = {
     (12, 0): Architecture(1536, 24, 96 * MIB),
 }
 
-#: What the driver calls a GPU, where that is not "NVIDIA" and its name in capitals.
+#: The driver's name of a GPU, where it is not "NVIDIA" and our name in capitals.
 PRODUCTS = {
     "h100-80gb": "NVIDIA H100 80GB HBM3",
     "h100-pcie-80gb": "NVIDIA H100 PCIe",
@@ -46,7 +46,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class EmulatedGpu:
-    """One kind of GPU with everything that a device is asked."""
+    """A GPU model with all properties that a program can query."""
 
     gpu: gpus.Gpu
     architecture: Architecture
@@ -54,7 +54,11 @@ class EmulatedGpu:
 
 
 def find_gpu(name: str) -> EmulatedGpu:
-    """The GPU of that name (`h100-80gb`); an unknown one names the nearest known."""
+    """The GPU model with a name such as `h100-80gb`.
+
+    Raises:
+        InputError: the name is unknown (the message suggests the nearest), or its architecture is not emulated.
+    """
     gpu = gpus.find(name)
     if gpu.compute_capability not in ARCHITECTURES:
         raise InputError(f"gpu {gpu.name}: its architecture is not emulated")

@@ -1,7 +1,7 @@
-"""Host copies of what is in CUDA tensors on the emulated GPU.
+"""Host copies ("twins") of the values of CUDA tensors on the emulated GPU.
 
-Views, saved tensors and in-place updates of a tensor share its storage; so what
-is kept is the bytes of storages. No CUDA tensor or storage is held.
+Views, saved tensors and in-place updates of a tensor share its storage. So a
+twin holds the bytes of a whole storage. It keeps no CUDA tensor or storage alive.
 """
 
 import weakref
@@ -10,22 +10,22 @@ import torch
 
 INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
-#: A twin larger than this is not kept (bytes); nor are integers beyond the sum.
+#: Limits on one twin of integers, and on all together (bytes). Integers beyond a limit get no twin.
 LARGEST_TWIN_BYTES = 2**29
 ALL_INTEGERS_BYTES = 2**30
-#: Of floats the newest are kept.
+#: Limit on all twins of floats together (bytes). The oldest are dropped.
 ALL_FLOATS_BYTES = 2**29
 
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 def is_integer(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of the kind whose values are always kept: integers or booleans on the GPU."""
+    """Whether it is a plain integer or boolean tensor on the GPU."""
     return tensor.dtype in INTEGERS and _is_plain(tensor)
 
 
 def is_float(tensor: torch.Tensor) -> bool:
-    """Whether it is a floating-point tensor on the GPU."""
+    """Whether it is a plain floating-point tensor on the GPU."""
     return tensor.dtype.is_floating_point and _is_plain(tensor)
 
 
@@ -34,12 +34,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class Twins:
-    """What is known of integer and floating-point tensors.
+    """The known values of integer and floating-point tensors.
 
     A storage of integers is recognised by its identity, and its twin dies with
-    it. A storage of floats is not even looked at (its reference count steers
-    autograd): it is recognised by its address, until `reused` says that a new
-    tensor lies there.
+    it. A storage of floats must not be touched, because autograd depends on its
+    reference count. It is recognised by its address, until `note_new_tensor` reports a
+    new tensor at that address.
     """
 
     def __init__(self) -> None:
@@ -51,24 +51,30 @@ class Twins:
         return len(self._integers)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A host tensor with the values of `tensor` (its own view of the twin), or None."""
+        """The values of `tensor`, as a tensor on the host, or None if they are unknown.
+
+        The result is a view of the twin, the copy of the values that this store keeps.
+        """
         if is_integer(tensor):
             storage = tensor.untyped_storage()
-            kept = self._integers.get(storage._cdata)
-            if kept is None:
+            entry = self._integers.get(storage._cdata)
+            if entry is None:
                 return None
-            if kept[0].numel() != storage.nbytes():  # the storage was resized
+            if entry[0].numel() != storage.nbytes():  # the storage was resized
                 self._drop_integers(storage._cdata)
                 return None
-            return _view(kept[0], tensor)
+            return _view(entry[0], tensor)
         if not self._floats or not is_float(tensor):
             return None
         host = self._floats.get(_address(tensor))
         return None if host is None or host.numel() < _extent_bytes(tensor) else _view(host, tensor)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A new twin, all zeros, for the storage of `tensor`: its view for that tensor, or
-        None if it would be too large. Of floats, `tensor` must be the whole storage."""
+        """Makes a new twin, all zeros, for the storage of `tensor`.
+
+        Returns its view for that tensor, or None if the twin would be too large. A tensor of floats must be the whole
+        storage.
+        """
         self.forget(tensor)
         if not is_integer(tensor):
             return self._keep_float(tensor)
@@ -92,20 +98,20 @@ class Twins:
         return _view(host, tensor)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Values of this tensor's storage are no longer known."""
+        """Drops the twin of this tensor's storage: its values are no longer known."""
         if is_integer(tensor):
             self._drop_integers(tensor.untyped_storage()._cdata)
         else:
-            self.reused(tensor)
+            self.note_new_tensor(tensor)
 
-    def reused(self, tensor: torch.Tensor) -> None:
-        """A new tensor: if it is of floats, what lay at its address is gone."""
+    def note_new_tensor(self, tensor: torch.Tensor) -> None:
+        """Reports a new tensor. If it holds floats, the twin of an earlier tensor at its address is dropped."""
         if self._floats and is_float(tensor):
             self._drop_floats(_address(tensor))
 
     def _drop_integers(self, key: int) -> None:
-        kept = self._integers.pop(key, None)
-        self._integer_bytes -= 0 if kept is None else kept[0].numel()
+        entry = self._integers.pop(key, None)
+        self._integer_bytes -= 0 if entry is None else entry[0].numel()
 
     def _drop_floats(self, address: int) -> None:
         host = self._floats.pop(address, None)
@@ -113,16 +119,16 @@ class Twins:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the storage of a tensor begins."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+    """The address of a tensor's storage."""
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:
-    """From the beginning of its storage to its last element."""
+    """Bytes from the beginning of a tensor's storage to the end of its last element."""
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize
+    return (int(tensor.storage_offset()) + last + 1) * tensor.itemsize
 
 
 def _view(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,21 +1,21 @@
-"""True values for integer and boolean tensors on the emulated GPU.
+"""A dispatch mode that tracks the true values of integer and boolean tensors on the emulated GPU.
 
-Kernels do nothing there, yet programs steer on integers: token ids, masks,
-lengths. `IntegerTwins` is a dispatch mode that keeps, beside the storage of
-every integer or boolean CUDA tensor whose values can be known, the same bytes
-on the host. The CUDA operator still runs, so that its allocations are CUDA's;
+Kernels do nothing there, but the control flow of programs depends on integers:
+token ids, masks, lengths. `IntegerTwins` is a dispatch mode. For every integer or
+boolean CUDA storage with known values it keeps the same bytes on the host: the
+storage's "twin". The CUDA operator still runs, so that its allocations are real;
 then the same operator runs on the twins. Read-backs (`.item()`, `.tolist()`,
-`.cpu()`) and sizes that depend on data (`nonzero`, `x[mask]`) are answered from
-them.
+`.cpu()`) and sizes that depend on data (`nonzero`, `x[mask]`) get their values
+from the twins.
 
-Known are: what is copied from the host, created by a constant, an `arange` or a
-random integer (drawn here from a generator of its own), and what follows from
-these by PyTorch's own operators. Floats are followed as far as programs steer on
-them too: as they come from the host (some models look for images that are all
-zeros), and a few numbers at a time (is the gradient of the loss 1?). Whatever
-depends on other floats, or comes from a kernel that PyTorch does not dispatch
-(Triton), is unknown and reads back as zero. One exception: the `topk` of unknown
-scores takes random places, so that a router chooses its experts evenly.
+Known values are: copies from the host, constants, `arange`, random integers
+(drawn here from a generator of their own), and all results that PyTorch's own
+operators compute from these. Floats are tracked only where control flow depends
+on them: inputs that come from the host (some models look for images that are all
+zeros), and tensors of a few elements (is the gradient of the loss 1?). All values
+that depend on other floats, or come from a kernel that PyTorch does not dispatch
+(Triton), are unknown and read back as zero. One exception: the `topk` of unknown
+scores returns random indices, so that a router chooses its experts evenly.
 """
 
 import atexit
@@ -28,48 +28,48 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.emulator.host_value_store import LARGEST_TWIN_BYTES, Twins, is_float, is_integer
 from calibrate.emulator.job_environment import is_emulated
-from calibrate.emulator.read_backs import ANSWERS, answering, last_upload
+from calibrate.emulator.read_backs import READ_BACKS, last_upload, returning_read_backs
 
-#: Floats are computed up to this many elements.
+#: Tensors of floats are tracked up to this many elements.
 FEW = 64
-#: Scores for `topk` are drawn up to this many.
+#: Random scores for `topk` are drawn up to this many elements.
 MOST_SCORES = 2**24
 
-#: Only shapes of their arguments matter.
+#: Operators whose results depend only on the shapes of their arguments.
 _BY_SHAPE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "randint_like"}
-#: Values nobody has written yet.
+#: Operators that return uninitialised memory.
 _UNWRITTEN = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-#: Nothing but a change of view, though their schemas do not say so.
+#: Operators that do not change values, although their schemas do not say so.
 _SAME_VALUES = {"set_", "resize_", "detach", "detach_", "lift", "lift_fresh", "record_stream", "_unsafe_view"}
-#: In-place operators that do not read what they overwrite.
+#: In-place operators that do not read the values that they overwrite.
 _OVERWRITE = {"copy_", "fill_", "zero_", "random_"}
-#: Collectives after which every rank's part is taken to be like this rank's.
+#: Collectives that gather. The parts of the other ranks are assumed to be equal to this rank's.
 _GATHERS = {"c10d.allgather_", "c10d._allgather_base_"}
 
 _PLAIN = torch.Tensor.__torch_dispatch__
-#: Subclasses that leave their operators to a mode, which comes after this one.
+#: Tensor subclasses whose operators another dispatch mode handles, after this one.
 _OF_MODES = {"FakeTensor", "FunctionalTensor"}
 
 
 class _Unknown(Exception):
-    """The operator's result does not follow from known values."""
+    """The operator's result depends on unknown values."""
 
 
 @dataclass(frozen=True)
 class _Operator:
-    """What the schema of an operator says, looked up once."""
+    """Facts from an operator's schema, looked up once."""
 
     name: str
-    followed: bool = False
-    is_foreign: bool = False  # not PyTorch's own: what it writes is unknown
+    followed: bool = False  # whether it also runs on the twins
+    is_foreign: bool = False  # not PyTorch's own: the values that it writes are unknown
     is_view: bool = False
     is_random: bool = False
-    written: tuple[int | str, ...] = ()  # positions or names of arguments it writes to
+    written: tuple[int | str, ...] = ()  # positions or names of the arguments that it writes to
 
 
 def _describe(func: Any) -> _Operator:
     schema = getattr(func, "_schema", None)
-    if schema is None:  # a higher-order operator: what it runs is dispatched by itself
+    if schema is None:  # a higher-order operator: the operators that it calls are dispatched one by one
         return _Operator("")
     name = func.overloadpacket.__name__
     written = tuple(
@@ -85,7 +85,7 @@ def _describe(func: Any) -> _Operator:
 
 
 def _is_composite(func: Any) -> bool:
-    """Whether an operator is only a way to call others."""
+    """Whether an operator only calls other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch.DispatchKey.CompositeImplicitAutograd)
 
 
@@ -101,24 +101,24 @@ class IntegerTwins(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """torch.compile may compile under this mode."""
+        """True: torch.compile may compile under this mode."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(kind.__torch_dispatch__ is not _PLAIN and kind.__name__ not in _OF_MODES for kind in types):
-            return NotImplemented  # a subclass unpacks itself and comes back with plain tensors
+        if any(cls.__torch_dispatch__ is not _PLAIN and cls.__name__ not in _OF_MODES for cls in types):
+            return NotImplemented  # a tensor subclass unwraps itself and calls the operator again with plain tensors
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and _is_composite(func):
-            with self:  # inference mode hands operators over before they are taken apart
+            with self:  # inference mode dispatches composite operators before they are decomposed
                 return func.decompose(*args, **kwargs)
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _describe(func)
-        answer = ANSWERS.get(operator.name) if operator.followed else None
-        if answer is None:
+        compute = READ_BACKS.get(operator.name) if operator.followed else None
+        if compute is None:
             result = func(*args, **kwargs)
         else:
-            with answering(answer, self.twins, args, kwargs):
+            with returning_read_backs(compute, self.twins, args, kwargs):
                 result = func(*args, **kwargs)
         if operator.name == "lift_fresh":
             self._follow_constant(result)
@@ -156,9 +156,9 @@ class IntegerTwins(TorchDispatchMode):
                 self.twins.forget(tensor)
 
     def _follow_result(self, func: Any, operator: _Operator, args: tuple, kwargs: dict, results: list) -> None:
-        wanted = []
+        followed = []  # indices of the results whose values are to be known
         for index, tensor in enumerate(results):
-            self.twins.reused(tensor)
+            self.twins.note_new_tensor(tensor)
             if is_integer(tensor):
                 size = tensor.untyped_storage().nbytes()
                 follow = size <= LARGEST_TWIN_BYTES and self.twins.of(tensor) is None
@@ -168,25 +168,27 @@ class IntegerTwins(TorchDispatchMode):
                 self._is_read_back(tensor, args[0]) or is_float(tensor) and self._is_input(args[0])
             )
             if follow or copied:
-                wanted.append(index)
-        if not wanted or operator.name in _UNWRITTEN:
+                followed.append(index)
+        if not followed or operator.name in _UNWRITTEN:
             return
         try:
             on_host = _tensors(self._run_on_host(func, operator, args, kwargs))
-            for index in wanted:
+            for index in followed:
                 target = results[index]
-                if on_host[index].shape == target.shape:  # else a result that was not asked for
+                if on_host[index].shape == target.shape:  # it differs for an optional result that was not requested
                     known = self.twins.keep(target) if target.is_cuda else target
                     if known is not None:
                         known.copy_(on_host[index])
-        except Exception:  # as above: they stay unknown
+        except Exception:  # unknown inputs, or no such operator on the host: the results stay unknown
             pass
 
     def _follow_constant(self, tensor: torch.Tensor) -> None:
-        """torch.tensor(..., device="cuda") has copied its values out of this mode's sight."""
+        """Keeps the values of ``torch.tensor(..., device="cuda")``, whose copy to the device is not dispatched."""
         if is_integer(tensor) or self._is_few(tensor):
             values = last_upload(tensor.data_ptr(), tensor.nbytes)
-            known = None if values is None else self.twins.keep(tensor)
+            if values is None:
+                return
+            known = self.twins.keep(tensor)
             if known is not None:
                 known.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(values), dtype=torch.uint8))
 
@@ -194,18 +196,23 @@ class IntegerTwins(TorchDispatchMode):
         for tensor in _written(operator, args, kwargs):
             self.twins.forget(tensor)
         for tensor in _tensors(result):
-            self.twins.reused(tensor)
+            self.twins.note_new_tensor(tensor)
         if operator.name in _GATHERS:
             self._follow_gather(operator, args)
 
     def _follow_gather(self, operator: _Operator, args: tuple) -> None:
-        """outputs, inputs: of tensors gathered into lists, or of one into one."""
+        """Copies this rank's known integers to all parts of a gathered result.
+
+        The arguments are lists of outputs and inputs, or one output and one input (``_base_``).
+        """
         outputs, inputs = args[:2]
         if operator.name.endswith("_base_"):
             outputs, inputs = [outputs.view(-1, *inputs.shape).unbind() if inputs.numel() else []], [inputs]
         for parts, source in zip(outputs, inputs):
             twin = self.twins.of(source) if is_integer(source) else None
-            for part in parts if twin is not None else ():
+            if twin is None:
+                continue
+            for part in parts:
                 known = self.twins.of(part)
                 known = self.twins.keep(part) if known is None else known
                 if known is not None:
@@ -240,7 +247,11 @@ class IntegerTwins(TorchDispatchMode):
             torch.set_rng_state(users_state)
 
     def _host(self, value: Any, by_shape: bool) -> Any:
-        """The host's version of an argument."""
+        """An argument with its CUDA tensors replaced by their twins.
+
+        Raises:
+            _Unknown: a tensor has no twin.
+        """
         if isinstance(value, torch.Tensor):
             if value.is_cpu:
                 return value
@@ -266,7 +277,7 @@ class IntegerTwins(TorchDispatchMode):
         return target.is_cpu and source.is_cuda and self.twins.of(source) is not None
 
     def _is_input(self, source: torch.Tensor) -> bool:
-        """Floats from the host, or the same in another type; weights are no input."""
+        """Whether floats come from the host, perhaps through a cast. Weights do not count as inputs."""
         if source.is_cuda:
             return self.twins.of(source) is not None
         return source.is_cpu and not source.requires_grad and not isinstance(source, torch.nn.Parameter)
@@ -289,14 +300,15 @@ _installed: IntegerTwins | None = None
 
 
 def install() -> IntegerTwins | None:
-    """Switch the mode on for this process, for good; None (and nothing done) if it is
-    not on the emulated GPU. `import torch` calls this in jobs that
-    `calibrate.emulator.environment` prepared; calling it again changes nothing."""
+    """Switches the mode on for the rest of this process. Without the emulated GPU it does nothing and returns None.
+
+    `import torch` calls this in jobs that `calibrate.emulator.environment` prepared. A second call changes nothing.
+    """
     global _installed
     if _installed is None and is_emulated():
         _installed = IntegerTwins()
         _installed.__enter__()
-        # A thread of autograd may still have to let go of the mode when the script
-        # ends: with the interpreter gone it would abort the process.
+        # A thread of autograd may still hold the mode when the script ends. If it
+        # released it after the end of the interpreter, the process would abort.
         atexit.register(time.sleep, 0.02)
     return _installed

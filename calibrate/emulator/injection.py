@@ -1,31 +1,34 @@
-"""What makes an emulated GPU differ from what a predictor knows, to see whether a calibration finds it.
+"""Differences injected into an emulated GPU, to test whether a calibration finds them.
 
     inject = Injection(attention_backward_fixed_bytes=1 << 20, attention_backward_bytes_per_element=Fraction(3, 2))
     measure(workload, inject=inject).job.device.injected
 
-Which counters each shows in:
+Each injection changes these counters:
 
-- Workspaces of cuDNN, `cublas_workspace_config`, `cublaslt_workspace_kib`: PyTorch allocates them itself, so they are
-  in requested, allocated and reserved bytes, with PyTorch's own lifetimes.
-- `roundup_power2_divisions`: allocated and reserved bytes; requested ones are as before.
-- `cuda_malloc_granularity_bytes`, `context_bytes`, and what the libraries take: only in what cudaMemGetInfo and NVML
-  call used; PyTorch's counters are as before until the device is full.
+- Workspaces of cuDNN, `cublas_workspace_config`, `cublaslt_workspace_kib`: PyTorch allocates them itself, so they
+  change requested, allocated and reserved bytes, with PyTorch's own lifetimes.
+- `roundup_power2_divisions`: changes allocated and reserved bytes, not requested bytes.
+- `cuda_malloc_granularity_bytes`, `context_bytes`, and memory of the libraries: change only the used memory of
+  cudaMemGetInfo and NVML. PyTorch's counters stay the same until the device is full.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import Any
 
 from calibrate.emulator.devices import MIB
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 
-#: Set for a job on a device that something was injected into: what it was, and the variables that it hides.
+#: Environment variable of a job on a device with injections: the injected values, and the user's own values of the
+#: variables that they replace (JSON).
 INJECTED = "PEAKCAST_EMULATED_INJECTION"
 
 #: PyTorch reads the first of these that is set (2.11: c10/core/AllocatorConfig.h).
@@ -36,23 +39,24 @@ _PAGE_BYTES = 2 * MIB  # BOOKING_UNIT of csrc/emulator.h
 
 @dataclass(frozen=True)
 class Injection:
-    """Values are bytes where nothing else is said; the defaults inject nothing.
+    """Differences to inject. Values are bytes unless noted; the defaults inject nothing.
 
-    A cuDNN workspace is `fixed_bytes + bytes_per_element * elements`, rounded up to whole bytes. Elements are those
-    of attention's result (forward), of the gradient of attention's query (backward), and of what a convolution
-    writes: its result, or the gradient of its input or of its weight, each an operation of its own.
+    A cuDNN workspace has `fixed_bytes + bytes_per_element * elements` bytes, rounded up. The elements are those of
+    attention's result (forward), of the gradient of attention's query (backward), and of the output of a convolution:
+    its result, the gradient of its input, or the gradient of its weight, which are three operations.
 
     Attributes:
-        cublas_workspace_config: `CUBLAS_WORKSPACE_CONFIG`, pairs of `:KiB:count`.
-        cublaslt_workspace_kib: `CUBLASLT_WORKSPACE_SIZE`.
-        context_bytes: taken before the job starts.
-        cublas_bytes, cudnn_bytes: taken for good when the first handle is made on a device.
-        nccl_bytes, nccl_bytes_per_rank: taken by every NCCL communicator, by its number of ranks, until it ends. A
-            `fake` process group makes none.
-        roundup_power2_divisions: that key of `PYTORCH_CUDA_ALLOC_CONF`, a power of 2: sizes above 512 bytes times
-            it are rounded up to the next of so many steps between powers of 2.
-        cuda_malloc_granularity_bytes: cudaMalloc takes whole multiples of it, itself one of 2 MiB, which is what it
-            takes without. Expandable segments do not come from cudaMalloc.
+        cublas_workspace_config: value of `CUBLAS_WORKSPACE_CONFIG`, pairs of `:KiB:count`.
+        cublaslt_workspace_kib: value of `CUBLASLT_WORKSPACE_SIZE`, in KiB.
+        context_bytes: memory in use before the job starts.
+        cublas_bytes, cudnn_bytes: memory that the library takes when its first handle is made on a device. It is never
+            freed.
+        nccl_bytes, nccl_bytes_per_rank: memory of every NCCL communicator, fixed and for each of its ranks, until the
+            communicator ends. A `fake` process group makes no communicator.
+        roundup_power2_divisions: value of this key of `PYTORCH_CUDA_ALLOC_CONF`, a power of 2. Sizes above 512 bytes
+            times this value are rounded up to the next of this many steps between powers of 2.
+        cuda_malloc_granularity_bytes: cudaMalloc allocates whole multiples of this value, which is a multiple of
+            2 MiB. The default is 2 MiB. Expandable segments do not use cudaMalloc.
     """
 
     attention_forward_fixed_bytes: int = 0
@@ -72,7 +76,11 @@ class Injection:
     cuda_malloc_granularity_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Fractions from whole numbers and text ("3/2"); InputError for what cannot be injected."""
+        """Converts whole numbers and text ("3/2") to the fields' types.
+
+        Raises:
+            InputError: a value cannot be injected.
+        """
         for field in fields(self):
             read = _READERS[type(field.default)]
             object.__setattr__(self, field.name, read(field.name, getattr(self, field.name)))
@@ -82,34 +90,43 @@ class Injection:
         if granularity % _PAGE_BYTES:
             raise InputError(f"inject: cuda_malloc_granularity_bytes {granularity} must be a multiple of {_PAGE_BYTES}")
         if not re.fullmatch(r"(:[0-9]+:[0-9]+)*", self.cublas_workspace_config):
-            raise InputError(f"inject: cublas_workspace_config {show(self.cublas_workspace_config)} must be pairs of "
+            raise InputError(f"inject: cublas_workspace_config {quoted(self.cublas_workspace_config)} must be pairs of "
                              ":KiB:count")
 
     @classmethod
     def read(cls, values: Mapping[str, int | str]) -> Injection:
-        """From names and values, as :meth:`stated` gives them; an unknown name is an InputError."""
+        """Makes an injection from names and values, the inverse of :meth:`stated`.
+
+        Raises:
+            InputError: a name is unknown, or a value cannot be injected.
+        """
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise InputError(f"inject: unknown key {show(name)}{nearest(name, known)}")
-        return cls(**values)
+                raise InputError(f"inject: unknown key {quoted(name)}{nearest(name, known)}")
+        arguments: dict[str, Any] = dict(values)  # __post_init__ converts them
+        return cls(**arguments)
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Injection:
-        """From `key=value` words of a command line."""
+        """Makes an injection from `key=value` words of a command line.
+
+        Raises:
+            InputError: a word is not `key=value`, a key is unknown, or a value cannot be injected.
+        """
         pairs = [word.partition("=") for word in words]
         for key, equals, _ in pairs:
             if not equals:
-                raise InputError(f"inject: {show(key)} must be key=value")
+                raise InputError(f"inject: {quoted(key)} must be key=value")
         return cls.read({key: value for key, _, value in pairs})
 
     def stated(self) -> dict[str, int | str]:
-        """What is injected, without the defaults; a fraction as text. Empty if nothing is."""
+        """The injected values without the defaults; fractions as text. Empty if nothing is injected."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, Fraction) else value for name, value in values.items() if value}
 
     def device_values(self) -> dict[str, int]:
-        """What the stand-in libraries read of it (csrc/device.c)."""
+        """The values that the emulator's libraries read (csrc/device.c)."""
         values = {name: getattr(self, name) for name in _OF_THE_DEVICE}
         for operation in _OPERATIONS:
             values[f"{operation}_fixed_bytes"] = getattr(self, f"{operation}_fixed_bytes")
@@ -118,7 +135,7 @@ class Injection:
         return values
 
     def variables(self) -> dict[str, str]:
-        """Environment variables for a job; over a job's own settings, which INJECTED keeps."""
+        """Environment variables for a job. They replace the user's own values, which INJECTED keeps."""
         changes = {}
         if self.cublas_workspace_config:
             changes["CUBLAS_WORKSPACE_CONFIG"] = self.cublas_workspace_config
@@ -127,29 +144,29 @@ class Injection:
         if self.roundup_power2_divisions:
             own = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), "")
             rounding = f"roundup_power2_divisions:{self.roundup_power2_divisions}"
-            # The last of equal keys counts.
+            # PyTorch uses the last of equal keys.
             changes[_ALLOCATOR_VARIABLES[0]] = ",".join(filter(None, [own, rounding]))
         hidden = {name: os.environ.get(name) for name in changes}
         return changes | {INJECTED: json.dumps({"injected": self.stated(), "hidden": hidden})}
 
 
-def injected_here() -> dict[str, int | str] | None:
-    """What was injected into the device of this process (:meth:`Injection.stated`); None: nothing."""
+def injected_values() -> dict[str, int | str] | None:
+    """The values injected into the device of this process (:meth:`Injection.stated`); None if there are none."""
     return json.loads(os.environ[INJECTED])["injected"] if INJECTED in os.environ else None
 
 
-def own_settings(names: Iterable[str]) -> dict[str, str]:
-    """Those environment variables that are set, with the values that they would have without an injection."""
+def settings_without_injection(names: Iterable[str]) -> dict[str, str]:
+    """Those of the environment variables that are set, with the values that they had before an injection."""
     hidden = json.loads(os.environ[INJECTED])["hidden"] if INJECTED in os.environ else {}
     values = {name: hidden.get(name, os.environ.get(name)) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse_inside_another() -> None:
-    """An ordinary job started from an injected one would inherit its settings.
+    """Rejects a process on a device with injections: a job that it starts would inherit their settings.
 
     Raises:
-        InputError: this process runs on a device that something was injected into.
+        InputError: this process runs on such a device.
     """
     if INJECTED in os.environ:
         raise InputError("this shell is inside an emulated GPU that something was injected into: start the job "
@@ -159,17 +176,16 @@ def refuse_inside_another() -> None:
 def _whole(name: str, value: object) -> int:
     text = str(value)
     if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or int(text) >= 1 << 62:
-        raise InputError(f"inject: {name} {show(value)} must be a whole number from 0 to below 2**62")
+        raise InputError(f"inject: {name} {quoted(value)} must be a whole number from 0 to below 2**62")
     return int(text)
 
 
-def _fraction(name: str, value: object) -> Fraction:
-    try:
+def _fraction(name: str, value: Any) -> Fraction:
+    ratio: Fraction | None = None
+    with contextlib.suppress(TypeError, ValueError, ZeroDivisionError, OverflowError):
         ratio = Fraction(value)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-        ratio = None
     if ratio is None or ratio < 0 or max(ratio.numerator, ratio.denominator) >= 1 << 62:
-        raise InputError(f'inject: {name} {show(value)} must be a number, 0 or more, such as "3/2"')
+        raise InputError(f'inject: {name} {quoted(value)} must be a number, 0 or more, such as "3/2"')
     return ratio
 
 

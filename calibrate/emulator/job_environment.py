@@ -1,5 +1,4 @@
-"""The environment in which a job finds the emulated GPU, and the question
-whether this process is in one."""
+"""Environment variables that give a job an emulated GPU, and a check whether this process has one."""
 
 import ctypes
 import os
@@ -11,7 +10,7 @@ from calibrate.emulator.devices import EmulatedGpu, find_gpu
 from calibrate.emulator.injection import Injection, refuse_inside_another
 from predictor.common.errors import InputError
 
-#: Read by csrc/device.c; present in no process that was not started for it.
+#: Environment variable that csrc/device.c reads. Only jobs on an emulated GPU have it.
 SETTING = "PEAKCAST_EMULATED_GPU"
 
 _MOST_DEVICES = 64  # csrc/emulator.h
@@ -22,15 +21,17 @@ _AUTOLOAD = Path(__file__).resolve().parent / "autoload"
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that a job finds: GPUs of one kind that are not there.
+    """An emulated machine with GPUs of one model.
 
     Attributes:
-        capacity_bytes: replaces the GPU's own capacity.
-        context_bytes: taken of it from the start (CUDA context and whatever else is not PyTorch's).
-        events: complete `immediate`ly, after `launches:N` later launches, or only at `synchronization`: a real GPU
-            lies between, and blocks used on two streams are reusable only then.
-        devices: how many such GPUs the job sees.
-        inject: makes the device another than it should be (see `injection`).
+        gpu: name of the GPU model.
+        capacity_bytes: memory of each GPU; None for the model's own.
+        context_bytes: memory in use from the start (by the CUDA context and anything else but PyTorch).
+        events: when CUDA events complete: `immediate`, `launches:N` (after N later launches), or only at a
+            `synchronization`. On a real GPU they complete between the first and the last. Blocks used on two streams
+            are reusable only after their events.
+        devices: number of GPUs that the job sees.
+        inject: differences from the GPU model (see `injection`).
     """
 
     gpu: str = "h100-80gb"
@@ -41,22 +42,30 @@ class Machine:
     inject: Injection = Injection()
 
     @property
-    def kind(self) -> EmulatedGpu:
-        """Which GPU it has; InputError for one that is not known."""
+    def gpu_model(self) -> EmulatedGpu:
+        """The GPU model.
+
+        Raises:
+            InputError: the name is unknown.
+        """
         return find_gpu(self.gpu)
 
     @property
     def total_bytes(self) -> int:
-        """The capacity of a GPU."""
-        return self.kind.gpu.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
+        """The memory of one GPU in bytes."""
+        return self.gpu_model.gpu.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """What is taken of it from the start, injected memory too."""
+        """Memory of one GPU that is in use from the start, with injected memory."""
         return self.context_bytes + self.inject.context_bytes
 
     def check(self) -> None:
-        """InputError for a machine that cannot be."""
+        """Checks the numbers.
+
+        Raises:
+            InputError: no machine can have them.
+        """
         if not 0 <= self.taken_bytes < self.total_bytes:
             raise InputError(f"context_bytes {self.taken_bytes} must be from 0 to below the capacity, "
                              f"{self.total_bytes}")
@@ -65,11 +74,11 @@ class Machine:
         launches(self.events)
 
     def setting(self, built: Build) -> dict[str, str | int]:
-        """What the stand-in libraries are told (csrc/device.c)."""
-        gpu, architecture = self.kind.gpu, self.kind.architecture
+        """The values that the emulator's libraries read (csrc/device.c)."""
+        gpu, architecture = self.gpu_model.gpu, self.gpu_model.architecture
         major, minor = gpu.compute_capability
         return {
-            "name": self.kind.product,
+            "name": self.gpu_model.product,
             "capacity_bytes": self.total_bytes,
             "context_bytes": self.taken_bytes,
             "l2_bytes": architecture.l2_bytes,
@@ -91,17 +100,23 @@ class Machine:
 
 
 H100 = Machine()
-"""One of them, as it is sold."""
+"""A machine with one H100 and no changes."""
 
 
 def environment(
     machine: Machine = H100, *, track_integers: bool = True, shadow_real_gpu: bool = False
 ) -> dict[str, str]:
-    """Variables to set, over the present ones, for a job on an emulated machine.
+    """The environment variables to add or replace for a job on an emulated machine.
 
-    Builds the stand-in libraries on first use. `track_integers` keeps true
-    values for integer and boolean tensors (see `twins`). On a machine with an
-    NVIDIA driver this refuses, unless `shadow_real_gpu`.
+    The first use builds the emulator's libraries.
+
+    Args:
+        machine: the emulated machine.
+        track_integers: keep true values of integer and boolean tensors (see `host_values`).
+        shadow_real_gpu: also allow this on a machine with an NVIDIA driver, whose GPU the job then does not see.
+
+    Raises:
+        InputError: the machine cannot be emulated here.
     """
     refuse_inside_another()
     find_gpu(machine.gpu)
@@ -113,9 +128,9 @@ def environment(
     machine.check()
     built = ensure_built()
     setting = machine.setting(built)
-    python_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
-    # Last, so that nothing of ours hides a module of the job's.
-    python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *python_path]))
+    own_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
+    # Our directories come last, so that none of our modules hides one of the job's.
+    python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *own_path]))
     return {
         SETTING: ";" + ";".join(f"{key}={value}" for key, value in setting.items()),
         "LD_PRELOAD": _prepend("LD_PRELOAD", *map(str, built.libraries)),
@@ -124,14 +139,14 @@ def environment(
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(machine.devices))),
         "TRITON_LIBCUDA_PATH": str(built.directory),
-        # Kernels "compiled" here are empty: they must not reach the cache of a real GPU.
+        # Kernels "compiled" here are empty. They must not get into the cache that a real GPU uses.
         "USE_PYTORCH_KERNEL_CACHE": "0",
         **(machine.inject.variables() if machine.inject.stated() else {}),
     }
 
 
 def is_emulated() -> bool:
-    """True only if this very process runs on the stand-in libraries."""
+    """Whether this process itself runs on the emulator's libraries."""
     try:
         return ctypes.CDLL(None).peakcast_is_emulated() == 1
     except AttributeError:
@@ -144,9 +159,9 @@ def events_complete_at_once() -> bool:
 
 
 def event_completion() -> str:
-    """When events of this process's emulated GPU complete, as its :class:`Machine` says."""
-    after = int(os.environ[SETTING].partition(";event_launches=")[2].partition(";")[0])
-    return {0: "immediate", -1: "synchronization"}.get(after, f"launches:{after}")
+    """The ``events`` of this process's :class:`Machine`: when its CUDA events complete."""
+    count = int(os.environ[SETTING].partition(";event_launches=")[2].partition(";")[0])
+    return {0: "immediate", -1: "synchronization"}.get(count, f"launches:{count}")
 
 
 def has_real_driver() -> bool:
@@ -155,7 +170,7 @@ def has_real_driver() -> bool:
 
 
 def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
-    """Which of PyTorch's compiled kernels that GPU runs: CUB sizes its buffers by it."""
+    """The compute capability of the compiled kernels that a GPU runs. CUB's buffer sizes depend on it."""
     usable = [version for version in compiled if version <= capability]
     if not usable:
         raise InputError(
@@ -166,17 +181,17 @@ def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
 
 
 def launches(events: str) -> int:
-    """Launches after which an event completes: 0 at once, -1 never before a synchronization.
+    """The number of launches after which an event completes: 0 at once, -1 only at a synchronization.
 
     Raises:
-        InputError: none of what :class:`Machine` names.
+        InputError: ``events`` is not one of the values of :class:`Machine`.
     """
     if events == "immediate":
         return 0
     if events == "synchronization":
         return -1
-    kind, _, count = events.partition(":")
-    if kind == "launches" and count.isdigit() and int(count) > 0:
+    rule, _, count = events.partition(":")
+    if rule == "launches" and count.isdigit() and int(count) > 0:
         return int(count)
     raise InputError(f"events: {events!r} is none of immediate, launches:N, synchronization")
 

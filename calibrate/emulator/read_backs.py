@@ -1,9 +1,9 @@
-"""What operators read back from the device before they know a result's size.
+"""Computes the values that operators read back from the device to determine the size of a result.
 
 Inside such an operator PyTorch copies a few bytes to the host, then allocates
-the result. For each operator here, a function computes these bytes from the
-twins of its arguments; the stand-in runtime hands them out (csrc/device.c).
-Without an answer the bytes are zero: an empty result.
+the result. For each of these operators, a function computes the bytes from the
+twins of its arguments, and the emulated runtime returns them (csrc/device.c).
+For other operators the bytes are zero, which means an empty result.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 _INT_MAX = 2**31 - 1
-_emulator = ctypes.CDLL(None)  # it is in this process, or nobody calls
+_emulator = ctypes.CDLL(None)  # this module is only used in processes that have loaded the emulator
 
-Answer = list[bytes]
+ReadBacks = list[bytes]
 
 
 def _arguments(args: tuple, kwargs: dict, *names: str) -> list[Any]:
@@ -25,7 +25,7 @@ def _arguments(args: tuple, kwargs: dict, *names: str) -> list[Any]:
 
 
 def count_nonzero(mask: torch.Tensor) -> int:
-    """How many elements are not zero; expanded dimensions are counted, not walked."""
+    """The number of elements that are not zero. Expanded dimensions only multiply it, so that they take no time."""
     copies = 1
     for dim in reversed(range(mask.dim())):
         if mask.stride(dim) == 0 and mask.size(dim) > 1:
@@ -35,17 +35,21 @@ def count_nonzero(mask: torch.Tensor) -> int:
 
 
 def _count_bytes(count: int, elements: int) -> bytes:
-    """One 32-bit count per chunk (aten/src/ATen/native/cuda/Nonzero.cu): up to INT_MAX - 1
-    elements in one chunk, else chunks of 2**30. How the count is spread has no effect."""
+    """The count as the bytes that `nonzero` reads back.
+
+    It reads one 32-bit count for each chunk (aten/src/ATen/native/cuda/Nonzero.cu):
+    one chunk for up to INT_MAX - 1 elements, else chunks of 2**30. The
+    distribution of the count over the chunks has no effect.
+    """
     chunks = 1 if elements < _INT_MAX else -(-elements // 2**30)
-    spread = []
+    counts = []
     for _ in range(chunks):
-        spread.append(min(count, 2**30) if chunks > 1 else count)
-        count -= spread[-1]
-    return struct.pack(f"{chunks}i", *spread)
+        counts.append(min(count, 2**30) if chunks > 1 else count)
+        count -= counts[-1]
+    return struct.pack(f"{chunks}i", *counts)
 
 
-def _nonzero(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _nonzero(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     return [_count(twins, args[0], args[0].shape)]
 
 
@@ -58,34 +62,34 @@ def _count(twins: Any, mask: torch.Tensor, shape: torch.Size) -> bytes:
     return _count_bytes(0 if known is None else count_nonzero(known.expand(shape)), shape.numel())
 
 
-def _index(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _index(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     _, indices = _arguments(args, kwargs, "self", "indices")
     masks = [i for i in indices if i is not None and i.is_cuda and i.dtype in (torch.bool, torch.uint8)]
     return [_count(twins, mask, mask.shape) for mask in masks]
 
 
-def _masked_select(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _masked_select(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     tensor, mask = _arguments(args, kwargs, "self", "mask")
     return [_count(twins, mask, torch.broadcast_shapes(tensor.shape, mask.shape))]
 
 
-def _repeat_interleave(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _repeat_interleave(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     repeats = _known(twins, args[0])
     total = 0 if repeats is None else int(repeats.sum())
-    return [struct.pack("q", total), b"\1"]  # the sum; then: none of them is negative
+    return [struct.pack("q", total), b"\1"]  # the sum, then a flag: no repeat is negative
 
 
-def _unique(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _unique(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     tensor = args[0]
     values = _known(twins, tensor)
     if values is None:
         return []
-    if tensor.dtype is torch.bool:  # UniqueCub.cu counts the true ones instead of sorting
+    if tensor.dtype is torch.bool:  # UniqueCub.cu counts the true elements instead of sorting
         return [struct.pack("i", count_nonzero(values))]
     return [struct.pack("q", values.unique().numel())]
 
 
-def _unique_consecutive(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _unique_consecutive(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     tensor, _, _, dim = _arguments(args, kwargs, "self", "return_inverse", "return_counts", "dim")
     values = _known(twins, tensor)
     if values is None:
@@ -94,14 +98,14 @@ def _unique_consecutive(twins: Any, args: tuple, kwargs: dict) -> Answer:
     return [struct.pack("q", unique.numel()) if dim is None else struct.pack("i", unique.size(dim))]
 
 
-def _unique_dim(twins: Any, args: tuple, kwargs: dict) -> Answer:
+def _unique_dim(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     tensor, dim = _arguments(args, kwargs, "self", "dim")
     values = _known(twins, tensor)
     return [] if values is None else [struct.pack("i", values.unique(dim=dim).size(dim))]
 
 
-def _bincount(twins: Any, args: tuple, kwargs: dict) -> Answer:
-    """SummaryOps.cu: the smallest value (unless the type has no sign), then the largest."""
+def _bincount(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
+    """The smallest value (not for unsigned types), then the largest (SummaryOps.cu)."""
     values = _known(twins, args[0])
     if values is None or not values.numel():
         return []
@@ -109,8 +113,8 @@ def _bincount(twins: Any, args: tuple, kwargs: dict) -> Answer:
     return [end.numpy().tobytes() for end in ends]
 
 
-#: Operator name to the function that knows its read-backs, in their order.
-ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
+#: Operator name -> the function that computes its read-backs, in their order.
+READ_BACKS: dict[str, Callable[[Any, tuple, dict], ReadBacks]] = {
     "nonzero": _nonzero,
     "index": _index,
     "index_put": _index,
@@ -128,23 +132,23 @@ ANSWERS: dict[str, Callable[[Any, tuple, dict], Answer]] = {
 
 
 def last_upload(address: int, size: int) -> bytes | None:
-    """The `size` bytes that this thread has just copied to that address of the device."""
-    ask = _emulator.peakcast_last_upload
-    ask.argtypes, ask.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
-    found = ask(address, size)
-    return ctypes.string_at(found, size) if found else None
+    """The `size` bytes that this thread copied last, if to this address of the device; else None."""
+    function = _emulator.peakcast_last_upload
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+    pointer = function(address, size)
+    return ctypes.string_at(pointer, size) if pointer else None
 
 
 @contextmanager
-def answering(answer: Callable, twins: Any, args: tuple, kwargs: dict) -> Iterator[None]:
-    """While this is open, read-backs in this thread are answered for one operator."""
-    items = answer(twins, args, kwargs)
+def returning_read_backs(compute: Callable[..., ReadBacks], twins: Any, args: tuple, kwargs: dict) -> Iterator[None]:
+    """A context in which the read-backs of one operator in this thread return the computed bytes."""
+    items = compute(twins, args, kwargs)
     if not items:
         yield
         return
-    text = b"".join(items)  # it and the sizes must outlive the operator
+    data = b"".join(items)  # the data and the sizes must outlive the operator
     sizes = (ctypes.c_size_t * (len(items) + 1))(*map(len, items), 0)
-    _emulator.peakcast_answer(text, sizes)
+    _emulator.peakcast_answer(data, sizes)
     try:
         yield
     finally:

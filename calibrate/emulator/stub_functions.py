@@ -1,9 +1,9 @@
-"""The "return success" part: one small C function for each that the installed
-PyTorch expects of the CUDA libraries and that csrc/ does not define.
+"""Generates C stubs for all functions of the CUDA libraries that csrc/ does not define.
 
-Written for whatever PyTorch is installed, from its undefined symbols and, for
-the driver and the runtime (which extensions and Triton call too), from their
-headers. The definitions are weak: where csrc/ defines a name, that one is taken.
+The names come from the undefined symbols of the installed PyTorch and, for the
+driver and the runtime (which extensions and Triton call, too), from their
+headers. The definitions are weak: where csrc/ defines a function, the linker
+uses that one.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from predictor.common.errors import InputError
 
-#: Libraries inside PyTorch that call CUDA ones.
+#: Libraries of PyTorch that call CUDA libraries.
 CALLERS = (
     "libtorch_cuda.so",
     "libc10_cuda.so",
@@ -24,15 +24,15 @@ CALLERS = (
 
 _CUDA = re.compile(r"^(__cuda|cuda[A-Z]|cu(blas|dnn|sparse|fft|solver|rand)|cu[A-Z]|nccl)")
 
-#: What each library's "not supported" is (its own header).
+#: Prefix of a library -> its status code for "not supported" (from its header).
 _NOT_SUPPORTED = {"cusparse": 10, "cusolver": 9, "cufft": 16, "cudnn": 3000, "cublas": 15, "cuda": 801}
 
-#: Functions that answer through a pointer: success without an answer would
-#: leave garbage there, so they say "not supported" unless csrc/ answers.
+#: Functions that return a value through a pointer. Success without a value would
+#: leave garbage there, so they return "not supported" unless csrc/ defines them.
 _ANSWERS = re.compile(r"Get|Find|[bB]ufferSize|Estimation|MaxActive|[Aa]lloc|Query")
 
 _HEADER = """\
-/* Written by symbols.py for the installed PyTorch. */
+/* Written by stub_functions.py for the installed PyTorch. */
 #include "emulator.h"
 #include <stdio.h>
 #define WEAK __attribute__((weak))
@@ -50,7 +50,7 @@ static long refuse(const char *name, long status) {
 
 
 def undefined_symbols(library: Path) -> list[str]:
-    """Names that `library` expects of others, without their versions."""
+    """The symbols that `library` needs from other libraries, without their versions."""
     if shutil.which("nm") is None:
         raise InputError("the emulated GPU is compiled on first use and nm was not found: install gcc and binutils")
     listing = subprocess.run(
@@ -60,7 +60,7 @@ def undefined_symbols(library: Path) -> list[str]:
 
 
 def stub(name: str) -> str:
-    """The line of C that stands in for one function."""
+    """The line of C that defines the stub of one function."""
     if re.search(r"Error(String|Name)|StatusString", name):
         return f"TEXT({name})"
     if _ANSWERS.search(name):
@@ -74,7 +74,7 @@ def stub(name: str) -> str:
 
 
 def declared_functions(header: Path, prefix: str) -> set[str]:
-    """Functions that a CUDA header declares, under all names it gives them (`cuMemAlloc_v2`)."""
+    """The functions that a CUDA header declares, under all their names (`cuMemAlloc_v2`, too)."""
     text = header.read_text(errors="replace")
     names = set(re.findall(rf"\bCUDA(?:API|RTAPI)\s+({prefix}[A-Z]\w*)\s*\(", text))
     for plain, versioned in re.findall(rf"#define\s+({prefix}[A-Z]\w*)\s+({prefix}[A-Z]\w*_v\d)\b", text):
@@ -83,7 +83,7 @@ def declared_functions(header: Path, prefix: str) -> set[str]:
 
 
 def stub_source(torch_libraries: Path, headers: list[Path]) -> str:
-    """C source with a stand-in for every CUDA function that a job may call."""
+    """C source with a stub for every CUDA function that a job may call."""
     names = {
         name
         for caller in CALLERS

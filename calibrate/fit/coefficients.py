@@ -1,4 +1,4 @@
-"""How many times its predicted bytes each factor takes. Theory says once."""
+"""Fits a coefficient to each factor: its measured bytes over its predicted bytes. In theory, each is 1."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from predictor.profile.profile import Coefficient
 LOW, HIGH = 0.5, 2.0
 """Bounds of a coefficient."""
 INFLATION = 30.0
-"""Largest variance inflation of a factor that counts as told apart from the others."""
+"""Largest variance inflation at which a factor counts as separate from the others."""
 SHARE = 0.01
-"""Part of a peak that a factor must be at least somewhere, to be fitted."""
+"""Points where a factor has at least this share of the peak count towards fitting it."""
 LOOSE = 0.05
-"""Largest standard error of a coefficient that says anything."""
+"""Largest standard error of a coefficient that is used."""
 NEGLIGIBLE = 0.005
-"""A coefficient this near to 1 is 1."""
+"""A coefficient that differs from 1 by no more than this counts as 1."""
 SIGNIFICANT = 3.0
-"""Standard errors from 1."""
+"""A coefficient is applied if it differs from 1 by more than this many standard errors."""
 SIMULATED = "simulated from the events, never scaled"
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Highest points of moments.
+    """The highest points of moments.
 
     Attributes:
-        predicted: ``float[points, factors]``, bytes by factor, of :data:`FACTORS`, without any coefficient.
-        measured: ``float[points]``, requested bytes.
+        predicted: ``float[points, factors]``, predicted bytes of each of :data:`FACTORS`, without coefficients.
+        measured: ``float[points]``, measured requested bytes.
     """
 
     predicted: np.ndarray
@@ -40,7 +40,7 @@ class Points:
 
 
 def fit_coefficients(points: Points) -> dict[str, Coefficient]:
-    """A coefficient for each factor; 1, and why, where the data cannot say."""
+    """A coefficient for each factor: 1, with a note, where the data do not determine it."""
     predicted, measured = _distinct(points)
     result = {factor.value: Coefficient(1.0, None, 0, False, False, "no measured job has it") for factor in FACTORS}
     result[Factor.ALLOCATOR.value] = Coefficient(1.0, None, 0, False, False, SIMULATED)
@@ -90,13 +90,13 @@ def _unfitted(samples: int, note: str) -> Coefficient:
 
 
 def _distinct(points: Points) -> tuple[np.ndarray, np.ndarray]:
-    """Each point once: steps repeat each other, and that is no new information."""
+    """The distinct points: steps repeat each other, which adds no information."""
     rows = np.unique(np.concatenate([points.predicted, points.measured[:, None]], axis=1), axis=0)
     return rows[:, :-1], rows[:, -1]
 
 
 def join(parts: Sequence[Points]) -> Points:
-    """The points of several jobs."""
+    """All points of several jobs."""
     if not parts:
         return Points(np.zeros((0, len(FACTORS))), np.zeros(0))
     return Points(np.concatenate([part.predicted for part in parts]), np.concatenate([part.measured for part in parts]))

@@ -1,10 +1,11 @@
 """Intervals from the residuals of jobs that were not fitted (split conformal prediction).
 
-If residuals of past and future jobs can be exchanged, a new residual is equally likely to fall in each of the n + 1
-gaps between n sorted old ones. So the interval from the k-th smallest to the k-th largest, k = (n + 1) (1 - level) / 2
-rounded down, covers it with at least ``level``, whatever the distribution. This needs n >= 2 / (1 - level) - 1 (19 for
-90 %). With fewer the sizes of residuals are ordered instead, for a symmetric interval, down to half as many; with still
-fewer it is the largest size, and the interval says its true level, n / (n + 1).
+If residuals of past and future jobs are exchangeable, a new residual is equally likely to fall into each of the n + 1
+gaps between n sorted old ones. So the interval from the k-th smallest to the k-th largest residual, with
+k = (n + 1) (1 - level) / 2 rounded down, covers a new one with a probability of at least ``level``, whatever the
+distribution. This needs n >= 2 / (1 - level) - 1 residuals (19 for 90 %). With fewer, down to half as many, their
+absolute values are sorted instead, which gives a symmetric interval. With still fewer, its bound is the largest
+absolute value, and its stated level is n / (n + 1).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from predictor.profile.profile import Interval
 
 LEVEL = 0.9
 SLACK = 1e-9
-"""(n + 1) (1 - level) is meant as written, whatever floats make of it."""
+"""Absorbs the rounding error of (n + 1) (1 - level)."""
 
 
 def interval(residuals: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """Bounds of a new residual; None without any residual."""
+    """The interval for a new residual; None without old residuals."""
     n = len(residuals)
     if not n:
         return None
@@ -35,16 +36,18 @@ def interval(residuals: Sequence[float], level: float = LEVEL) -> Interval | Non
     return Interval(-size, size, level if rank <= n else n / (n + 1), n)
 
 
-def crossed(residuals: Sequence[float] | np.ndarray, level: float = LEVEL, repeats: int = 50,
-            seed: int = 0) -> tuple[float, int]:
-    """How many jobs lie in the intervals of others: the jobs are halved at random, each half judges the other.
+def cross_coverage(residuals: Sequence[float] | np.ndarray, level: float = LEVEL, repeats: int = 50,
+                   seed: int = 0) -> tuple[float, int]:
+    """The share of jobs that lie inside the intervals of other jobs.
+
+    The jobs are split at random into halves; the interval of each half is tested on the other half.
 
     Args:
-        residuals: of each job, [jobs]; or of several counters, [jobs, counters], each with its own interval: a job
-            is covered where all of its are.
+        residuals: ``float[jobs]``; or ``float[jobs, counters]``: then each counter has its own interval, and a job is
+            covered if all of its residuals are.
 
     Returns:
-        The share of covered jobs over all repeats, and how many different jobs were judged.
+        The share of covered jobs over all repeats, and the number of jobs.
     """
     values = np.asarray(residuals, dtype=float)
     values = values[:, None] if values.ndim == 1 else values
@@ -54,8 +57,8 @@ def crossed(residuals: Sequence[float] | np.ndarray, level: float = LEVEL, repea
     for _ in range(repeats):
         order = random.permutation(len(values))
         for mine, other in (halves := np.array_split(order, 2), halves[::-1]):
-            found = [interval(column, level) for column in values[mine].T]
-            low, high = [one.low for one in found], [one.high for one in found]
+            bounds = [bound for column in values[mine].T if (bound := interval(column, level)) is not None]
+            low, high = [bound.low for bound in bounds], [bound.high for bound in bounds]
             inside += int(((values[other] >= low) & (values[other] <= high)).all(axis=1).sum())
             judged += len(other)
     return inside / judged, len(values)

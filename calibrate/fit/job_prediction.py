@@ -1,4 +1,4 @@
-"""What the predictor says of a measured job under a profile that need not be in a file."""
+"""Predicts measured jobs under a profile that need not be in a file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """Predicted peaks of a job in bytes; ``device_bytes`` is None without a profile."""
+class PredictedPeaks:
+    """Predicted peaks of a job in bytes. ``device_bytes`` is None without a profile."""
 
     requested_bytes: int
     allocated_bytes: int
@@ -34,12 +34,12 @@ class Foreseen:
 
 @lru_cache(maxsize=512)
 def plain(workload: Workload) -> training_job.Job:
-    """As :func:`predictor.jobs.dispatch.prepare`, without a profile."""
+    """The job of :func:`predictor.jobs.dispatch.prepare`, without a profile."""
     return dispatch.prepare(workload.replace(profile="none"))
 
 
 def run_of(workload: Workload, profile: Profile | None) -> Run:
-    """The run at the workload's own capacity, as it was measured, with this profile or none."""
+    """The predicted run on a GPU of the workload's own capacity, as it was measured, with this profile or none."""
     return _run(workload, *_changes(profile))
 
 
@@ -47,7 +47,7 @@ Scales = tuple[float, ...] | None
 
 
 def _changes(profile: Profile | None) -> tuple[tuple[OperatorWorkspace, ...], Scales]:
-    """What of a profile changes events: compared by value, so that runs can be kept."""
+    """The parts of a profile that change events. They are compared by value, so that runs can be cached."""
     return (profile.workspaces, corrections.coefficients(Choice(profile, ""))) if profile else ((), None)
 
 
@@ -63,15 +63,15 @@ def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: 
 
 @lru_cache(maxsize=4096)
 def _peaks(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales,
-           settings: AllocatorSettings, completion: str) -> Foreseen:
-    """What PyTorch's allocator counts; not what the device does."""
+           settings: AllocatorSettings, completion: str) -> PredictedPeaks:
+    """Peaks as PyTorch's allocator counts them, without the device's."""
     run = _run(workload, workspaces, scales)
-    end = survival.play(run, settings, completion=completion, total_bytes=workload.capacity)
-    return Foreseen(run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes, None)
+    end = survival.simulate_run(run, settings, completion=completion, total_bytes=workload.capacity)
+    return PredictedPeaks(run.peak, end.peak_allocated_bytes, end.peak_reserved_bytes, None)
 
 
-def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
-    """Its peaks, on its GPU and with its events' completion."""
+def predict_peaks(measured: MeasuredJob, profile: Profile | None) -> PredictedPeaks:
+    """The predicted peaks of a job, on its GPU and with its event completion."""
     choice = Choice(profile, "") if profile else None
     settings = corrections.allocator_settings(measured.workload.allocator_conf, choice)
     peaks = _peaks(measured.workload, *_changes(profile), settings, measured.completion)
@@ -80,22 +80,22 @@ def foresee(measured: MeasuredJob, profile: Profile | None) -> Foreseen:
 
 
 def _communicators(measured: MeasuredJob) -> int:
-    """Ranks as the device saw them: a fake group has no communicator."""
+    """The number of ranks that have communicators on the device: one with a fake process group."""
     return measured.workload.data_parallel_size if measured.communicates else 1
 
 
-def residuals(measured: MeasuredJob, foreseen: Foreseen) -> dict[str, float]:
-    """Measured less predicted, relative to predicted, by counter."""
+def residuals(measured: MeasuredJob, peaks: PredictedPeaks) -> dict[str, float]:
+    """Counter -> measured minus predicted, relative to predicted."""
     result = {}
     for counter in COUNTERS:
-        said = getattr(foreseen, f"{counter}_bytes")
-        if said is not None:
-            result[counter] = getattr(measured, f"{counter}_bytes") / said - 1
+        predicted = getattr(peaks, f"{counter}_bytes")
+        if predicted is not None:
+            result[counter] = getattr(measured, f"{counter}_bytes") / predicted - 1
     return result
 
 
 def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
-    """Bytes by factor at the highest point of each moment of each step; what a moment finds counts as its own."""
+    """(Step, moment) -> bytes by factor at its highest point. Memory that was live before the moment counts too."""
     factors = timeline.by_factor(run.events, run.row_bytes)
     table = np.stack([factors[factor] for factor in FACTORS])
     highest = timeline.highest_by_moment(run.live, run.events.step, run.events.moment)
@@ -104,9 +104,9 @@ def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
 
 @lru_cache(maxsize=512)
 def calls(workload: Workload) -> Mapping[str, Counter]:
-    """All calls that are predicted without a profile: operator -> bytes of the call's result -> how many.
+    """Calls over all steps, predicted without a profile: operator -> bytes of the call's result -> number of calls.
 
-    Over all steps; calls and results as in :mod:`predictor.events.calls`.
+    Calls and results are defined in :mod:`predictor.events.calls`.
     """
     run = run_of(workload, None)
     result: dict[str, Counter] = {}

@@ -1,4 +1,4 @@
-"""A campaign's rows as the fit sees them: plain frozen data."""
+"""Turns a campaign's rows into the plain data that the fit uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.workload.workload import Workload
 
 FIT, HOLDOUT, VALIDATION = ROLES = ("fit", "holdout", "validation")
 WITH_OTHERS = ("launched", "nccl")
-"""Process groups that make communicators on the device (``MeasuredJob.process_group``)."""
+"""Process groups that create communicators on the device (``MeasuredJob.process_group`` of a record)."""
 OVERALL = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
 
@@ -21,11 +21,11 @@ class MeasuredJob:
     """One job that ran to its end, with its peaks in bytes.
 
     Attributes:
-        workload: as it ran, its profile left out.
-        predicted: whether the predictor knows its engine; the runtime alone can be fitted on the others.
+        workload: the workload that ran, without a profile.
+        predicted: whether the job has a prediction. From other jobs, only the runtime's memory is fitted.
         moments: largest requested bytes by step and moment.
-        runtime_bytes: device memory that PyTorch's allocator does not hold, at the end; None where nothing tells.
-        communicates: whether a process group made communicators on the device.
+        runtime_bytes: device memory outside PyTorch's allocator at the end; None without NVML.
+        communicates: whether a process group created communicators on the device.
         completion: when events complete on an emulated device.
     """
 
@@ -46,7 +46,7 @@ class MeasuredJob:
 
 
 def read(rows: Iterable[Row]) -> list[MeasuredJob]:
-    """The jobs of a campaign that ran to their end, in order; failed ones teach nothing."""
+    """The jobs of a campaign that ran to their end, in order."""
     return [_job(row, row.record) for row in rows
             if row.failed is None and row.record is not None and row.record.job.out_of_memory is None]
 
@@ -64,6 +64,6 @@ def _job(row: Row, record: Record) -> MeasuredJob:
 
 
 def _runtime(record: Record) -> int | None:
-    """What NVML shows at the end, less the segments that PyTorch holds then."""
+    """Device memory at the end, as NVML shows it, minus the segments that PyTorch holds then."""
     used, held = record.job.nvml_used_bytes, record.job.memory_stats.get("reserved_bytes.all.current")
     return None if used is None or held is None else max(0, used - held)

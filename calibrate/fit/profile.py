@@ -1,4 +1,4 @@
-"""From a campaign's rows to a profile."""
+"""Fits a profile to the rows of a campaign."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibrate.campaign.rows import Row
 from calibrate.fit import jobs as job_rows
 from calibrate.fit.coefficients import Points, fit_coefficients, join
 from calibrate.fit.conformal import interval
-from calibrate.fit.job_prediction import by_moment, calls, foresee, plain, residuals, run_of
+from calibrate.fit.job_prediction import by_moment, calls, plain, predict_peaks, residuals, run_of
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.rounding import fit_rounding
 from calibrate.fit.runtime import fit_runtime
@@ -20,60 +20,62 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.records.record import Record
 from predictor.common.errors import InputError
 from predictor.events.events import FACTORS
-from predictor.profile.job_traits import KINDS, kinds
+from predictor.profile.job_traits import TRAITS, traits_of
 from predictor.profile.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
 from predictor.profile.profile_rules import COUNTERS, QUANTITIES
 from predictor.version import VERSION
 
 ROUNDS = 2
-"""Coefficients move the highest points that they are fitted at, so they are fitted again."""
+"""Rounds of fitting. Coefficients move the highest points at which they are fitted, so they are fitted again."""
 
 
 def fit_profile(rows: Iterable[Row], *, measured_on: str, provenance: Mapping[str, Any]) -> Profile:
     """The profile that explains a campaign.
 
     Args:
-        rows: as ``calibrate.campaign`` writes them; roles ``fit`` and ``holdout`` are read.
+        rows: rows of a campaign, of which the roles ``fit`` and ``holdout`` are used.
         measured_on: ``device`` or ``emulated``.
-        provenance: date, command and commit; what was fitted on how many jobs is added.
+        provenance: date, command and commit. Numbers of jobs, operators without a workspace and the ids of the
+            held-out jobs are added.
 
     Raises:
-        InputError: no job to fit on.
+        InputError: no job can be fitted.
     """
     rows = list(rows)
-    everything = job_rows.read(rows)
-    taught = [job for job in everything if job.role == FIT]
-    fitted = [job for job in taught if job.predicted]
+    completed = job_rows.read(rows)
+    fit_jobs = [job for job in completed if job.role == FIT]
+    fitted = [job for job in fit_jobs if job.predicted]
     if not fitted:
         raise InputError("no job of the campaign ran to its end, so there is nothing to fit: look at its failed jobs")
     start = _empty(next(row.record for row in rows if row.record is not None), fitted[0], measured_on)
     profile, left_out = fit_events(start, fitted)
-    held = [job for job in everything if job.role == HOLDOUT and job.predicted]
-    profile = replace(profile, allocator=_rounding(profile, fitted), runtime=fit_runtime(taught, measured_on),
+    held = [job for job in completed if job.role == HOLDOUT and job.predicted]
+    profile = replace(profile, allocator=_rounding(profile, fitted), runtime=fit_runtime(fit_jobs, measured_on),
                       calibrated=_ranges(fitted), covered=_covered([*fitted, *held]))
-    counted = {role: sum(job.role == role for job in everything) for role in job_rows.ROLES}
+    counted = {role: sum(job.role == role for job in completed) for role in job_rows.ROLES}
     return replace(profile, residuals=intervals(profile, held), provenance={
         **provenance, "jobs": counted, "workspaces_left_out": left_out, "residuals_of": [job.id for job in held]})
 
 
 def fit_events(start: Profile, fitted: Sequence[MeasuredJob]) -> tuple[Profile, dict[str, str]]:
-    """A profile's workspaces and coefficients, and why operators with more bytes than predicted have none."""
-    found = fit_workspaces((job.extras, calls(job.workload)) for job in fitted)
-    profile = replace(start, workspaces=found.kept)
+    """The profile with fitted workspaces and coefficients; and operator -> the reason why its extra bytes have no
+    workspace."""
+    fit = fit_workspaces((job.extras, calls(job.workload)) for job in fitted)
+    profile = replace(start, workspaces=fit.kept)
     for _ in range(ROUNDS):
         fresh = fit_coefficients(join([_points(profile, job) for job in fitted]))
         profile, before = replace(profile, coefficients=fresh), profile
         if not any(c.applied for c in {**before.coefficients, **fresh}.values()):
             break
-    return profile, dict(found.left_out)
+    return profile, dict(fit.left_out)
 
 
 def intervals(profile: Profile, held: Sequence[MeasuredJob]) -> dict[str, Interval]:
-    """Of each counter, from jobs that were not fitted; the device's only where its runtime was measured."""
-    errors = [residuals(job, foresee(job, profile)) for job in held]
+    """Counter -> its interval, from held-out jobs. ``device`` has one only if the runtime's memory was measured."""
+    errors = [residuals(job, predict_peaks(job, profile)) for job in held]
     known = [counter for counter in COUNTERS if counter != "device" or profile.runtime.measured_on != "assumed"]
-    return {counter: replace(found, low=max(found.low, -1.0)) for counter in known  # no peak is below 0 bytes
-            if (found := interval([error[counter] for error in errors]))}
+    return {counter: replace(bounds, low=max(bounds.low, -1.0)) for counter in known  # no peak is below 0 bytes
+            if (bounds := interval([error[counter] for error in errors]))}
 
 
 def _points(profile: Profile, job: MeasuredJob) -> Points:
@@ -87,7 +89,7 @@ def _points(profile: Profile, job: MeasuredJob) -> Points:
 
 def _rounding(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
     def play(job: MeasuredJob, divisions: int) -> tuple[int, int]:
-        end = foresee(job, replace(profile, allocator=AllocatorFit(divisions, 0)))
+        end = predict_peaks(job, replace(profile, allocator=AllocatorFit(divisions, 0)))
         return end.allocated_bytes, end.reserved_bytes
 
     return fit_rounding(fitted, play)
@@ -96,16 +98,16 @@ def _rounding(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
 def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
     of_each = [quantities(plain(job.workload).shape, job.workload.data_parallel_size) for job in fitted]
     return {name: (float(min(values)), float(max(values)))
-            for name in QUANTITIES if (values := [one[name] for one in of_each])}
+            for name in QUANTITIES if (values := [job_quantities[name] for job_quantities in of_each])}
 
 
 def _covered(measured: Sequence[MeasuredJob]) -> dict[str, tuple[str, ...]]:
-    of_each = [kinds(job.request, job.formula) for job in (plain(one.workload) for one in measured)]
-    return {name: tuple(sorted({one[name] for one in of_each})) for name in KINDS}
+    of_each = [traits_of(job.request, job.formula) for job in (plain(row.workload) for row in measured)]
+    return {name: tuple(sorted({job_traits[name] for job_traits in of_each})) for name in TRAITS}
 
 
 def _empty(record: Record, job: MeasuredJob, measured_on: str) -> Profile:
-    """A profile that changes nothing, of the device and software of a record."""
+    """A profile without corrections, for the device and software of a record."""
     device = record.job.device
     return Profile(
         SCHEMA_VERSION, VERSION,

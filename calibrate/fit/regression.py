@@ -1,4 +1,4 @@
-"""Robust linear least squares within bounds, and which parameters the data can tell apart."""
+"""Robust linear least squares within bounds, and the variance inflation of parameters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import combinations
 import numpy as np
 
 TINY = 1e-9
-"""Relative error that counts as none: below what a float keeps of a byte count."""
+"""Relative error that counts as 0: a float keeps no more of a byte count."""
 ROUNDS = 4
-"""The scale of residuals is estimated so often; it settles after two or three."""
+"""Estimates of the residuals' scale. It converges after two or three."""
 TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
@@ -23,8 +23,8 @@ class Estimate:
     """Parameters with their standard errors.
 
     Attributes:
-        residuals: measured less fitted, over the unit of each row.
-        weights: of each row, from 0 to 1; small where it was taken for an outlier.
+        residuals: measured minus fitted, divided by the row's unit.
+        weights: weight of each row from 0 to 1; small for outliers.
     """
 
     values: np.ndarray
@@ -34,16 +34,16 @@ class Estimate:
 
 
 def fit(columns: np.ndarray, measured: np.ndarray, units: np.ndarray, low: np.ndarray, high: np.ndarray) -> Estimate:
-    """``columns @ values = measured``, each row's error counted in its unit.
+    """Solves ``columns @ values = measured``, with each row's error divided by its unit.
 
-    The loss is quadratic for ordinary errors and grows like the error itself for outliers (``soft_l1`` of
-    scipy.optimize.least_squares). What is ordinary is the residuals' own median deviation, so that a majority that
-    agrees exactly is not moved by a minority. It begins from least absolute errors, for the same reason.
+    The loss is quadratic for small errors and linear for outliers (``soft_l1`` of scipy.optimize.least_squares). The
+    scale between both is the residuals' own median deviation, so that a minority does not move a majority that agrees
+    exactly. For the same reason, the first estimate minimizes absolute errors.
 
     Args:
         columns: ``float[rows, parameters]``, of full rank.
         units: ``float[rows]``, above 0.
-        low: smallest allowed values, with ``high``.
+        low, high: bounds of the values.
     """
     from scipy.optimize import least_squares
 
@@ -71,7 +71,7 @@ def fit(columns: np.ndarray, measured: np.ndarray, units: np.ndarray, low: np.nd
 
 
 def _least_absolute(design: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """By weighted least squares, weights being one over the last error."""
+    """Minimizes absolute errors, by least squares that are repeatedly weighted with 1 / error."""
     values = np.linalg.lstsq(design, target, rcond=None)[0]
     for _ in range(50):
         errors = np.abs(target - design @ values)
@@ -85,14 +85,15 @@ def _scale(residuals: np.ndarray) -> float:
 
 
 def majority(columns: np.ndarray, measured: np.ndarray, units: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """``bool[rows]``: rows near the line, through any of their points, that more than half of them are nearest to.
+    """``bool[rows]``: whether a row is near the line on which most of the rows lie.
 
-    Least median of squares (Rousseeuw, 1984), then all within three standard deviations. Where two families of
-    points lie on two lines, the least sum of errors is a compromise that is right for neither; this is one of them.
+    The line has the least median of squares (Rousseeuw, 1984); rows within three standard deviations are near it.
+    Where two groups of points lie on two lines, the least sum of errors gives a compromise that fits neither group.
+    This method gives one of the two lines.
 
     Args:
         columns: ``float[rows, 1 or 2]``.
-        shares: ``float[rows]``, how much each row counts.
+        shares: ``float[rows]``, weights of the rows.
     """
     rows, parameters = columns.shape
     if rows <= parameters:
@@ -110,12 +111,12 @@ def majority(columns: np.ndarray, measured: np.ndarray, units: np.ndarray, share
 
 
 NEAR = 0.01
-"""Units of error within which rows always agree."""
+"""Rows with smaller errors, in units, always agree."""
 MOST_SUBSETS = 3000
 
 
 def _subsets(rows: int, size: int) -> Iterable[tuple[int, ...]]:
-    """All choices of so many rows, or as many as there is time for, the same ones each time."""
+    """All subsets of ``size`` rows, or :data:`MOST_SUBSETS` random ones, the same each time."""
     if math.comb(rows, size) <= MOST_SUBSETS:
         return combinations(range(rows), size)
     draw = random.Random(0)
@@ -123,16 +124,16 @@ def _subsets(rows: int, size: int) -> Iterable[tuple[int, ...]]:
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """The smallest value that more than half of the weight does not exceed: two that disagree are no majority."""
+    """The smallest value that more than half of the weight does not exceed. Two values that differ are no majority."""
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(reached, reached[-1] * (1 / 2 + TINY))])
 
 
 def inflation(columns: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Variance inflation of each parameter: by how much the other columns widen its variance; 1 if not at all.
+    """Variance inflation: the factor by which the other columns increase the variance of each parameter.
 
-    Infinite where a column is a sum of others, or zero.
+    It is infinite for a column that is 0 or a linear combination of others.
     """
     scaled = columns / units[:, None]
     size = np.linalg.norm(scaled, axis=0)

@@ -1,4 +1,4 @@
-"""Whether the device's allocator rounds sizes as the predictor's: other roundings are simulated and compared."""
+"""Finds the rounding of sizes in the device's allocator: simulates each possible one and compares the peaks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from predictor.profile.profile import AllocatorFit
 DIVISIONS = (0, 2, 4, 8, 16)
 MOST_JOBS = 8
 CLEARLY = 0.5
-"""The error must fall below so much of that without rounding."""
+"""Rounding must reduce the error to less than this part of the error without rounding."""
 NEGLIGIBLE = 1e-3
-"""Relative error that is not worth a setting."""
+"""Rounding must reduce the relative error by more than this."""
 
 Play = Callable[[MeasuredJob, int], tuple[int, int]]
-"""Allocated and reserved peaks in bytes of a job, simulated with so many divisions (0: none)."""
+"""Simulates a job with a number of divisions (0: no rounding): its allocated and reserved peaks in bytes."""
 
 
 def fit_rounding(jobs: Sequence[MeasuredJob], play: Play) -> AllocatorFit:
-    """The number of divisions between powers of two that explains allocated and reserved peaks best."""
+    """The number of divisions between powers of two with which simulated peaks are closest to the measured ones."""
     free = [job for job in jobs if not _own_rounding(job)]
     chosen = [free[i] for i in np.unique(np.linspace(0, len(free) - 1, MOST_JOBS).astype(int))] if free else []
     if not chosen:
@@ -38,5 +38,5 @@ def fit_rounding(jobs: Sequence[MeasuredJob], play: Play) -> AllocatorFit:
 
 
 def _own_rounding(job: MeasuredJob) -> bool:
-    """Jobs that set it themselves say nothing about the device's."""
+    """Whether the job sets its own rounding, and so does not show the device's."""
     return any(AllocatorSettings.parse(job.workload.allocator_conf or "").roundup_power2_divisions)

@@ -1,4 +1,4 @@
-"""Device memory that is not PyTorch's allocator's: the CUDA context, the libraries, communicators."""
+"""Fits the device memory outside PyTorch's allocator: CUDA context, libraries, communicators."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.profile.profile import Runtime
 
 NOTHING_BYTES = 16 << 20
-"""Less than this is no CUDA context: the device does not show what the runtime takes."""
+"""Less than a CUDA context takes: then the device does not show the runtime's memory."""
 SOURCE = ("peakcast's assumption for the CUDA context and libraries, not measured. PyTorch's developers give about "
           "300 MB for a context since CUDA 11.7, which loads kernels when they are needed, and above 1000 MB before "
           "(github.com/pytorch/pytorch/issues/107667)")
 
 
 def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
-    """The median over jobs of one rank, and what communicators add to it by number of ranks.
+    """The median over jobs without communicators, plus the memory of communicators by number of ranks.
 
-    Where all jobs had communicators, what these take whatever their number of ranks cannot be told from the rest, nor,
-    with one number of ranks only, what each rank takes: it is in the fixed part.
+    If all jobs had communicators, the fixed part contains the part of their memory that does not grow with the number
+    of ranks; and, if all had the same number of ranks, the rest of it too.
     """
     alone = [job.runtime_bytes for job in jobs if job.runtime_bytes is not None and not job.communicates]
     grouped = [(job.workload.data_parallel_size, job.runtime_bytes) for job in jobs
@@ -45,12 +45,13 @@ def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
 
 
 def _communicators(grouped: np.ndarray, fixed: float) -> tuple[float, float, str]:
-    """Bytes once and for each rank, by Theil and Sen: the median slope between jobs of different numbers of ranks."""
+    """Fixed bytes, bytes per rank, and a note. Theil-Sen estimator: the median slope between jobs with different
+    numbers of ranks."""
     ranks, extra = grouped[:, 0], grouped[:, 1] - fixed
-    one, other = np.triu_indices(len(ranks), 1)
-    differ = ranks[one] != ranks[other]
+    first, second = np.triu_indices(len(ranks), 1)
+    differ = ranks[first] != ranks[second]
     if not differ.any():
         return max(0.0, float(np.median(extra))), 0.0, f"; communicators of {int(ranks[0])} ranks only"
-    one, other = one[differ], other[differ]
-    each = max(0.0, float(np.median((extra[one] - extra[other]) / (ranks[one] - ranks[other]))))
+    first, second = first[differ], second[differ]
+    each = max(0.0, float(np.median((extra[first] - extra[second]) / (ranks[first] - ranks[second]))))
     return max(0.0, float(np.median(extra - each * ranks))), each, ""

@@ -1,4 +1,4 @@
-"""Whether a fit holds on jobs that it has not seen: group by group, and the coverage of its intervals."""
+"""Validates a fit on jobs that it has not seen: errors group by group, and the coverage of its intervals."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from calibrate.campaign.rows import Row
 from calibrate.fit import jobs as job_rows
-from calibrate.fit.conformal import LEVEL, crossed
-from calibrate.fit.job_prediction import foresee, residuals
+from calibrate.fit.conformal import LEVEL, cross_coverage
+from calibrate.fit.job_prediction import predict_peaks, residuals
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.profile import fit_events
 from predictor.profile.profile import Profile
 
 JUDGED = ("requested", "allocated", "reserved")
 SAME = 1e-4
-"""Difference of two mean relative errors that is none."""
+"""Difference of two mean relative errors that counts as 0."""
 
 
 @dataclass(frozen=True)
 class GroupErrors:
-    """Mean absolute relative error of a group's jobs, by counter, when the group was not fitted.
+    """Mean absolute relative errors of a group's jobs, by counter, under a fit without the group.
 
     Attributes:
-        without: of predictions with no profile.
-        fitted: with the profile of all other groups.
+        without: errors of predictions without a profile.
+        fitted: errors with the profile fitted to all other groups.
     """
 
     group: str
@@ -36,13 +36,13 @@ class GroupErrors:
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """Counters that the profile makes worse."""
+        """Counters whose error is larger with the profile than without."""
         return tuple(counter for counter in self.without if self.fitted[counter] > self.without[counter] + SAME)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of held-out jobs inside an interval made from others of them."""
+    """Share of held-out jobs inside an interval that was made from other held-out jobs."""
 
     rate: float
     jobs: int
@@ -50,7 +50,8 @@ class Coverage:
 
 
 def cross_validate(rows: Iterable[Row], profile: Profile) -> list[GroupErrors]:
-    """Each group of fit jobs against workspaces and coefficients fitted without it; the rest as in the profile."""
+    """The errors of each group of fit jobs, with workspaces and coefficients fitted without it; the rest is the
+    profile's."""
     fitted = [job for job in job_rows.read(rows) if job.role == FIT and job.predicted]
     groups = sorted({job.group for job in fitted})
     if len(groups) < 2:
@@ -66,17 +67,17 @@ def cross_validate(rows: Iterable[Row], profile: Profile) -> list[GroupErrors]:
 
 def errors(jobs: Sequence[MeasuredJob], profile: Profile | None) -> dict[str, float]:
     """Mean absolute relative error by counter."""
-    found = [residuals(job, foresee(job, profile)) for job in jobs]
-    return {counter: float(np.mean([abs(one[counter]) for one in found])) for counter in JUDGED}
+    by_job = [residuals(job, predict_peaks(job, profile)) for job in jobs]
+    return {counter: float(np.mean([abs(errors[counter]) for errors in by_job])) for counter in JUDGED}
 
 
 def coverage(rows: Iterable[Row], profile: Profile, level: float = LEVEL) -> dict[str, Coverage]:
-    """By counter: how often intervals from one half of the held-out jobs hold for the other half; under ``all`` how
-    often those of all counters do."""
-    found = [residuals(job, foresee(job, profile)) for job in job_rows.read(rows)
-             if job.role == HOLDOUT and job.predicted]
-    known = [counter for counter in (*JUDGED, "device") if found and counter in found[0]
+    """Counter -> how often intervals from one half of the held-out jobs hold for the other half. ``all``: how often
+    the intervals of all counters hold."""
+    by_job = [residuals(job, predict_peaks(job, profile)) for job in job_rows.read(rows)
+              if job.role == HOLDOUT and job.predicted]
+    known = [counter for counter in (*JUDGED, "device") if by_job and counter in by_job[0]
              and (counter != "device" or profile.runtime.measured_on != "assumed")]
-    values = np.array([[one[counter] for counter in known] for one in found])
+    values = np.array([[errors[counter] for counter in known] for errors in by_job])
     columns = {**dict(zip(known, values.T)), "all": values} if known else {}
-    return {name: Coverage(*crossed(column, level), level) for name, column in columns.items()}
+    return {name: Coverage(*cross_coverage(column, level), level) for name, column in columns.items()}

@@ -1,8 +1,9 @@
-"""What each operator holds beyond the prediction, as a line of what its calls' largest results are predicted to take.
+"""Fits workspaces: the bytes that an operator takes beyond the prediction, linear in the bytes of its largest result.
 
-What makes a predicted buffer larger and what is a buffer of its own are two sorts, fitted apart: each to all calls of
-the operator, 0 in those where this sort was not found. So an operator has both if most of its calls do; where some
-calls have one and some the other, it has the one of the majority, as with any other extra that some calls lack.
+Extra bytes come in two sorts: predicted buffers that are larger than predicted, and buffers of their own. Each sort is
+fitted separately, to all calls of the operator, with 0 for calls without it. So an operator has both sorts if most of
+its calls have both. Where some calls have one sort and some the other, the sort of the majority is fitted, as for any
+extra that some calls lack.
 """
 
 from __future__ import annotations
@@ -18,47 +19,47 @@ from calibrate.fit import regression
 from predictor.profile.profile import OperatorWorkspace
 
 LEAST_BYTES = 512
-"""The allocator's smallest step (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less does not show."""
+"""The allocator's smallest block (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less is invisible."""
 SIGNIFICANT = 3.0
-"""Standard errors that an estimate must be away from 0."""
+"""An estimate must differ from 0 by more than this many standard errors."""
 STEP = 0.01
-"""Part of a workspace that counts as a unit of error; at least ``LEAST_BYTES``. Of the fitted workspace, not of the
-measured one: calls in which nothing was found would else outweigh all others."""
+"""Unit of error, as a part of the workspace; at least ``LEAST_BYTES``. The workspace is the fitted one: with the
+measured one, calls without extra bytes would outweigh all others."""
 SPREAD = 1.05
-"""Largest over smallest result that separate a part by its size from a fixed one."""
+"""Results must differ by more than this ratio to separate a part that grows with them from a fixed part."""
 FAR = 1e12
 GROWN = ", in a predicted buffer"
-"""Behind the name of an operator that is left out: its extras that make predicted buffers larger."""
+"""Suffix of the name of an operator that is left out: its extra bytes that make predicted buffers larger."""
 ALLOCATED_BY = {
     "aten::_scaled_dot_product_cudnn_attention": "run_cudnn_SDP_fprop, ATen/native/cudnn/MHA.cpp",
     "aten::_scaled_dot_product_cudnn_attention_backward": "run_cudnn_SDP_bprop, ATen/native/cudnn/MHA.cpp",
     "aten::convolution": "run_conv_plan, ATen/native/cudnn/Conv_v8.cpp",
     "aten::convolution_backward": "run_conv_plan, ATen/native/cudnn/Conv_v8.cpp",
 }
-"""Where PyTorch asks a library for the size of a workspace and allocates it, as far as known."""
+"""Operator -> the function of PyTorch that asks a library for the size of the workspace and allocates it."""
 
 
 @dataclass(frozen=True)
 class Workspaces:
-    """What was kept, and of each other operator why not (with :data:`GROWN` or not)."""
+    """The fitted workspaces; and operator (with or without :data:`GROWN`) -> the reason why it has none."""
 
     kept: tuple[OperatorWorkspace, ...]
     left_out: Mapping[str, str]
 
 
 def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Counter]]]) -> Workspaces:
-    """Workspaces from the extra bytes of jobs.
+    """Fits workspaces to the extra bytes of jobs.
 
     Args:
-        extras: of each job; with all the calls that are predicted of it: operator -> bytes of the result -> how
-            many. Those in which nothing was found count as 0.
+        extras: of each job its extra bytes, and all of its predicted calls: operator -> bytes of the result ->
+            number of calls. Calls without extra bytes count as 0.
     """
     extras = list(extras)
-    sorts = {(extra.operator, extra.grows) for found, _ in extras for extra in found}
+    sorts = {(extra.operator, extra.grows) for job_extras, _ in extras for extra in job_extras}
     samples: dict[tuple[str, bool], Counter] = {sort: Counter() for sort in sorts}
-    for found, calls in extras:
+    for job_extras, calls in extras:
         of_sort: dict[tuple[str, bool], list[Workspace]] = {}
-        for extra in found:
+        for extra in job_extras:
             of_sort.setdefault((extra.operator, extra.grows), []).append(extra)
         for operator, grows in sorts:
             samples[operator, grows] += _samples(of_sort.get((operator, grows), ()), calls.get(operator, Counter()))
@@ -72,19 +73,21 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
     return Workspaces(tuple(kept), left_out)
 
 
-def _samples(found: Sequence[Workspace], calls: Counter) -> Counter:
-    """(bytes of the result, extra bytes) -> how many calls of an operator in one job, from one sort of its extras.
+def _samples(extras: Sequence[Workspace], calls: Counter) -> Counter:
+    """(Bytes of the result, extra bytes) -> number of calls of one operator in one job, for one sort of extra bytes.
 
-    Where there are more extra buffers than calls, a call is taken to hold its share of all of them at once.
+    If a job has more extra buffers than calls, each call holds its share of all of them at once.
 
     Args:
-        calls: all that are predicted, by bytes of their results.
+        calls: number of all predicted calls, by bytes of their results.
     """
     total: Counter = Counter()
-    for extra in found:
+    for extra in extras:
         total[extra.result_bytes] += extra.count
-    result, shared, with_extra = Counter(), Counter(), Counter()
-    for extra in found:
+    result: Counter = Counter()
+    shared: Counter = Counter()
+    with_extra: Counter = Counter()
+    for extra in extras:
         if 0 < calls[extra.result_bytes] < total[extra.result_bytes]:
             shared[extra.result_bytes] += extra.bytes * extra.count
         else:
@@ -101,7 +104,7 @@ def _samples(found: Sequence[Workspace], calls: Counter) -> Counter:
 
 
 def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorkspace | str:
-    """The workspace of an operator, or why it has none ("" if it is too small to say)."""
+    """The workspace of an operator, or the reason why it has none ("": too small to report)."""
     if max(abs(size) for _, size in samples) <= LEAST_BYTES:
         return ""
     call, size = np.array(list(samples), dtype=float).T
@@ -129,7 +132,7 @@ def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorks
         source += ": no fixed part"
         estimate, agree = _line(columns[:, 1:], size, units, shares)
         values, errors = np.array([0, *estimate.values]), np.array([0, *estimate.standard_errors])
-    values, errors = np.append(values, 0.0), np.append(errors, 0.0)  # a ratio of 0 where there is none
+    values, errors = np.append(values, 0.0), np.append(errors, 0.0)  # the ratio is 0 if it was not fitted
     middle = float(np.median(values[0] + values[1] * call))
     if not _matters(middle, errors[0] + errors[1] * float(np.median(call))):
         return f"{middle:,.0f} bytes a call in the middle, which is not clearly more than {LEAST_BYTES}"
@@ -143,14 +146,14 @@ def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorks
 
 def _line(columns: np.ndarray, size: np.ndarray, units: np.ndarray,
           shares: np.ndarray) -> tuple[regression.Estimate, np.ndarray]:
-    """The fit to those calls that lie on the line that most calls lie near, and which these are."""
+    """The line on which most calls lie, fitted to those calls; and ``bool[rows]``: which calls these are."""
     agree = regression.majority(columns, size, units, shares)
     far = np.full(columns.shape[1], FAR)
     return regression.fit(columns[agree], size[agree], (units / np.sqrt(shares))[agree], -far, far), agree
 
 
 def _shares(samples: Mapping[tuple[int, int], int]) -> np.ndarray:
-    """Of each sample: how many of the calls of its size it stands for, so that each size of call counts once."""
+    """The part that each sample has of the calls with its size, so that each size of call has a total weight of 1."""
     total: Counter = Counter()
     for (call, _), count in samples.items():
         total[call] += count
@@ -158,4 +161,5 @@ def _shares(samples: Mapping[tuple[int, int], int]) -> np.ndarray:
 
 
 def _matters(size: float, error: float) -> bool:
+    """Whether a part of a workspace is large enough and significant."""
     return abs(size) > max(LEAST_BYTES, SIGNIFICANT * error)

@@ -1,9 +1,11 @@
-"""The CUDA device of this process: what it is, and how much of it is used."""
+"""The CUDA device of this process: its properties, software, settings and used memory."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Callable
+from typing import Any
 
 from calibrate.emulator import injection, is_emulated
 from calibrate.records.record import Device, MeasuredOn
@@ -14,14 +16,14 @@ SETTINGS = (
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "TORCH_CUDNN_SDPA_AVOID_RECOMPILE",
     "TORCH_CUDNN_SDPA_DEPRIORITIZED")
-"""Environment variables that change what a job allocates (torch 2.11)."""
+"""Environment variables that change the allocations of a job (torch 2.11)."""
 
 
 def require() -> None:
-    """Stop with one line if PyTorch finds no device here.
+    """Raise an error if PyTorch finds no CUDA device here.
 
     Raises:
-        InputError: a build of PyTorch without CUDA, or no device.
+        InputError: PyTorch is missing or built without CUDA, or there is no device.
     """
     try:
         import torch
@@ -34,7 +36,7 @@ def require() -> None:
 
 
 def describe(event_completion: str | None) -> Device:
-    """The current device."""
+    """The current device. ``event_completion`` is recorded only on an emulated GPU."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -42,16 +44,17 @@ def describe(event_completion: str | None) -> Device:
         name=properties.name, capacity_bytes=properties.total_memory,
         compute_capability=(properties.major, properties.minor), multiprocessors=properties.multi_processor_count,
         driver=_nvml(lambda nvml, _: nvml.nvmlSystemGetDriverVersion()),
-        event_completion=event_completion if is_emulated() else None, injected=injection.injected_here())
+        event_completion=event_completion if is_emulated() else None, injected=injection.injected_values())
 
 
 def measured_on() -> MeasuredOn:
-    """Asked of the process itself, so that an emulated measurement can never pass for a real one."""
+    """Whether the GPU is emulated. The process itself decides, so that an emulated measurement cannot pass for a real
+    one."""
     return MeasuredOn.EMULATED if is_emulated() else MeasuredOn.DEVICE
 
 
 def software() -> dict[str, str | None]:
-    """Versions of what decides a measurement; None for what is not installed."""
+    """Versions of the software that decides a measurement; None for what is not installed."""
     import torch
 
     versions: dict[str, str | None] = {
@@ -66,12 +69,12 @@ def software() -> dict[str, str | None]:
 
 
 def settings() -> dict[str, str]:
-    """Those of :data:`SETTINGS` that are set in this process, without what an injection set."""
-    return injection.own_settings(SETTINGS)
+    """The variables of :data:`SETTINGS` that are set in this process, without those that an injection set."""
+    return injection.settings_without_injection(SETTINGS)
 
 
 def used_bytes() -> int:
-    """Used memory of the device, whoever uses it (``cudaMemGetInfo``)."""
+    """Used memory of the device, by all processes (``cudaMemGetInfo``)."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -82,12 +85,13 @@ def nvml_used_bytes(index: int | None = None) -> int | None:
     """Used memory of the device as NVML reports it; None where NVML does not answer.
 
     Args:
-        index: of the device among those that are visible; None for the current one, which makes a CUDA context.
+        index: index among the visible devices; None for the current one, which creates a CUDA context.
     """
     return _nvml(lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used, index)
 
 
-def _nvml(question, index: int | None = None):
+def _nvml(question: Callable[[Any, Any], Any], index: int | None = None) -> Any:
+    """The answer of NVML to a question about the device; None where NVML does not answer."""
     try:
         import pynvml
         import torch
@@ -95,5 +99,5 @@ def _nvml(question, index: int | None = None):
         handle = torch.cuda._get_pynvml_handler(torch.cuda.current_device() if index is None else index)
         answer = question(pynvml, handle)
         return answer.decode() if isinstance(answer, bytes) else answer
-    except Exception:  # no package, no library, no permission: the record says None
+    except Exception:  # package, library or permission is missing: the record holds None
         return None

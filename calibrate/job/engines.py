@@ -1,4 +1,4 @@
-"""What trains the model in a measured job: one function an engine, all in :data:`ENGINES`."""
+"""Builds the real engine of a measured training job: one function per engine, listed in :data:`ENGINES`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from predictor.common.value_types import thaw
 from predictor.events.model_facts import ModelFacts
 from predictor.model import fsdp
 from predictor.workload import deepspeed_config, deepspeed_keys, fsdp_keys
-from predictor.workload.optimizers import LOOP, OPTIMIZERS
+from predictor.workload.optimizers import DTENSOR_FALLBACK, OPTIMIZERS
 from predictor.workload.workload import Workload
 
 LEARNING_RATE = 1e-5
@@ -25,10 +25,11 @@ LEARNING_RATE = 1e-5
 
 @dataclass(frozen=True)
 class Job:
-    """A model on the device and how it is trained, as rank ``rank``.
+    """A model, and how to train it as rank ``rank``.
 
-    For FSDP2 it is on meta; ``to_device`` brings what some modules have to the device. With tensor parallelism the
-    process has joined the ranks of ``mesh`` (``alone.mesh``), and the model is sharded.
+    For FSDP2 the model is on the meta device, and ``to_device`` moves what the given modules hold to the device. For
+    the other engines it is on the GPU, or with DeepSpeed's AutoTP on the CPU. With tensor parallelism the process has
+    joined the ranks of ``mesh`` (:func:`calibrate.job.single_rank.mesh`), and the model is sharded.
     """
 
     workload: Workload
@@ -40,27 +41,29 @@ class Job:
 
 
 Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any]]
-"""Forward (arguments as the model's, an output with ``loss``), backward of a loss, optimizer step."""
+"""Forward (the model's arguments; returns an output with ``loss``), backward of a loss, optimizer step."""
 
 
 def plain(job: Job) -> Loop:
-    """PyTorch on one GPU; gradients are clipped, the step is taken, gradients become None."""
-    return _around(job, job.model)
+    """Plain PyTorch: clips gradients, takes the optimizer step, sets gradients to None."""
+    return _plain_loop(job, job.model)
 
 
 def ddp(job: Job) -> Loop:
-    """DistributedDataParallel, with PyTorch's defaults but for the keys of ``ddp``."""
+    """DistributedDataParallel with PyTorch's defaults, except for the keys of ``ddp``."""
     from torch.nn.parallel import DistributedDataParallel
 
+    settings = job.workload.ddp
+    assert settings is not None  # the engine's defaults, at least
     if not job.mesh:
         single_rank.join(job.rank, job.workload.data_parallel_size, backend="nccl")
-    return _around(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
-                                                device_mesh=job.mesh["dp"] if job.mesh else None,
-                                                **{k: v for k, v in job.workload.ddp.items() if v is not None}))
+    return _plain_loop(job, DistributedDataParallel(job.model, device_ids=[torch.cuda.current_device()],
+                                                    device_mesh=job.mesh["dp"] if job.mesh else None,
+                                                    **{k: v for k, v in settings.items() if v is not None}))
 
 
 def deepspeed(job: Job) -> Loop:
-    """DeepSpeed with the workload's config; the optimizer is ours, as ``optim`` says."""
+    """DeepSpeed with the workload's config, and with the client optimizer that ``optim`` names."""
     import deepspeed
 
     single_rank.join(job.rank, job.workload.world_size, backend="fake")
@@ -71,77 +74,85 @@ def deepspeed(job: Job) -> Loop:
 
 
 def fsdp2(job: Job) -> Loop:
-    """``fully_shard`` of each unit, which so comes to the device; with ``sync_each_batch`` off, only the last micro
-    batch reduces gradients, as accelerate has it (1.15, ``Accelerator.no_sync``)."""
+    """``fully_shard`` on each unit after the unit has moved to the device.
+
+    With ``sync_each_batch`` off, only the last micro-batch reduces gradients, as in accelerate (1.15,
+    ``Accelerator.no_sync``).
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     single_rank.join(job.rank, job.workload.data_parallel_size, backend="fake")
-    keys, dtypes = job.workload.fsdp, {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
+    keys = job.workload.fsdp
+    assert keys is not None  # the engine's defaults, at least
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
     if keys["param_dtype"]:
         for parameter in job.model.parameters():
             if parameter.requires_grad:  # as accelerate does (utils/fsdp_utils.py, fsdp2_prepare_model)
                 parameter.data = parameter.data.float()
     policy = MixedPrecisionPolicy(param_dtype=dtypes[keys["param_dtype"]], reduce_dtype=dtypes[keys["reduce_dtype"]])
     paths = {module: path for path, module in job.model.named_modules()}
-    units = fsdp.units(job.model, fsdp.wrapped(job.workload))
+    units = fsdp.units(job.model, fsdp.unit_names(job.workload))
     for unit in units:
-        job.to_device(fsdp.managed(unit, units))
+        job.to_device(fsdp.managed_modules(unit, units))
         fully_shard(unit, mp_policy=policy, reshard_after_forward=fsdp_keys.reshards(keys, paths[unit]))
-    _, backward, step = _around(job, job.model)
+    _, backward, step = _plain_loop(job, job.model)
     micro_steps = job.workload.gradient_accumulation_steps
-    done = 0
+    micro_step = 0
 
     def forward(**batch: torch.Tensor) -> Any:
-        nonlocal done
-        done += 1
-        job.model.set_requires_gradient_sync(keys["sync_each_batch"] or done % micro_steps == 0)
+        nonlocal micro_step
+        micro_step += 1
+        job.model.set_requires_gradient_sync(keys["sync_each_batch"] or micro_step % micro_steps == 0)
         return job.model(**batch)
 
     return forward, backward, step
 
 
 ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}
-"""``engine`` of a workload -> what builds it around a model that lies on the device."""
+"""``engine`` of a workload -> function that builds it around a :class:`Job`."""
 
 
 def optimizer(job: Job) -> torch.optim.Optimizer:
-    """The line of ``optim`` in :data:`OPTIMIZERS` over the trainable parameters, as Hugging Face's Trainer builds it
-    (transformers 5.17, Trainer.create_optimizer), in the groups that ``param_groups`` says."""
+    """The optimizer of the workload over the trainable parameters, as Hugging Face's Trainer builds it.
+
+    The entry of ``optim`` in :data:`OPTIMIZERS` gives its class, ``param_groups`` the parameter groups (transformers
+    5.17, Trainer.create_optimizer).
+    """
     decayed = {parameter.name: parameter.decay for parameter in job.facts.parameters}
-    named = [(name, p) for name, p in job.model.named_parameters() if p.requires_grad]
+    trainable = [(name, p) for name, p in job.model.named_parameters() if p.requires_grad]
     if job.workload.param_groups == "single":
-        groups = [{"params": [p for _, p in named], "weight_decay": job.workload.weight_decay}]
+        groups = [{"params": [p for _, p in trainable], "weight_decay": job.workload.weight_decay}]
     else:
-        groups = [{"params": [p for name, p in named if decayed[name] is wanted], "weight_decay": weight}
-                  for wanted, weight in ((True, job.workload.weight_decay), (False, 0.0))]
-    entry = OPTIMIZERS[LOOP if _mixed(job, [p for _, p in named]) else job.workload.optim]
-    made = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
+        groups = [{"params": [p for name, p in trainable if decayed[name] is has_decay], "weight_decay": weight}
+                  for has_decay, weight in ((True, job.workload.weight_decay), (False, 0.0))]
+    entry = OPTIMIZERS[DTENSOR_FALLBACK if _has_mixed_dtensors(job, [p for _, p in trainable]) else job.workload.optim]
+    built = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
                         **entry.arguments, **job.workload.optim_args)
     if entry.arguments.get("optim_bits") == 8:
-        from bitsandbytes.optim import GlobalOptimManager
+        from bitsandbytes.optim.optimizer import GlobalOptimManager
 
         for module in job.model.modules():
             if isinstance(module, torch.nn.Embedding):
                 GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
-    return made
+    return built
 
 
 def deepspeed_document(job: Job) -> dict:
-    """The config to hand to DeepSpeed: the user's, with "auto" and the sizes filled in as Hugging Face does.
+    """The config for DeepSpeed: the user's, with "auto" values and sizes filled in as Hugging Face does.
 
-    Sections that would replace the optimizer or schedule it are left out.
+    Sections that would replace the optimizer or add a scheduler are left out.
     """
     workload = job.workload
     zero = deepspeed_config.read(workload, job.facts.hidden_size)
-    document = thaw(workload.deepspeed) if workload.deepspeed is not None else {}
+    document: dict = thaw(workload.deepspeed) if workload.deepspeed is not None else {}
     precision = document.get(zero.dtype) or document.get("bfloat16") or {}
     for key in ("optimizer", "scheduler", "train_batch_size", "bfloat16", "bf16", "fp16"):
         document.pop(key, None)
     if zero.dtype != "fp32":
         document[zero.dtype] = {key: value for key, value in precision.items() if value != "auto"} | {"enabled": True}
     section = document.get("zero_optimization", {})
-    section = section if isinstance(section, dict) else {}  # true: the form of the first releases
-    section = {f"stage3_{key}" if key in deepspeed_keys.PLAIN_NAMES else key: value
+    section = section if isinstance(section, dict) else {}  # the first releases wrote true
+    section = {f"stage3_{key}" if key in deepspeed_keys.NAMES_WITHOUT_PREFIX else key: value
                for key, value in section.items() if value != "auto"}
     return document | {
         "train_micro_batch_size_per_gpu": workload.per_device_train_batch_size,
@@ -150,20 +161,20 @@ def deepspeed_document(job: Job) -> dict:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": section | {"stage": zero.stage, "reduce_bucket_size": zero.reduce_bucket_size}
-        | (_of_stage_3(zero) if zero.stage == 3 else {})
+        | (_stage_3_keys(zero) if zero.stage == 3 else {})
         | {name: (section.get(name) or {}) | {"device": "cpu"} for name, on in
            (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param)) if on},
     } | ({"tensor_parallel": {"autotp_size": workload.tensor_parallel_size}} if workload.autotp else {})
 
 
-def _of_stage_3(zero: deepspeed_config.ZeroConfig) -> dict:
-    """Keys whose values do not follow from the config alone: a short form, and what Hugging Face fills in."""
+def _stage_3_keys(zero: deepspeed_config.ZeroConfig) -> dict:
+    """Keys of stage 3 that need more than the config: a short form, and values that Hugging Face fills in."""
     return {"overlap_comm": zero.overlap_comm, "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
             "stage3_param_persistence_threshold": zero.param_persistence_threshold}
 
 
-def _mixed(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
-    """Whether DTensors train beside plain tensors."""
+def _has_mixed_dtensors(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
+    """Whether the trainable parameters are partly DTensors and partly plain tensors."""
     if job.workload.tensor_parallel_size == 1:
         return False
     from transformers.trainer_optimizer import (
@@ -173,13 +184,13 @@ def _mixed(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
     return has_mixed_dtensor(parameters)
 
 
-def _around(job: Job, model: Any) -> Loop:
-    """The plain loop around a model, wrapped or not; fp16 by autocast has its loss scaled."""
-    made = optimizer(job)
+def _plain_loop(job: Job, model: Any) -> Loop:
+    """The plain loop around a model or its wrapper. With fp16 autocast, the loss is scaled."""
+    torch_optimizer = optimizer(job)
     workload = job.workload
-    parameters = [p for group in made.param_groups for p in group["params"]]
-    mixed = _mixed(job, parameters)
-    scaler = torch.amp.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
+    parameters = [p for group in torch_optimizer.param_groups for p in group["params"]]
+    has_mixed_dtensors = _has_mixed_dtensors(job, parameters)
+    scaler = torch.amp.grad_scaler.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
 
     def backward(loss: torch.Tensor) -> None:
@@ -191,13 +202,14 @@ def _around(job: Job, model: Any) -> Loop:
         if micro_steps % workload.gradient_accumulation_steps:
             return
         if workload.max_grad_norm:
-            scaler.unscale_(made)
-            if mixed:  # which uses nothing of the Trainer's own
-                transformers.Trainer._mixed_mesh_grad_norm(None, model, workload.max_grad_norm)
+            scaler.unscale_(torch_optimizer)
+            if has_mixed_dtensors:
+                # the method uses nothing of the Trainer
+                transformers.Trainer._mixed_mesh_grad_norm(None, model, workload.max_grad_norm)  # type: ignore[arg-type]
             else:
                 torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
-        scaler.step(made)
+        scaler.step(torch_optimizer)
         scaler.update()
-        made.zero_grad(set_to_none=True)
+        torch_optimizer.zero_grad(set_to_none=True)
 
     return model, backward, step

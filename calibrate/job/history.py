@@ -1,9 +1,9 @@
-"""PyTorch's memory history of a job, each entry told which moment, module and operator it belongs to.
+"""PyTorch's memory history of a job, with the moment, module and operator of each entry.
 
-PyTorch records addresses, sizes and Python stacks. Its own metadata text is kept by thread, and
-autograd works on a thread of its own, so the text is only used for the module that runs; operators
-come from the profiler, which notes the same allocations a moment later, and changes nothing: a
-dispatch mode would (autograd does not add gradients in place under one).
+PyTorch records addresses, sizes and Python stacks. Its metadata text is kept per thread, and autograd runs on a thread
+of its own, so this text only holds the module that runs. Operators come from the profiler, which records the same
+allocations a moment later and does not change the job. A dispatch mode would change it: autograd does not accumulate
+gradients in place under one.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from calibrate.job.side_notes import Notes, own_name
 from predictor.events.events import Moment
-from predictor.snapshot.reader import BESIDE
-from predictor.trace.module_tracker import Places
+from predictor.snapshot.reader import NOTES_KEY
+from predictor.trace.module_tracker import ModuleTracker
 
 MARK = "peakcast "
 EVALUATE = "autograd::engine::evaluate_function: "
+"""Prefix of the profiler's event for a backward function."""
 DISPATCHED = "PythonDispatchMode"
-"""The emulated GPU's integer tracker; below it comes the operator that the model called."""
+"""Event of the emulated GPU's integer tracker. The operator that the model called is the event below it."""
 INSIDE = "+"
-"""Begins the allocator's text while a module runs, whose path may be empty."""
+"""Prefix of the allocator's metadata text while a module runs. The module's path may be empty."""
 HELPERS = frozenset(f"aten::{name}" for name in (
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
     "to", "_to_copy", "clone", "zeros", "zeros_like", "ones_like", "contiguous"))
-"""Operators that others call to get memory: named only when nobody called them."""
+"""Operators that others call to get memory. They are named only if no other operator called them."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What ran when something was allocated.
+    """The code that ran when a block was allocated.
 
     Attributes:
         time_us: when the profiler saw it, on the clock of the allocator's history.
-        bytes: of the block, so at least what was requested.
-        node: autograd's number of the backward function, if one ran.
-        nested: in the backward of a recomputed (reentrant) checkpoint.
+        bytes: size of the block, so at least the requested size.
+        node: sequence number of the backward function in autograd, if one ran.
+        nested: whether it ran in the backward of a recomputed (reentrant) checkpoint.
     """
 
     time_us: int
@@ -56,54 +57,55 @@ class Site:
     nested: bool
 
 
-class Modules(Places):
-    """The running module as the allocator's metadata text, and the module of a backward function."""
+class Modules(ModuleTracker):
+    """Writes the running module into the allocator's metadata text, and finds the module of a backward function."""
 
-    def __init__(self, model: torch.nn.Module | None, notes: Notes, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, model: torch.nn.Module | None, notes: Notes,
+                 outermost_runs: Callable[[], None] = lambda: None) -> None:
         super().__init__(model or torch.nn.Module())
-        self._notes, self._known, self._told = notes, model is not None, told
+        self._notes, self._known, self._outermost_runs = notes, model is not None, outermost_runs
         self._main = threading.get_ident()
         self._seen: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
 
     def _outermost(self, module: torch.nn.Module) -> None:
-        if torch._C._current_autograd_node() is not None:  # a checkpoint's recomputation
+        if torch._C._current_autograd_node() is not None:  # a checkpoint recomputes it
             return
         prefix = self._notes.model(module)
-        if not self._known:  # a script's: its modules are met when they first run
+        if not self._known:  # in a user's script, modules become known when they first run
             self._names |= {id(part): prefix + own_name(name) for name, part in module.named_modules()
                             if id(part) not in self._names}
-        self._told()
+        self._outermost_runs()
 
     def _boundary(self) -> None:
         module = self._stack[-1] if self._stack else ""
         torch.cuda.memory._set_memory_metadata(INSIDE + module if self._stack else "")
-        on_main = threading.get_ident() == self._main  # autograd numbers the nodes of each thread
+        on_main = threading.get_ident() == self._main  # autograd numbers the nodes of each thread separately
         self._seen[on_main].append((torch._C._autograd._get_sequence_nr(), module))
 
     def of(self, site: Site) -> str:
-        """Module whose forward made the backward function that runs at a site."""
-        seen = self._seen[not site.nested]
-        index = bisect.bisect_right(seen, site.node, key=lambda pair: pair[0]) - 1 if site.node is not None else -1
-        return seen[index][1] if index >= 0 else ""
+        """Path of the module whose forward created the backward function that runs at a site."""
+        nodes = self._seen[not site.nested]
+        index = bisect.bisect_right(nodes, site.node, key=lambda pair: pair[0]) - 1 if site.node is not None else -1
+        return nodes[index][1] if index >= 0 else ""
 
 
 class Recording(Protocol):
-    """Who records."""
+    """Starts and reads PyTorch's memory history."""
 
     def begin(self) -> None:
-        """Record from now on."""
+        """Start recording."""
 
     def end(self) -> dict[str, Any]:
-        """What was recorded, as ``torch.cuda.memory._snapshot`` gives it."""
+        """The recorded history, in the form of ``torch.cuda.memory._snapshot``."""
 
 
-class PyTorchs:
-    """PyTorch's own history, which nobody else records."""
+class PyTorchHistory:
+    """PyTorch's own memory history, where no other code records it."""
 
     def begin(self) -> None:
         """See :class:`Recording`."""
-        # no stacks of frees: to gather one clears a Python exception that is on its way, such as the one that ends
-        # the recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
+        # no stacks of frees: gathering a stack clears a Python exception in flight, such as the one that ends the
+        # recomputation of a checkpoint (torch/csrc/profiler/python/combined_traceback.cpp)
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
 
     def end(self) -> dict[str, Any]:
@@ -114,15 +116,15 @@ class PyTorchs:
 
 
 class History:
-    """Records from ``with`` on; :meth:`save` writes what ``torch.cuda.memory._dump_snapshot`` would.
+    """Records from ``with`` on. :meth:`save` writes a file in the format of ``torch.cuda.memory._dump_snapshot``.
 
-    Each entry's ``user_metadata`` becomes a JSON object with ``moment``, ``step``, ``module``,
-    ``operator``, and ``inside``: whether a module's forward ran (in backward: was recomputed). What the
-    allocator's history does not tell is noted beside it (:mod:`calibrate.job.side_notes`).
+    The ``user_metadata`` of each entry becomes a JSON object with ``moment``, ``step``, ``module``, ``operator``, and
+    ``inside``: whether a module's forward ran (in backward: was recomputed). Events that the allocator's history lacks
+    are stored beside it (:mod:`calibrate.job.side_notes`).
     """
 
     def __init__(self, path: str, recording: Recording | None = None) -> None:
-        self._path, self._recording = path, recording or PyTorchs()
+        self._path, self._recording = path, recording or PyTorchHistory()
         self._modules: Modules | None = None
         self._saved = False
         self._stack = ExitStack()
@@ -138,21 +140,21 @@ class History:
     def __exit__(self, *_) -> None:
         self._stack.close()
 
-    def follow(self, model: torch.nn.Module | None, told: Callable[[], None] = lambda: None) -> None:
-        """Name this model's modules from now on; None: those of every model that runs.
+    def follow(self, model: torch.nn.Module | None, outermost_runs: Callable[[], None] = lambda: None) -> None:
+        """Name the modules of this model from now on; None: the modules of every model that runs.
 
-        ``told`` is called whenever a module runs that no other called.
+        ``outermost_runs`` is called whenever an outermost module runs.
         """
-        self._modules = Modules(model, self._notes, told)
+        self._modules = Modules(model, self._notes, outermost_runs)
         self._stack.enter_context(self._modules.active())
 
     def enter(self, moment: Moment, step: int) -> None:
-        """Leave a mark that the profiler sees."""
+        """Mark the begin of a moment in the profiler's events."""
         with record_function(f"{MARK}{moment.value} {step}"):
             pass
 
     def save(self) -> None:
-        """Stop recording and write the file, once."""
+        """Stop recording and write the file. Further calls do nothing."""
         if self._saved:
             return
         self._saved = True
@@ -160,14 +162,15 @@ class History:
         self._stack.close()
         marks, sites = read_profile(self._profile.profiler.kineto_results.experimental_event_tree())
         for trace in snapshot["device_traces"]:
-            made = pair([entry for entry in trace if entry["action"] == "alloc"], sites)
+            site_of = match_sites([entry for entry in trace if entry["action"] == "alloc"], sites)
             for entry in trace:
-                entry["user_metadata"] = self._text(entry, marks, made.get(id(entry)))
-        snapshot[BESIDE] = self._notes.document()
+                entry["user_metadata"] = self._text(entry, marks, site_of.get(id(entry)))
+        snapshot[NOTES_KEY] = self._notes.document()
         with open(self._path, "wb") as stream:
             pickle.dump(snapshot, stream)
 
     def _text(self, entry: dict, marks: list[Mark], site: Site | None) -> str:
+        """The JSON text of an entry."""
         moment, step = Moment.INIT.value, 0
         passed = bisect.bisect_right(marks, entry["time_us"], key=lambda mark: mark.time_us)
         if passed:
@@ -183,34 +186,37 @@ class History:
 
 
 class Mark(NamedTuple):
-    """When a moment of a step begins."""
+    """The begin of a moment of a step."""
 
     time_us: int
     moment: str
     step: int
 
 
-def pair(entries: list[dict], sites: dict[int, list[Site]]) -> dict[int, Site]:
-    """The site of each allocation, by ``id`` of its entry: at one address both saw the same ones in the same order.
+def match_sites(entries: list[dict], sites: dict[int, list[Site]]) -> dict[int, Site]:
+    """The site of each allocation, by ``id`` of its entry. At one address, history and profiler saw the same order.
 
-    Where the profiler missed one, the first site at or after an entry is its own; the two clocks
-    differ by a microsecond at most.
+    Where the profiler missed an allocation, an entry gets the first site at or after its time. The two clocks differ by
+    at most a microsecond.
     """
     by_address: dict[int, list[dict]] = defaultdict(list)
     for entry in entries:
         by_address[entry["addr"]].append(entry)
-    made = {}
-    for address, found in by_address.items():
-        seen = sites.get(address, [])
-        if len(seen) != len(found):
-            after = (bisect.bisect_left(seen, entry["time_us"] - 1, key=lambda site: site.time_us) for entry in found)
-            seen = [seen[index] if index < len(seen) else None for index in after]
-        made |= {id(entry): site for entry, site in zip(found, seen) if site and site.bytes >= entry["size"]}
-    return made
+    matched: dict[int, Site] = {}
+    for address, allocations in by_address.items():
+        candidates: list[Site | None] = [*sites.get(address, [])]
+        if len(candidates) != len(allocations):
+            by_time = sites.get(address, [])
+            after = (bisect.bisect_left(by_time, entry["time_us"] - 1, key=lambda site: site.time_us)
+                     for entry in allocations)
+            candidates = [by_time[index] if index < len(by_time) else None for index in after]
+        matched |= {id(entry): site for entry, site in zip(allocations, candidates)
+                    if site and site.bytes >= entry["size"]}
+    return matched
 
 
 def read_profile(roots) -> tuple[list[Mark], dict[int, list[Site]]]:
-    """Marks, and allocations by address, both in order of time."""
+    """Marks, and allocation sites by address, both in order of time."""
     marks: list[Mark] = []
     sites: dict[int, list[Site]] = defaultdict(list)
     for event, path in _walk(roots):
@@ -220,27 +226,28 @@ def read_profile(roots) -> tuple[list[Mark], dict[int, list[Site]]]:
             marks.append(Mark(time_us, moment, int(step)))
         elif event.extra_fields.alloc_size > 0:
             sites[event.extra_fields.ptr].append(Site(time_us, event.extra_fields.alloc_size, *_operator(path)))
-    for found in sites.values():
-        found.sort(key=lambda site: site.time_us)
+    for at_address in sites.values():
+        at_address.sort(key=lambda site: site.time_us)
     return sorted(marks), sites
 
 
 def _walk(roots) -> Iterator[tuple[Any, tuple | None]]:
-    """Events that matter and their callers: memory events of CUDA devices, and marks (without callers)."""
-    open_ = [(event, ()) for event in roots]
-    while open_:
-        event, path = open_.pop()
+    """The relevant events with their callers: memory events of CUDA devices, and marks (without callers)."""
+    pending: list[tuple[Any, tuple]] = [(event, ()) for event in roots]
+    while pending:
+        event, path = pending.pop()
         if event.tag.name == "Allocation":
             if event.extra_fields.device.type == "cuda":
                 yield event, path
         elif event.name.startswith(MARK):
             yield event, None
         path = (*path, event)
-        open_ += [(child, path) for child in event.children]
+        pending += [(child, path) for child in event.children]
 
 
 def _operator(path: tuple) -> tuple[str, int | None, bool]:
-    """Innermost operator that asked for the memory, number of the backward function, whether that is nested."""
+    """The innermost operator that requested the memory, the number of the backward function, and whether that is
+    nested."""
     nodes = [event for event in path if event.name.startswith(EVALUATE)]
     names = [event.name for event in path if "::" in event.name and not event.name.startswith("autograd::")
              or event.name == DISPATCHED]

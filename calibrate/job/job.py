@@ -1,9 +1,8 @@
 """The process of a measured job: ``python -m calibrate.job.job``.
 
-``calibrate.measure.measure`` starts it, or forks it from a process that has done the imports
-(``calibrate.measure.warm_workers``).
-
-Takes its :class:`Order` as JSON on stdin and leaves its answer, whole or not at all, in a file.
+``calibrate.measure.measure`` starts it, or forks it from a process that has already imported the libraries
+(``calibrate.measure.warm_workers``). It reads its :class:`JobRequest` as JSON from stdin and writes its answer, whole
+or not at all, to a file.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to measure.
+class JobRequest:
+    """The request to measure one job.
 
     Attributes:
         answer: path of the file to write: ``{"job": …}``, ``{"input_error": …}``, or ``{"error": …}`` for another
             exception.
         snapshot: path for the memory history, or None.
-        limit_bytes: what PyTorch may take of a real GPU, or None for all of it.
+        limit_bytes: the most that PyTorch may use of a real GPU, or None for all of it.
         event_completion: how the emulated GPU completes events; None on a real one.
-        parent: the process that waits for the answer.
+        parent: process id of the process that waits for the answer.
     """
 
     workload: dict[str, Any]
@@ -52,33 +51,34 @@ class Order:
 
 
 def main() -> None:
-    """Measure what stdin orders."""
-    perform(Order(**json.load(sys.stdin)))
+    """Measures the job that stdin describes."""
+    run_and_exit(JobRequest(**json.load(sys.stdin)))
 
 
-def perform(order: Order) -> NoReturn:
-    """Measure and leave the answer. Ends without the interpreter's last rites: libraries hang in theirs."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would read the answer
-    if os.getppid() != order.parent:  # killed before the line above
+def run_and_exit(order: JobRequest) -> NoReturn:
+    """Measures the job, writes the answer and ends the process at once, because libraries hang while Python shuts down.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without the parent, nobody reads the answer
+    if os.getppid() != order.parent:  # the parent ended before the line above
         os._exit(1)
     try:
         answer = {"job": to_plain(run(order))}
     except InputError as error:
         answer = {"input_error": str(error)}
-    except Exception as error:  # said here: what libraries print while they go is not why
+    except Exception as error:  # reported here: what libraries print while they shut down is not the cause
         traceback.print_exc()
         answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-    part = order.answer + ".part"
-    with open(part, "w", encoding="utf-8") as stream:
+    unfinished = order.answer + ".part"
+    with open(unfinished, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
-    os.replace(part, order.answer)
+    os.replace(unfinished, order.answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if "error" in answer else 0)
 
 
-def run(order: Order) -> MeasuredJob:
-    """Train three steps on this process's device and record what its allocator counted."""
+def run(order: JobRequest) -> MeasuredJob:
+    """Runs the job on this process's device and returns what its allocator counted."""
     from calibrate.job import device, single_rank
 
     started, clock = _now(), time.monotonic()
@@ -92,8 +92,10 @@ def run(order: Order) -> MeasuredJob:
     torch.cuda.set_device(single_rank.local_device())
     _limit(torch, order.limit_bytes)
     counters = Counters(torch.cuda.current_device())
-    log, refusals = MomentLog(counters), []
-    torch._C._cuda_attach_out_of_memory_observer(lambda _device, tried, _total, _free: refusals.append(tried))
+    log = MomentLog(counters)
+    refusals: list[int] = []  # requested bytes of each failed allocation
+    attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]  # torch's stub lacks it
+    attach(lambda _device, tried, _total, _free: refusals.append(tried))
     used: list[int] = []
 
     def enter(moment, step) -> None:
@@ -110,7 +112,7 @@ def run(order: Order) -> MeasuredJob:
                 reference_generation.run(workload, enter, built)
             else:
                 reference_loop.run(workload, order.rank, enter, built)
-        except RuntimeError as error:  # OutOfMemoryError is one; so is what libraries raise
+        except RuntimeError as error:  # torch.OutOfMemoryError, or a library's own error
             if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
                 raise
             step, moment = log.at
@@ -136,8 +138,10 @@ def _limit(torch, limit_bytes: int | None) -> None:
 
 
 def fraction(limit_bytes: int, total_bytes: int) -> float:
-    """What PyTorch multiplies a device's bytes by and rounds down (CUDACachingAllocator.cpp, setMemoryFraction, 2.11)
-    to get to no less than the limit."""
+    """The fraction of a device's memory that leaves PyTorch no less than the limit.
+
+    PyTorch multiplies it by the device's bytes and rounds down (CUDACachingAllocator.cpp, setMemoryFraction, 2.11).
+    """
     share = limit_bytes / total_bytes
     return share if int(share * total_bytes) >= limit_bytes else math.nextafter(share, 1.0)
 

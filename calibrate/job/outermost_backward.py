@@ -1,15 +1,16 @@
-"""When the outermost backward of a process begins and ends."""
+"""Callbacks at the begin and the end of each outermost backward of a process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 def follow(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call these around each outermost backward from now on; gives a function that leaves PyTorch as it was.
+    """Calls ``begins`` and ``ends`` around each outermost backward. Returns a function that restores PyTorch.
 
-    ``Tensor.backward`` and ``autograd.backward`` both call the function that is replaced (torch 2.11,
-    autograd/graph.py); the backward of a checkpoint's recomputation is inside another, and stays inside it.
+    ``Tensor.backward`` and ``autograd.backward`` both call the replaced function (torch 2.11, autograd/graph.py). The
+    backward of a checkpoint's recomputation runs inside another one and does not count.
     """
     import torch
 
@@ -27,13 +28,13 @@ def follow(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[],
             if depth == 0:
                 ends()
 
-    places = torch.autograd, torch.autograd.graph
+    places: tuple[Any, ...] = torch.autograd, torch.autograd.graph
     for place in places:
         place._engine_run_backward = run
 
     def undo() -> None:
         for place in places:
-            if place._engine_run_backward is run:  # not if somebody wrapped it again
+            if place._engine_run_backward is run:  # other code may have wrapped it again
                 place._engine_run_backward = original
 
     return undo

@@ -1,5 +1,7 @@
-"""Layers of 4 or 8 bits in a measured job: transformers loads the model, as from a checkpoint of which nothing is
-stored."""
+"""Loads a model with layers of 4 or 8 bits in a measured job.
+
+transformers loads it as from a checkpoint, but the checkpoint's tensors are made when they are read.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from predictor.model import lora, models, parser, quantization
 from predictor.workload.workload import Workload
 
 WEIGHT = 0.02
-"""Of every tensor: any finite values do, as only sizes are measured."""
+"""Value of every weight. Any finite value does, because only sizes are measured."""
 
 
 class _Stored:
-    """A tensor of the checkpoint, made when it is read, as a slice of a safetensors file is."""
+    """A tensor of the checkpoint, made when it is read, like a slice of a safetensors file."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._shape, self._dtype = tensor.shape, tensor.dtype
@@ -26,24 +28,28 @@ class _Stored:
 
 
 def load(workload: Workload):
-    """The workload's model on the device, quantised tensor by tensor on the way."""
+    """The workload's model on the device; transformers quantises it tensor by tensor while loading."""
     from transformers import BitsAndBytesConfig
 
-    bare = parser.bare(models.find(workload.model), workload.attn_implementation, workload.dtype)
+    model = parser.build_plain(models.find(workload.model), workload.attn_implementation, workload.dtype)
+    assert workload.quantization is not None  # callers load only quantised models here
     settings = {name: value for name, value in workload.quantization.items() if name != "prepare"}
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = TORCH_NAMES[settings["bnb_4bit_compute_dtype"]]
     if settings["llm_int8_skip_modules"] is not None:
         settings["llm_int8_skip_modules"] = list(settings["llm_int8_skip_modules"])
-    return type(bare).from_pretrained(
-        None, config=bare.config, state_dict={name: _Stored(tensor) for name, tensor in bare.named_parameters()},
-        dtype=bare.dtype, attn_implementation=workload.attn_implementation,
+    return type(model).from_pretrained(
+        None, config=model.config, state_dict={name: _Stored(tensor) for name, tensor in model.named_parameters()},
+        dtype=model.dtype, attn_implementation=workload.attn_implementation,
         quantization_config=BitsAndBytesConfig(**settings))
 
 
 def load_to_train(workload: Workload):
-    """The same with its adapters."""
-    dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # until an engine has its own way
-    return parser.ready(load(workload), workload.recipe, parser.Patterns(workload.trainable, workload.frozen),
-                        lora=replace(lora.adapters(workload), dtype=dtype),
-                        quantization=quantization.quantized(workload), device="cpu")
+    """The model of :func:`load` with its adapters, ready to train."""
+    adapters = lora.adapters(workload)
+    assert workload.lora is not None and adapters is not None  # a quantised model trains only with adapters
+    dtype = "fp32" if workload.lora["autocast_adapter_dtype"] else "bf16"  # an engine may cast it later
+    return parser.prepare_for_training(load(workload), workload.recipe,
+                                       parser.Patterns(workload.trainable, workload.frozen),
+                                       lora=replace(adapters, dtype=dtype),
+                                       quantization=quantization.quantized(workload), device="cpu")

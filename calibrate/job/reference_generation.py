@@ -1,7 +1,7 @@
-"""The reference loop of inference: real model, transformers' own ``generate``, on whatever CUDA device the process has.
+"""The reference loop of inference: the real model and transformers' own ``generate`` on this process's CUDA device.
 
-The trace follows the same calls (``predictor.trace.generation``). Of a conversation each turn is one call with the
-caller's cache; prompt and reply of a turn are dropped before the next.
+The trace follows the same calls (``predictor.trace.generation``). Each turn of a conversation is one call with the
+caller's cache. Prompt and reply of a turn are freed before the next.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from predictor.workload.workload import Workload
 @torch.no_grad()
 def run(workload: Workload, enter: Callable[[Moment, int], None],
         built: Callable[[Any], None] | None = None) -> None:
-    """Generate a reply to each turn; ``enter(moment, turn)`` is called at each boundary (start-up is turn 0).
+    """Generate a reply to each turn. ``enter(moment, turn)`` is called at each boundary (start-up is turn 0).
 
     Args:
-        workload: with ``mode`` inference.
-        enter: told of each boundary.
-        built: told of the model before anything is on the device.
+        workload: a workload with ``mode`` inference.
+        enter: called at each boundary.
+        built: called with the model before anything is on the device.
 
     Raises:
         InputError: a turn has no room for its images.
@@ -58,15 +58,15 @@ def run(workload: Workload, enter: Callable[[Moment, int], None],
         reference_loop.to_device(model)
     generation.prepare(model)
     cache = generation.new_cache(model) if workload.conversation else None
-    for number, (prompt, wanted) in enumerate(calls, 1):
+    for number, (prompt, generation_settings) in enumerate(calls, 1):
         single_rank.settle()
         enter(Moment.PREFILL, number)
         batch = {name: tensor.to("cuda") for name, tensor in prompt.items()}
 
-        def begun(forward: int, number: int = number) -> None:
+        def forward_begins(forward: int, number: int = number) -> None:
             if forward == 1:
                 enter(Moment.DECODE, number)
 
-        ids = generation.reply(model, batch, wanted, cache, begun)
+        ids = generation.reply(model, batch, generation_settings, cache, forward_begins)
         del ids, batch
     torch.cuda.synchronize()

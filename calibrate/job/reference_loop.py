@@ -1,7 +1,7 @@
-"""The reference loop: real model, real engine, three steps, on whatever CUDA device the process has.
+"""The reference loop of training: the real model and engine, three steps, on this process's CUDA device.
 
-The trace follows the same loop. The batch is made once and lives on the device from the first
-forward on; the output object dies before backward; gradients are set to None after the step.
+The trace follows the same loop. The batch is made once and stays on the device from the first forward on. The output
+object is freed before backward. Gradients are set to None after the optimizer step.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from predictor.workload.workload import Workload
 
 STEPS = 3
 WEIGHT_SCALE = 0.02
-"""Standard deviation of the weights: any finite values do, as only sizes are measured."""
+"""Standard deviation of the weights. Any finite values do, because only sizes are measured."""
 
 
 def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
         built: Callable[[Any], None] | None = None) -> None:
-    """Train three steps; ``enter(moment, step)`` is called at each boundary (start-up is step 0).
+    """Train three steps. ``enter(moment, step)`` is called at each boundary (start-up is step 0).
 
     Args:
-        workload: its ``rank`` is not looked at.
-        rank: which of ``world_size`` ranks this process is.
-        enter: told of each boundary.
-        built: told of the model before anything is on the device.
+        workload: its ``rank`` is ignored.
+        rank: rank of this process among ``world_size``.
+        enter: called at each boundary.
+        built: called with the model before anything is on the device.
 
     Raises:
         InputError: the sequence has no room for its images.
@@ -47,8 +47,9 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if mesh:
         tensor_parallel.shard(model, mesh["tp"])
     request = Request.of(workload)
+    assert request.config is not None  # a workload with a model
     shape = request.shape
-    config = code_models.at(request.config, shape)
+    config = code_models.at_shape(request.config, shape)
     inputs = inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
     facts = parser.describe(model, inputs.tokens_among(1), inputs.image_tokens(shape))
     training_job.check_room(request, facts)
@@ -74,29 +75,28 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             step()
     if workload.per_device_eval_batch_size:
         enter(Moment.EVALUATION, STEPS)
-        other = workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size)
-        evaluated = host_batch(inputs, other)  # the training batch stays on the device
-        evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated)
+        evaluation_workload = workload.replace(per_device_train_batch_size=workload.per_device_eval_batch_size)
+        evaluation_batch = host_batch(inputs, evaluation_workload)  # the training batch stays on the device
+        evaluate(model, forward if workload.engine == "deepspeed" else model, evaluation_batch)
     torch.cuda.synchronize()
 
 
 def _placed(model, workload: Workload, built: Callable[[Any], None] | None):
-    """The model where its engine takes it over: on the device, on the host, still on meta, or loaded in narrow types,
-    which makes another one."""
+    """The model where its engine expects it: on the GPU, on the CPU, on meta, or loaded again in quantised form."""
     if workload.quantization:
         model = checkpointed(quantized.load_to_train(workload), workload)
         if built:
             built(model)
-    elif workload.autotp:  # which brings each part there from the host
+    elif workload.autotp:  # AutoTP moves each shard from the CPU to the GPU itself
         to_device(model, device="cpu")
-    elif workload.engine != "fsdp2":  # which brings each unit there and shards it
+    elif workload.engine != "fsdp2":  # FSDP2 moves and shards one unit after another
         to_device(model)
     return model
 
 
 @torch.no_grad()
 def evaluate(model, forward: Callable[..., Any], batch: dict[str, torch.Tensor]) -> None:
-    """One batch of an evaluation; Hugging Face's Trainer wraps the model only for DeepSpeed."""
+    """Runs one evaluation batch. Hugging Face's Trainer wraps the model for it only with DeepSpeed."""
     trace.prepare_evaluation(model)
     batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
     loss = code_models.loss_of(forward(**batch))
@@ -106,7 +106,8 @@ def evaluate(model, forward: Callable[..., Any], batch: dict[str, torch.Tensor])
 def build_model(workload: Workload):
     """The workload's model on the meta device, ready to train."""
     request = Request.of(workload)
-    config = code_models.at(request.config, request.shape)
+    assert request.config is not None  # a workload with a model
+    config = code_models.at_shape(request.config, request.shape)
     model = parser.build(config, attn_implementation=workload.attn_implementation,
                          recipe=workload.recipe, patterns=parser.Patterns(workload.trainable, workload.frozen),
                          lora=lora.adapters(workload), dtype=workload.dtype,
@@ -119,8 +120,7 @@ def build_model(workload: Workload):
 
 
 def checkpointed(model, workload: Workload):
-    """The same model; its layers are recomputed in backward, and modules run without gradients, if the
-    workload says so."""
+    """The same model with the workload's activation checkpointing and no-grad modules set up."""
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)
@@ -129,7 +129,10 @@ def checkpointed(model, workload: Workload):
 
 
 def choose_attention(backend: str) -> None:
-    """Leave PyTorch only one fused kernel, as ``sdpa_backend`` says; flash cannot take a mask, efficient can."""
+    """Enable only one fused attention kernel, as ``sdpa_backend`` says.
+
+    With ``flash``, the memory-efficient kernel stays enabled, because flash does not support a mask.
+    """
     if backend == "auto":
         return
     kernels = torch.backends.cuda
@@ -140,11 +143,11 @@ def choose_attention(backend: str) -> None:
 
 @torch.no_grad()
 def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda") -> None:
-    """Give a model on meta its storage on the device: one allocation a tensor, in the order of ``model.to(device)``,
-    or only what some of its modules have themselves.
+    """Allocate a meta model's storage on the device: one allocation per tensor, in the order of ``model.to(device)``.
 
-    Weights become small random numbers, written in place; on the CPU zeros, which take room only when they are written.
-    Buffers get their true values: they index tables (position ids) and would send a real kernel out of bounds.
+    With ``modules``, only their own tensors are allocated. Weights become small random numbers, written in place; on
+    the CPU they are zeros, which take memory only when they are written. Buffers get their true values, because they
+    index tables (position ids), and wrong ones would make a real kernel read out of bounds.
     """
     if not hasattr(model, "_init_weights"):
         code_to_device(model)
@@ -154,49 +157,52 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
         _true_buffers(model, module)
     owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
              if parameter is not None]
-    made: dict[int, torch.Tensor] = {}  # tied weights are one tensor
+    moved: dict[int, torch.Tensor] = {}  # tied weights are one tensor
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = _made(tensor, device) if tensor.is_meta else tensor.to(device)
-        return made[id(tensor)]
+        if id(tensor) not in moved:
+            moved[id(tensor)] = _real_tensor(tensor, device) if tensor.is_meta else tensor.to(device)
+        return moved[id(tensor)]
 
     if modules is None:
         model._apply(move)
     else:
         for module in chosen:
             module._apply(move, recurse=False)
-    tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # and one parameter, as those that come from the CPU remain
+    tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # tied parameters stay one object, as with model.to
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
     if device == "cpu":
         return
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
-        tensor_parallel.local(parameter).normal_(std=WEIGHT_SCALE)
+        tensor_parallel.local_part(parameter).normal_(std=WEIGHT_SCALE)
 
 
 def _true_buffers(model, module: torch.nn.Module) -> None:
-    """A module's own buffers on the host, with the values that its model starts with."""
+    """Put a module's own buffers on the CPU, with the values that the model initialises."""
     buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
     module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
     if buffers:
         model._init_weights(module)
 
 
-def _made(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """What a tensor on meta is to be there."""
-    if device == "cpu":  # by calloc: torch.zeros writes
+def _real_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """The real tensor for a meta tensor on a device."""
+    if device == "cpu":  # numpy uses calloc, which leaves the pages untouched; torch.zeros writes them
         return torch.from_numpy(np.zeros(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
-    return tensor_parallel.like(tensor, device)
+    return tensor_parallel.empty_like(tensor, device)
 
 
 @torch.no_grad()
 def code_to_device(model) -> None:
-    """As :func:`to_device` for a model outside transformers: what has values keeps them (``code_models.build``), other
-    parameters become small random numbers, other buffers, and tensors that a module has besides, ones."""
+    """The counterpart of :func:`to_device` for a model outside transformers.
+
+    Tensors with values keep them (``code_models.build``). Other parameters become small random numbers. Other buffers,
+    and tensors that are plain attributes of a module, become ones.
+    """
     on_meta = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
-    code_models.move(model, lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta
-                     else tensor.to("cuda"))
+    code_models.replace_tensors(model, lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta
+                                else tensor.to("cuda"))
     for name, parameter in model.named_parameters():
         if name in on_meta:
             parameter.normal_(std=WEIGHT_SCALE)
@@ -204,16 +210,17 @@ def code_to_device(model) -> None:
         if name in on_meta:
             buffer.fill_(1)
     for module in model.modules():
-        besides = {name: held for name, held in vars(module).items() if isinstance(held, torch.Tensor) and held.is_meta}
-        vars(module).update({name: torch.ones_like(held, device="cuda") for name, held in besides.items()})
+        attributes = {name: tensor for name, tensor in vars(module).items()
+                      if isinstance(tensor, torch.Tensor) and tensor.is_meta}
+        vars(module).update({name: torch.ones_like(tensor, device="cuda") for name, tensor in attributes.items()})
 
 
 def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:
-    """The micro batch that the trace uses, on the CPU: its true integers, and ones for pixels."""
+    """The micro-batch of the trace on the CPU: its true integers, and ones for pixels."""
     return on_host(inputs.batch(shape_of(workload), workload.padding))
 
 
 def on_host(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Ones in place of what is on meta."""
+    """The batch with ones in place of meta tensors."""
     return {name: torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
             for name, tensor in batch.items()}

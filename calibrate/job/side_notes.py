@@ -1,8 +1,8 @@
-"""What PyTorch's memory history does not tell, noted while a job runs, each with its place in the history.
+"""Notes on events that PyTorch's memory history lacks, each with its position in the history.
 
-The place is the number of allocations and frees so far, which the allocator counts itself: exact, whatever
-clocks say. Noted are emptied caches and synchronisations (an emptied cache that held nothing leaves no trace),
-streams that use a block of another one, the model's parameters, and each parameter's gradient when it is complete.
+The position is the number of allocations and frees so far. The allocator counts them itself, so it is exact and needs
+no clock. Noted are emptied caches and synchronisations (an emptied cache that held nothing leaves no trace), streams
+that use another stream's block, the model's parameters, and each parameter's gradient when it is complete.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ EMPTY_CACHE, SYNCHRONIZE, RECORD_STREAM = "empty_cache", "synchronize", "record_
 PARAMETER, GRADIENT = "parameter", "gradient"
 PATCHED = ((torch._C, "_cuda_emptyCache", EMPTY_CACHE), (torch._C, "_accelerator_emptyCache", EMPTY_CACHE),
            (torch._C, "_cuda_synchronize", SYNCHRONIZE), (torch.cuda.Stream, "synchronize", SYNCHRONIZE))
-"""What every such call in torch 2.11 comes by (torch/cuda/memory.py, torch/cuda/__init__.py, torch/cuda/streams.py)."""
+"""Functions that every such call in torch 2.11 goes through (torch/cuda/memory.py, torch/cuda/__init__.py,
+torch/cuda/streams.py)."""
 
 
 class Place(NamedTuple):
-    """Where in the history something is: how many allocations and frees come before it."""
+    """A position in the history: the numbers of allocations and frees before it."""
 
     allocated: int
     freed: int
 
 
 class Note(NamedTuple):
-    """One thing that the history does not tell; what its kind has none of is 0 or empty.
+    """One event that the history lacks. Fields that its type does not use are 0 or empty.
 
-    ``allocated`` and ``freed`` are its place, ``stream`` is the handle of one, ``name`` is a parameter's.
+    ``allocated`` and ``freed`` are its position, ``stream`` is a stream's handle, ``name`` is a parameter's path.
     """
 
-    kind: str
+    event: str
     allocated: int
     freed: int
     address: int = 0
@@ -40,14 +41,14 @@ class Note(NamedTuple):
 
 
 def own_name(name: str) -> str:
-    """A path without what wrappers (DDP, DeepSpeed's engine) put in front."""
+    """A path without the prefixes of wrappers (DDP, DeepSpeed's engine)."""
     while name.startswith("module."):
         name = name.removeprefix("module.")
     return "" if name == "module" else name
 
 
 class Notes:
-    """Takes notes from ``with`` on; PyTorch's functions are wrapped for as long."""
+    """Takes notes from ``with`` on, by wrapping PyTorch's functions until the end."""
 
     def __init__(self) -> None:
         self._notes: list[Note] = []
@@ -58,9 +59,9 @@ class Notes:
 
     def __enter__(self) -> Notes:
         self._start = self._count()
-        for owner, name, kind in PATCHED:
+        for owner, name, event in PATCHED:
             if hasattr(owner, name):
-                self._wrap(owner, name, kind)
+                self._wrap(owner, name, event)
         self._wrap_record_stream()
         return self
 
@@ -73,46 +74,48 @@ class Notes:
         return {"notes": [list(note) for note in self._notes], "parameters": list(self._parameters.values())}
 
     def model(self, root: torch.nn.Module) -> str:
-        """Note where the tensors of a model lie that runs for the first time, and watch its gradients.
+        """Note the tensors of a model that runs for the first time, and watch its gradients.
 
-        Returns what its paths begin with: nothing for the first model, then the class.
+        Returns the prefix of its parameter paths: empty for the first model, then the class name.
         """
-        found = [(name, tensor) for name, tensor in (*root.named_parameters(), *root.named_buffers())
+        new_tensors = [(name, tensor) for name, tensor in (*root.named_parameters(), *root.named_buffers())
                  if id(tensor) not in self._tensors]
-        if id(root) in self._seen or not found:
+        if id(root) in self._seen or not new_tensors:
             return ""
         prefix = f"{type(root).__name__}." if self._parameters else ""
         self._seen.add(id(root))
         place = self._place()
-        for name, tensor in found:
+        for name, tensor in new_tensors:
             self._tensors.add(id(tensor))
-            held = getattr(tensor, "ds_tensor", tensor)  # ZeRO-3 keeps a parameter's own part there
+            local = getattr(tensor, "ds_tensor", tensor)  # ZeRO-3 keeps this rank's partition in ds_tensor
             name = prefix + own_name(name)
-            if name in self._parameters or not held.is_cuda:
+            if name in self._parameters or not local.is_cuda:
                 continue
             self._parameters[name] = {
-                "name": name, "shape": list(getattr(tensor, "ds_shape", tensor.shape)), "itemsize": held.element_size(),
+                "name": name, "shape": list(getattr(tensor, "ds_shape", tensor.shape)),
+                "itemsize": local.element_size(),
                 "trainable": bool(tensor.requires_grad), "buffer": not isinstance(tensor, torch.nn.Parameter)}
-            if held.numel():
-                self._notes.append(Note(PARAMETER, *place, held.data_ptr(), name=name))
+            if local.numel():
+                self._notes.append(Note(PARAMETER, *place, local.data_ptr(), name=name))
             if tensor.requires_grad and tensor.is_leaf:
                 self._watch(tensor, name)
         return prefix
 
     def _watch(self, parameter: torch.Tensor, name: str) -> None:
-        """Note the gradient before any other hook takes it away. A hook of this kind holds no reference to it."""
+        """Note a complete gradient before any other hook takes it away. This hook holds no reference to it."""
         def complete(tensor: torch.Tensor) -> None:
             if tensor.grad is not None and tensor.grad.is_cuda:
                 self._notes.append(Note(GRADIENT, *self._place(), tensor.grad.data_ptr(), name=name))
 
         handle = parameter.register_post_accumulate_grad_hook(complete)
-        parameter._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
+        hooks: Any = parameter._post_accumulate_grad_hooks  # an OrderedDict
+        hooks.move_to_end(handle.id, last=False)
 
-    def _wrap(self, owner: Any, name: str, kind: str) -> None:
+    def _wrap(self, owner: Any, name: str, event: str) -> None:
         original = getattr(owner, name)
 
         def wrapped(*arguments, **options):
-            self._notes.append(Note(kind, *self._place()))
+            self._notes.append(Note(event, *self._place()))
             return original(*arguments, **options)
 
         self._undo.append((owner, name, original))
@@ -128,13 +131,13 @@ class Notes:
             return original(tensor, stream)
 
         self._undo.append((torch.Tensor, "record_stream", original))
-        torch.Tensor.record_stream = record_stream
+        torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]  # put back by __exit__
 
     def _place(self) -> Place:
         return Place(*(now - start for now, start in zip(self._count(), self._start)))
 
     @staticmethod
     def _count() -> tuple[int, int]:
-        """Blocks given out and asked back so far (``allocation`` in DeviceStats, CUDACachingAllocator.cpp)."""
+        """Allocations and frees of blocks so far (``allocation`` in DeviceStats, CUDACachingAllocator.cpp)."""
         counts = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocation"]["all"]
         return counts["allocated"], counts["freed"]

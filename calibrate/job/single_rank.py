@@ -1,11 +1,11 @@
-"""One process as one rank of many: the process groups of a job whose other ranks do not exist."""
+"""Makes one process act as one rank of a job whose other ranks do not exist: process groups and device meshes."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SETTLED_SECONDS = 0.25
 LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun in every process that it starts: then the other ranks do exist."""
+"""Variable that torchrun sets in each process it starts. With it, the other ranks are real."""
 
 
 def launched() -> bool:
@@ -25,19 +25,19 @@ def launched() -> bool:
 
 
 def local_device() -> int:
-    """The GPU of this process."""
+    """Index of this process's GPU."""
     return int(os.environ.get("LOCAL_RANK", "0")) if launched() else 0
 
 
 def join(rank: int, world_size: int, *, backend: str) -> None:
     """Make this process rank ``rank`` of ``world_size``.
 
-    Under torchrun the group is a real one. Otherwise the process is alone: ``fake`` is the group of
-    PyTorch's own tests, whose collectives do nothing at once; ``nccl`` is PyTorch's real group over
-    the emulated GPU's NCCL, which wrappers need that look at the work a collective returns.
+    Under torchrun the process group is a real one. Otherwise the other ranks do not exist: ``fake`` is the process
+    group of PyTorch's own tests, whose collectives return at once; ``nccl`` is PyTorch's real process group over the
+    emulated GPU's NCCL, for wrappers that read the work object of a collective.
 
     Raises:
-        InputError: ``nccl``, alone, on a real GPU.
+        InputError: ``nccl`` without torchrun on a real GPU.
     """
     import torch.distributed as dist
 
@@ -45,7 +45,7 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
 
     if launched():
         dist.init_process_group("nccl")
-        if is_emulated():  # the ranks are there, but nothing moves between them
+        if is_emulated():  # the other ranks are real, but no data moves between them
             agree()
         return
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
@@ -53,8 +53,8 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
         from calibrate.emulator.process_group import init_process_group
 
         if not is_emulated():
-            raise InputError("this engine is measured alone only on the emulated GPU: add --device emulated, "
-                             "or start the command with torchrun")
+            raise InputError("this engine is measured without other ranks only on the emulated GPU: add "
+                             "--device emulated, or start the command with torchrun")
         init_process_group(rank=rank, world_size=world_size)
     else:
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -64,12 +64,12 @@ def join(rank: int, world_size: int, *, backend: str) -> None:
 
 
 def mesh(workload: Workload, rank: int) -> DeviceMesh:
-    """The GPUs of data and tensor parallelism, ``dp`` x ``tp``, of which this process is one.
+    """The device mesh ``dp`` x ``tp`` of data and tensor parallelism, which this process joins.
 
-    The first dimension communicates as DistributedDataParallel needs it (see :func:`join`).
+    The process group is the one that DistributedDataParallel needs (see :func:`join`).
 
     Raises:
-        InputError: an engine that makes its own ranks.
+        InputError: the engine makes its own ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -83,7 +83,11 @@ def mesh(workload: Workload, rank: int) -> DeviceMesh:
 
 
 def joined() -> str:
-    """What stands for the other ranks: ``none``, ``fake``, ``nccl`` with none behind it, or ``launched``."""
+    """Says which process group this process is in.
+
+    ``none``: it is in none. ``launched``: torchrun started this process, and the other ranks exist. Without torchrun
+    the other ranks do not exist, and the result is the backend, ``fake`` or ``nccl`` (see :func:`join`).
+    """
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -92,10 +96,10 @@ def joined() -> str:
 
 
 def settle() -> None:
-    """Let the process group's watchdog drop the tensors of collectives that are complete: it looks every tenth of a
-    second (torch 2.11, ProcessGroupNCCL.cpp, ``Watchdog::runLoop``).
+    """Wait until the process group's watchdog has freed the tensors of completed collectives.
 
-    A step takes a real GPU longer than that, and the emulated one, where it must be said, a hundredth of it.
+    The watchdog looks every tenth of a second (torch 2.11, ProcessGroupNCCL.cpp, ``Watchdog::runLoop``). A step on a
+    real GPU takes longer than that. On the emulated GPU it takes a hundredth of it, so the loop must wait.
     """
     import torch.distributed as dist
 
@@ -104,24 +108,26 @@ def settle() -> None:
     if not is_emulated() or joined() != "nccl":
         return
     if events_complete_at_once():
-        for group in dist.distributed_c10d._world.pg_map:  # a mesh has some for each of its dimensions
+        for group in dist.distributed_c10d._world.pg_map:  # a mesh has groups for each of its dimensions
             group._wait_for_pending_works()
-    else:  # those that are open now may stay so
+    else:  # events do not complete at once: collectives that are open now may stay open
         time.sleep(SETTLED_SECONDS)
 
 
 def agree() -> None:
-    """Satisfy DeepSpeed's checks that all ranks hold the same integers, and those that share layers the same first
-    batch: they take rank 0's from a broadcast that nobody answers. Does nothing in a process without DeepSpeed
-    (0.19.8: runtime/zero/utils.py; runtime/engine.py, ``_configure_tensor_parallel_states``)."""
-    module = sys.modules.get("deepspeed.runtime.zero.utils")
+    """Disable DeepSpeed's checks that ranks agree, because nobody answers rank 0's broadcast here.
+
+    The checks compare integers of all ranks, and the first batch of ranks that share layers. Does nothing in a process
+    without DeepSpeed (0.19.8: runtime/zero/utils.py; runtime/engine.py, ``_configure_tensor_parallel_states``).
+    """
+    module: Any = sys.modules.get("deepspeed.runtime.zero.utils")
     if module is not None:
         module.get_lst_from_rank0 = list
         module.assert_lst_len_same_as_other_ranks = lambda _: None
-    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
-    if configure := getattr(kind, "_configure_tensor_parallel_states", None):  # older releases have none
+    engine_class: Any = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    if configure := getattr(engine_class, "_configure_tensor_parallel_states", None):  # missing in older releases
         def unchecked(engine, model) -> None:
             configure(engine, model)
             engine.first_dataloader_check.remove()
 
-        kind._configure_tensor_parallel_states = unchecked
+        engine_class._configure_tensor_parallel_states = unchecked

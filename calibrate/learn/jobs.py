@@ -1,4 +1,4 @@
-"""Records a job at a shape, in a process of its own; what was recorded is kept until the formula is made."""
+"""Records a job at a shape in a separate process, and caches the record until the formula is written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from calibrate.dryrun.dryrun import Streams, dryrun
 from calibrate.emulator import Machine
 from calibrate.learn import recorded_job as records
-from calibrate.learn.recorded_job import STEPS, Recorded
-from calibrate.learn.shapes import told
+from calibrate.learn.recorded_job import STEPS, RecordedJob
+from calibrate.learn.shapes import shape_text
 from calibrate.measure import job_prediction
 from calibrate.measure.measure import default_device, measure
 from calibrate.records.record import MeasuredOn
@@ -25,7 +25,7 @@ from predictor import snapshot
 from predictor.common import gpus, storage
 from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.events.sizes import Shape
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
@@ -34,18 +34,18 @@ from predictor.workload.workload import Workload
 
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 PLACEHOLDERS = {"batch": "{batch}", "sequence": "{sequence}", "images": "{images}"}
-"""What stands in a script's command for the symbols: samples of a micro batch, tokens, images of a sample."""
+"""Placeholders in a script's command: samples of a micro-batch, tokens of a sample, images of a sample."""
 
 
-class Ran(NamedTuple):
-    """A job that was recorded: its peaks by counter, and where it ran (``measured_on``, ``gpu``, …)."""
+class JobResult(NamedTuple):
+    """Result of a recorded job: peaks by counter in bytes, and where it ran (``measured_on``, ``gpu``, …)."""
 
     peaks: dict[str, int]
     about: dict[str, Any]
 
 
 class Source(Protocol):
-    """What can be recorded at any shape."""
+    """A job that can be recorded at any shape."""
 
     workload: Workload | None
     command: tuple[str, ...]
@@ -54,15 +54,15 @@ class Source(Protocol):
     gpu: str | None
 
     def identity(self) -> Any:
-        """Whatever decides a record, except the shape; plain data."""
+        """Everything that decides a record, except the shape, as plain data."""
 
-    def record(self, shape: Shape, file: str) -> Ran:
-        """Run it and write its history."""
+    def record(self, shape: Shape, file: str) -> JobResult:
+        """Run the job at a shape and write its memory history."""
 
 
 @dataclass(frozen=True)
 class WorkloadSource:
-    """A workload in the reference loop. ``rank`` is the one that was chosen at its own shape."""
+    """A workload in the reference loop. ``rank`` was chosen at the workload's own shape."""
 
     workload: Workload
     device: MeasuredOn
@@ -72,17 +72,17 @@ class WorkloadSource:
 
     @staticmethod
     def of(workload: Workload, device: MeasuredOn | None, command: Sequence[str]) -> WorkloadSource:
-        """With the rank settled.
+        """The source of a workload, with its rank chosen.
 
         Raises:
-            InputError: the worst rank is asked for and cannot be predicted.
+            InputError: the workload has several image sizes, or its worst rank cannot be predicted.
         """
         device = device or default_device()
         if len(workload.image_sizes) > 1:
             raise InputError(f"image_size {workload.image_size}: a formula is learned of one size: give one")
-        whole = resolve(workload).workload
-        workload = workload.replace(images_per_sample=whole.images_per_sample, profile=None,
-                                    gradient_checkpointing=whole.gradient_checkpointing)
+        resolved = resolve(workload).workload
+        workload = workload.replace(images_per_sample=resolved.images_per_sample, profile=None,
+                                    gradient_checkpointing=resolved.gradient_checkpointing)
         if device is MeasuredOn.EMULATED:
             workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
         rank, _ = job_prediction.choose_rank(workload)
@@ -101,16 +101,16 @@ class WorkloadSource:
         return [VERSION, self.device.value, self.events,
                 {key: value for key, value in keys.items() if key not in SHAPE_KEYS}]
 
-    def record(self, shape: Shape, file: str) -> Ran:
+    def record(self, shape: Shape, file: str) -> JobResult:
         workload = self.workload.replace(per_device_train_batch_size=shape.batch,
                                          sequence_length=shape.sequence or None,
                                          images_per_sample=shape.images // shape.batch)
-        found = measure(workload, device=self.device, snapshot=file, events=self.events)
-        if found.job.out_of_memory:
-            raise InputError(f"{named(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
-        job = found.job
-        return Ran({name: found.peak(name).bytes for name in COUNTERS}, {
-            "measured_on": job.measured_on.value, "gpu": self.gpu or _known(job.device.name),
+        measured = measure(workload, device=self.device, snapshot=file, events=self.events)
+        if measured.job.out_of_memory:
+            raise InputError(f"{job_text(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
+        job = measured.job
+        return JobResult({name: measured.peak(name).bytes for name in COUNTERS}, {
+            "measured_on": job.measured_on.value, "gpu": self.gpu or _known_gpu(job.device.name),
             "capacity_bytes": self.workload.capacity or job.device.capacity_bytes, "software": dict(job.software),
             "allocator_conf": self.workload.allocator_conf})
 
@@ -120,7 +120,11 @@ SHAPE_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_samp
 
 @dataclass(frozen=True)
 class ScriptSource:
-    """A user's script on the emulated GPU; ``command`` with its placeholders."""
+    """A user's script on the emulated GPU. ``command`` contains the placeholders.
+
+    ``pretends``: whether one process acts as one of ``world_size`` ranks; otherwise the command starts all ranks
+    itself.
+    """
 
     command: tuple[str, ...]
     gpu: str
@@ -136,48 +140,48 @@ class ScriptSource:
                 self.pretends, self.rank]
 
     def at(self, shape: Shape) -> list[str]:
-        """The command at a shape."""
+        """The command with a shape's values in place of the placeholders."""
         values = dict(zip(PLACEHOLDERS, (shape.batch, shape.sequence, shape.images // shape.batch)))
         words = list(self.command)
         for name, mark in PLACEHOLDERS.items():
             words = [word.replace(mark, str(values[name])) for word in words]
         return words
 
-    def record(self, shape: Shape, file: str) -> Ran:
+    def record(self, shape: Shape, file: str) -> JobResult:
         with tempfile.TemporaryFile() as output:
             sys.stdout.flush()
-            found = dryrun(self.at(shape), Machine(gpu=self.gpu, capacity_bytes=self.capacity_bytes), rank=self.rank,
+            result = dryrun(self.at(shape), Machine(gpu=self.gpu, capacity_bytes=self.capacity_bytes), rank=self.rank,
                            world_size=self.world_size if self.pretends else None, optimizer_steps=STEPS,
                            streams=Streams(output.fileno(), output.fileno()), snapshot=file)
-        if found.out_of_memory:
-            raise InputError(f"{named(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
-        if found.exit_code:
-            raise InputError(f"{named(shape)}: the script ended with exit code {found.exit_code}"
-                             + (f": {show(found.exception, 300)[1:-1]}" if found.exception else ""))
-        if found.optimizer_steps < STEPS:
-            raise InputError(f"{named(shape)}: the script made {found.optimizer_steps} optimizer steps: {STEPS} are "
-                             "needed, as the first makes the optimizer's states")
-        conf = found.settings.get("PYTORCH_CUDA_ALLOC_CONF") or found.settings.get("PYTORCH_ALLOC_CONF")
-        return Ran({name: getattr(found, f"peak_{name}") for name in COUNTERS}, {
-            "measured_on": found.measured_on.value, "gpu": self.gpu, "capacity_bytes": found.capacity_bytes,
-            "software": dict(found.software), "allocator_conf": conf})
+        if result.out_of_memory:
+            raise InputError(f"{job_text(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
+        if result.exit_code:
+            raise InputError(f"{job_text(shape)}: the script ended with exit code {result.exit_code}"
+                             + (f": {quoted(result.exception, 300)[1:-1]}" if result.exception else ""))
+        if result.optimizer_steps < STEPS:
+            raise InputError(f"{job_text(shape)}: the script made {result.optimizer_steps} optimizer steps: {STEPS} "
+                             "are needed, because the first one creates the optimizer states")
+        conf = result.settings.get("PYTORCH_CUDA_ALLOC_CONF") or result.settings.get("PYTORCH_ALLOC_CONF")
+        return JobResult({name: getattr(result, f"peak_{name}") for name in COUNTERS}, {
+            "measured_on": result.measured_on.value, "gpu": self.gpu, "capacity_bytes": result.capacity_bytes,
+            "software": dict(result.software), "allocator_conf": conf})
 
 
-class Shelf:
-    """Where the records of a source lie until its formula is made: the same command goes on where it was."""
+class RecordCache:
+    """Cache of a source's records until its formula is written. The same command continues where it stopped."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         text = json.dumps(source.identity(), sort_keys=True, default=str)
-        directory = storage.cache_directory() or storage.private()
+        directory = storage.cache_directory() or storage.private_directory()
         self.directory = directory / "learn" / hashlib.sha256(text.encode()).hexdigest()[:20]
 
-    def get(self, shape: Shape) -> Recorded:
-        """The record of a shape, from before or made now."""
+    def get(self, shape: Shape) -> RecordedJob:
+        """The record of a shape, from the cache or recorded now."""
         path = self.directory / f"{shape.batch}-{shape.sequence}-{shape.images}.npz"
-        known = records.load(path)
-        if known is not None:
-            return known
+        cached = records.load(path)
+        if cached is not None:
+            return cached
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -185,30 +189,30 @@ class Shelf:
                              "that can be written") from None
         with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
             file = str(Path(directory) / "history.pickle")
-            ran = self._source.record(shape, file)
+            result = self._source.record(shape, file)
             if not os.path.exists(file):
-                raise InputError(f"{named(shape)}: left no memory history: it ended without its exit handlers")
-            made = records.recorded(snapshot.read(file), shape, ran.peaks, ran.about, named(shape))
-        records.save(path, made)
-        return made
+                raise InputError(f"{job_text(shape)}: left no memory history: it ended without its exit handlers")
+            job = records.from_history(snapshot.read(file), shape, result.peaks, result.about, job_text(shape))
+        records.save(path, job)
+        return job
 
     def clear(self) -> None:
-        """They are no longer needed."""
+        """Deletes the cached records."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def named(shape: Shape) -> str:
-    """A shape in messages."""
-    return f"the job of {told(shape)}"
+def job_text(shape: Shape) -> str:
+    """A job in messages, by its shape."""
+    return f"the job of {shape_text(shape)}"
 
 
 def versions(about: dict[str, Any]) -> dict[str, str]:
-    """Of what a workload names versions of, without local parts."""
-    found = {name: about["software"].get(name) for name in PINNED}
-    return {name: version.split("+")[0] for name, version in found.items() if version}
+    """Versions of the packages that a workload pins, without local parts."""
+    releases = {name: about["software"].get(name) for name in PINNED}
+    return {name: version.split("+")[0] for name, version in releases.items() if version}
 
 
-def _known(name: str) -> str | None:
+def _known_gpu(name: str) -> str | None:
     try:
         return gpus.find(name).name
     except InputError:

@@ -1,8 +1,7 @@
-"""From a source of records to a learned formula: record, align, fit, check."""
+"""Makes a learned formula from a source of records: records, aligns, fits and checks."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import numpy as np
 
 from calibrate.learn import sizes
 from calibrate.learn.align import Group, groups
-from calibrate.learn.jobs import Shelf, Source, versions
-from calibrate.learn.recorded_job import Recorded
+from calibrate.learn.jobs import RecordCache, Source, versions
+from calibrate.learn.recorded_job import RecordedJob
 from calibrate.learn.shapes import Plan
 from predictor.allocator import AllocatorSettings
 from predictor.common import gpus
@@ -32,7 +31,7 @@ Progress = Callable[[Sequence[Shape]], Iterable[Shape]]
 
 @dataclass(frozen=True)
 class Check:
-    """A recorded job beside what the formula says of it; bytes."""
+    """A recorded job and the formula's prediction of it; bytes."""
 
     shape: Shape
     measured: dict[str, int]
@@ -40,64 +39,67 @@ class Check:
 
     @property
     def error_bytes(self) -> dict[str, int]:
-        """Predicted less measured."""
+        """Predicted minus measured bytes."""
         return {name: self.predicted[name] - size for name, size in self.measured.items()}
 
 
 def learn(source: Source, plan: Plan, progress: Progress = lambda shapes: shapes) -> tuple[Learned, list[Check]]:
-    """Record a job at the plan's shapes and make its formula.
+    """Record a job at the plan's shapes, and fit and check its formula.
 
     Raises:
-        InputError: a job that cannot be recorded.
+        InputError: a job cannot be recorded.
     """
-    shelf = Shelf(source)
-    jobs = [shelf.get(shape) for shape in progress(plan.shapes)]
-    found, differences = groups(jobs)
-    more = [*plan.alone] if any(shape.batch == 1 for group in found[1:] for shape in _shapes(group)) else []
-    more += beyond(found, plan.longest)
+    cache = RecordCache(source)
+    jobs = [cache.get(shape) for shape in progress(plan.shapes)]
+    grouped, differences = groups(jobs)
+    more = [*plan.single_sample] if any(shape.batch == 1 for group in grouped[1:] for shape in _shapes(group)) else []
+    more += larger_shapes(grouped, plan.longest)
     if more:
-        jobs += [shelf.get(shape) for shape in progress(more)]
-        found, differences = groups(jobs)
-    learned = assemble(source, found, differences, jobs)
+        jobs += [cache.get(shape) for shape in progress(more)]
+        grouped, differences = groups(jobs)
+    learned = assemble(source, grouped, differences, jobs)
     checks = check(learned, jobs)
     learned.provenance["checked"] = [
         {"shape": list(row.shape), "measured": row.measured, "predicted": row.predicted} for row in checks]
     return learned, checks
 
 
-def beyond(found: Sequence[Group], longest: int | None = None) -> list[Shape]:
-    """Larger shapes, where only the largest ones had another list: kernels that change with the size do so there."""
-    if len(found) < 2:
+def larger_shapes(grouped: Sequence[Group], longest: int | None = None) -> list[Shape]:
+    """Larger shapes to record if only the largest ones have another list of events, because a kernel changes with the
+    size."""
+    if len(grouped) < 2:
         return []
-    most = max(map(_extent, _shapes(found[0])))
+    most = max(map(_extent, _shapes(grouped[0])))
     more: dict[Shape, None] = {}
-    for group in found[1:]:
+    for group in grouped[1:]:
         shapes = _shapes(group)
-        if len(shapes) < ENOUGH and all(shape.batch > 1 and _extent(shape) > most for shape in shapes):
+        if len(shapes) < ENOUGH_SHAPES and all(shape.batch > 1 and _extent(shape) > most for shape in shapes):
             batch, sequence, images = max(shapes, key=_extent)
-            for samples, tokens in LARGER:
+            for samples, tokens in LARGER_BY:
                 several = batch + samples
-                length = min(-(-sequence * tokens // 32) * 8, longest or math.inf)
+                length = -(-sequence * tokens // 32) * 8
+                length = min(length, longest) if longest else length
                 more[Shape(several, length, images * several // batch)] = None
-    return [shape for shape in more if shape not in {known for group in found for known in _shapes(group)}]
+    return [shape for shape in more if shape not in {known for group in grouped for known in _shapes(group)}]
 
 
 def _extent(shape: Shape) -> int:
-    """Tokens in a batch; samples where those have none."""
+    """Tokens in a batch; samples if they have no tokens."""
     return shape.batch * max(shape.sequence, 1)
 
 
-ENOUGH = 5
-"""Shapes that a list of many samples is fitted to."""
-LARGER = ((0, 5), (1, 4), (1, 6), (2, 5), (2, 7), (3, 4))
-"""Samples more, quarters of the sequence."""
+ENOUGH_SHAPES = 5
+"""Number of shapes that a list of events with several samples is fitted to."""
+LARGER_BY = ((0, 5), (1, 4), (1, 6), (2, 5), (2, 7), (3, 4))
+"""Additional samples, and quarters of the sequence, of each larger shape."""
 
 
 def _shapes(group: Group) -> list[Shape]:
     return [job.shape for job in group.jobs]
 
 
-def assemble(source: Source, found: Sequence[Group], differences: Sequence[str], jobs: Sequence[Recorded]) -> Learned:
+def assemble(source: Source, grouped: Sequence[Group], differences: Sequence[str],
+             jobs: Sequence[RecordedJob]) -> Learned:
     """The formula of groups of jobs."""
     about = jobs[0].about
     parameters = max((job.parameters for job in jobs), key=len)
@@ -109,11 +111,11 @@ def assemble(source: Source, found: Sequence[Group], differences: Sequence[str],
         "versions": versions(about), "software": about["software"], "peakcast_version": VERSION,
         "learned_at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "differences": list(differences)}
     workload = source.workload.resolved() if source.workload is not None else None
-    return Learned(tuple(map(fit, found)), workload, source.command, facts, provenance)
+    return Learned(tuple(map(fit, grouped)), workload, source.command, facts, provenance)
 
 
 def fit(group: Group) -> LearnedList:
-    """One list of events with its sizes as functions of the shape."""
+    """One list of events, with its sizes as functions of the shape."""
     first, shapes = group.jobs[0], _shapes(group)
     versions_of = list(zip(*(job.size.tolist() for job in group.jobs)))
     row_of, table, guesses = sizes.fit(versions_of, shapes)
@@ -129,8 +131,8 @@ def fit(group: Group) -> LearnedList:
     return LearnedList(events, tuple(shapes), _interpolated(first, row_of, guesses), group.moved_frees)
 
 
-def _interpolated(job: Recorded, row_of: np.ndarray, guesses: dict[int, sizes.Guess]) -> tuple[dict[str, Any], ...]:
-    """One row for each operator and module of interpolated sizes, the least certain first."""
+def _interpolated(job: RecordedJob, row_of: np.ndarray, guesses: dict[int, sizes.Guess]) -> tuple[dict[str, Any], ...]:
+    """One row per operator and module with interpolated sizes, the least certain first."""
     counts: Counter = Counter()
     errors: dict[tuple[str, str], int] = {}
     for buffer, row in enumerate(row_of.tolist()):
@@ -142,15 +144,15 @@ def _interpolated(job: Recorded, row_of: np.ndarray, guesses: dict[int, sizes.Gu
                  for (operator, module), count in sorted(counts.items(), key=lambda item: -errors[item[0]]))
 
 
-def check(learned: Learned, jobs: Sequence[Recorded]) -> list[Check]:
-    """Every recorded job beside the formula's prediction of it."""
+def check(learned: Learned, jobs: Sequence[RecordedJob]) -> list[Check]:
+    """All recorded jobs, each with the formula's prediction."""
     gpu = gpus.find(learned.provenance["gpu"] or DEFAULT_GPU)
     settings = AllocatorSettings.parse(learned.provenance["allocator_conf"] or "")
     rows = []
     for job in jobs:
-        found = next(item for item in learned.lists if job.shape in item.shapes)
-        run = evaluate(found.events, learned.provenance["rank"], job.shape, gpu)
-        end = survival.play(run, settings, total_bytes=learned.provenance["capacity_bytes"])
+        learned_list = next(item for item in learned.lists if job.shape in item.shapes)
+        run = evaluate(learned_list.events, learned.provenance["rank"], job.shape, gpu)
+        end = survival.simulate_run(run, settings, total_bytes=learned.provenance["capacity_bytes"])
         rows.append(Check(job.shape, dict(job.peaks), {
             "requested_bytes": run.peak, "allocated_bytes": end.peak_allocated_bytes,
             "reserved_bytes": end.peak_reserved_bytes}))
@@ -158,5 +160,5 @@ def check(learned: Learned, jobs: Sequence[Recorded]) -> list[Check]:
 
 
 def clear(source: Source) -> None:
-    """Drop the records once the formula is written."""
-    Shelf(source).clear()
+    """Deletes the cached records; call it once the formula is written."""
+    RecordCache(source).clear()

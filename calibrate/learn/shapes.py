@@ -1,13 +1,12 @@
-"""Which shapes a job is recorded at: enough to tell every monomial apart, and more to check what was found.
+"""Chooses the shapes at which a job is recorded: enough to fit every monomial, and further ones to check the fit.
 
-As the tracer does (``predictor.formula.tracing``, ``predictor.events.regimes``) batches and images of one are learned
-apart from more of them, and a sequence that is no multiple of 8 is among the checks. Unlike a trace a recording has
-CUDA's own sizes, with their thresholds: the shapes lie around the ones that are of interest.
+Like the tracer (``predictor.formula.tracing``, ``predictor.events.regimes``), this treats one sample or image apart
+from several, and checks a sequence that is no multiple of 8. Unlike a trace, a recording contains CUDA's real sizes
+with their thresholds, so the shapes are near the ones of interest.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,64 +18,71 @@ MOST_VALUES = 12
 
 @dataclass(frozen=True)
 class Plan:
-    """Shapes in the order they are run.
+    """Shapes in the order in which they run.
 
     Attributes:
-        shapes: those that are run always.
-        alone: further ones of batch 1 if its list differs.
-        longest: tokens that a sample has at most, if that is limited.
+        shapes: shapes that always run.
+        single_sample: further shapes of batch 1, which run if its list of events differs.
+        longest: the most tokens that a sample can have; None if unlimited.
     """
 
     shapes: tuple[Shape, ...]
-    alone: tuple[Shape, ...] = ()
+    single_sample: tuple[Shape, ...] = ()
     longest: int | None = None
 
 
 def values_around(symbol: str, centre: int, least: int, most: int | None = None) -> tuple[int, ...]:
-    """Values that are tried by default: the asked one, and smaller ones. Sequences are odd multiples of 8, so that a
-    size that a kernel rounds up to 16, 32, … tokens shows."""
+    """Default values of a symbol: the requested one and smaller ones.
+
+    Sequences are odd multiples of 8, so that a kernel that rounds up to 16, 32, … tokens shows.
+    """
     if symbol == "batch":
         return tuple(sorted({2, 3, max(4, centre)}))
     if symbol == "images":
         return tuple(sorted({1, 2, max(3, centre)}))
     room = max(centre - least, 64)
     steps = [least + max(8, room * part // 8) for part in (2, 4, 6, 8)]
-    end = most // 8 * 8 or most if most else math.inf
-    return tuple(sorted({min((-(-step // 8) | 1) * 8, end) for step in steps}))
+    values = {(-(-step // 8) | 1) * 8 for step in steps}
+    if most:
+        values = {min(value, most // 8 * 8 or most) for value in values}
+    return tuple(sorted(values))
 
 
 def plan(batches: Sequence[int], sequences: Sequence[int], images: Sequence[int], *, probe: bool,
          longest: int | None = None) -> Plan:
-    """Shapes over the values of each symbol; one value: it does not vary.
+    """Shapes over the values of each symbol. A symbol with one value does not vary.
 
     Args:
-        batches: samples of a micro batch.
-        sequences: tokens; 0 alone where samples have none.
-        images: of a sample; a single value follows the batch.
-        probe: also look at one sample and at a sequence that is no multiple of 8.
-        longest: tokens that a sample has at most.
+        batches: samples of a micro-batch.
+        sequences: tokens of a sample; only 0 if samples have no tokens.
+        images: images of a sample.
+        probe: also record one sample, and a sequence that is no multiple of 8.
+        longest: the most tokens that a sample can have.
+
+    Raises:
+        InputError: a symbol has no value or too many.
     """
-    for values in (batches, sequences, images):
-        if not 1 <= len(values) <= MOST_VALUES:
-            raise InputError(f"1 to {MOST_VALUES} values of each symbol are recorded, not {len(values)}")
-    values = Values(*(tuple(dict.fromkeys(values)) for values in (batches, sequences, images)))
-    shapes = dict.fromkeys((*values.told_apart(), *(values.probes() if probe else ())))
-    alone = dict.fromkeys(values.of_one_sample() if probe else ())
-    return Plan(tuple(shapes), tuple(shape for shape in alone if shape not in shapes), longest)
+    for symbol in (batches, sequences, images):
+        if not 1 <= len(symbol) <= MOST_VALUES:
+            raise InputError(f"1 to {MOST_VALUES} values of each symbol are recorded, not {len(symbol)}")
+    values = Values(*(tuple(dict.fromkeys(symbol)) for symbol in (batches, sequences, images)))
+    shapes = dict.fromkeys((*values.identifying(), *(values.probes() if probe else ())))
+    single_sample = dict.fromkeys(values.of_one_sample() if probe else ())
+    return Plan(tuple(shapes), tuple(shape for shape in single_sample if shape not in shapes), longest)
 
 
 @dataclass(frozen=True)
 class Values:
-    """What each symbol is recorded at, in the order that was given; shapes may come twice."""
+    """The values of each symbol, in the user's order. Methods may give a shape twice."""
 
     batches: tuple[int, ...]
     sequences: tuple[int, ...]
     images: tuple[int, ...]
 
-    def told_apart(self) -> Iterator[Shape]:
-        """Shapes that tell every monomial apart."""
+    def identifying(self) -> Iterator[Shape]:
+        """Shapes that distinguish every monomial."""
         b, s, i = self.batches, self.sequences, self.images
-        for k in range(max(len(b), len(s), len(i))):  # each symbol over all its values, the others along
+        for k in range(max(len(b), len(s), len(i))):  # all symbols advance together
             yield _shape(b[min(k, len(b) - 1)], s[min(k, len(s) - 1)], i[min(k, len(i) - 1)])
         for number, batch in enumerate(b):
             for k in ((0, len(s) - 1) if number in (0, len(b) - 1) else (number % len(s),)):
@@ -90,11 +96,11 @@ class Values:
 
     @property
     def _varies_from_two(self) -> bool:
-        """Whether batches vary, all of more than one sample."""
+        """Whether the batch varies and always has several samples."""
         return len(self.batches) > 1 and 1 not in self.batches
 
     def probes(self) -> Iterator[Shape]:
-        """A sequence that is no multiple of 8, and one sample."""
+        """Shapes that check a sequence that is no multiple of 8, and one sample."""
         b, s, i = self.batches, self.sequences, self.images
         if len(s) > 1:
             yield _shape(b[0] if len(b) < 3 else b[1], s[-1] - 5, i[0])
@@ -102,7 +108,7 @@ class Values:
             yield _shape(1, s[0], i[0])
 
     def of_one_sample(self) -> Iterator[Shape]:
-        """Further shapes of one sample, for where its allocations are others than those of several."""
+        """Further shapes of one sample, in case it allocates differently from several."""
         if not self._varies_from_two:
             return
         s, i = self.sequences, self.images
@@ -116,7 +122,7 @@ def _shape(batch: int, sequence: int, images_per_sample: int) -> Shape:
     return Shape(batch, sequence, batch * images_per_sample)
 
 
-def told(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     """A shape in messages."""
     several = "s" if shape.batch > 1 else ""
     samples = f"{shape.batch} x {shape.sequence} tokens" if shape.sequence else f"{shape.batch} sample{several}"

@@ -1,20 +1,22 @@
-"""Sizes as functions of the shape, from a few recorded ones: exactly if anything simple explains them.
+"""Fits buffer sizes as functions of the shape, from a few recorded shapes.
 
-In this order, the first that is right at every shape, with at least one shape more than it has coefficients:
-polynomials with few terms, then with more; the same with the sequence rounded up, as some kernels do. What nothing
-explains is interpolated along a straight line, and how far that is off where it was not told is stated.
+The fit is exact if a simple expression explains the sizes. The first expression that is exact at every shape wins,
+with at least one shape more than coefficients: polynomials with few terms, then with more; then the same with the
+sequence rounded up, as some kernels do. Other sizes are interpolated linearly, and the error at left-out shapes is
+stated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from predictor.events.sizes import CONSTANT, ONE, Monomial, Shape, SizeTable, Term
-from predictor.formula.fit import NotOneRegime, solver
+from predictor.events.regimes import NotOneRegime
+from predictor.events.sizes import CONSTANT, CONSTANT_TERM, Monomial, Shape, SizeTable, Term
+from predictor.formula.fit import solver
 from predictor.formula.learned_terms import Interpolated, Rounded
 
 LADDER: tuple[tuple[tuple[int, int, int], ...], ...] = (
@@ -29,16 +31,17 @@ LADDER: tuple[tuple[tuple[int, int, int], ...], ...] = (
     (CONSTANT, (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 2, 0)),
     (CONSTANT, (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 2, 0), (0, 0, 1)),
 )
-"""Exponents of batch, sequence and images, by how much a size asks of the shape."""
+"""Exponents of batch, sequence and images of each polynomial, in the order in which they are tried."""
 MULTIPLES = (8, 16, 32, 64, 128, 256)
-"""What kernels round the sequence up to."""
+"""Multiples to which kernels round the sequence up."""
 SCALARS = ((1, 1, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 2, 0), (0, 2, 0), (2, 0, 0))
-"""What an interpolated size is a function of: the first of those that tells its values apart best."""
+"""Candidate scalars for interpolation. The one with the smallest error wins, the first among equals."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A size that is interpolated; ``error_bytes`` is the largest error at a shape that was left out, None: untried."""
+    """An interpolated size. ``error_bytes`` is the largest error at a left-out shape; None if it could not be tested.
+    """
 
     term: Interpolated
     error_bytes: int | None
@@ -48,7 +51,7 @@ Expression = dict[Term, int]
 
 
 class Fitted(NamedTuple):
-    """Sizes as a table, the row of each buffer, and which rows are guesses."""
+    """A table of sizes, the row of each buffer, and the rows that are guesses."""
 
     row_of: np.ndarray
     table: SizeTable
@@ -56,7 +59,7 @@ class Fitted(NamedTuple):
 
 
 def fit(versions: Sequence[tuple[int, ...]], shapes: Sequence[Shape]) -> Fitted:
-    """Sizes of buffers, given the bytes of each at every shape."""
+    """Fits the sizes of buffers. ``versions`` holds the bytes of each buffer at every shape."""
     explain = _Explainer(shapes)
     rows: dict[tuple[int, ...], int] = {}
     expressions: list[Expression] = []
@@ -77,7 +80,7 @@ def fit(versions: Sequence[tuple[int, ...]], shapes: Sequence[Shape]) -> Fitted:
 class _Explainer:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = list(shapes)
-        self._solvers = [(solve, None) for solve in self._solvers_for(shapes)]
+        self._solvers: list[tuple[Any, int | None]] = [(solve, None) for solve in self._solvers_for(shapes)]
         if len({shape.sequence for shape in shapes}) > 1:
             seen = {tuple(shape.sequence for shape in shapes)}
             for multiple in MULTIPLES:
@@ -89,18 +92,18 @@ class _Explainer:
 
     @staticmethod
     def _solvers_for(shapes: Sequence[Shape]) -> list:
-        """Those of the ladder that the shapes can tell apart, and check."""
-        found, seen = [], set()
+        """Solvers for the polynomials of the ladder that these shapes can determine and check."""
+        solvers, seen = [], set()
         for exponents in LADDER:
             monomials = tuple(_varying(exponents, shapes))
             if monomials in seen or len(monomials) >= max(len(shapes), 2):
                 continue
             seen.add(monomials)
             try:
-                found.append(solver(shapes, [Monomial(e) for e in monomials]))
+                solvers.append(solver(shapes, [Monomial(e) for e in monomials]))
             except ValueError:
                 continue
-        return found
+        return solvers
 
     def __call__(self, sizes: tuple[int, ...]) -> Expression | Guess:
         for solve, multiple in self._solvers:
@@ -113,12 +116,12 @@ class _Explainer:
 
 
 def _varying(exponents: Sequence[tuple[int, int, int]], shapes: Sequence[Shape]) -> list[tuple[int, int, int]]:
-    """Those that the shapes tell apart from each other; a symbol that does not vary drops out."""
+    """Exponents that the shapes can distinguish. A symbol that does not vary drops out."""
     varies = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
     if len({shape.images / shape.batch for shape in shapes}) == 1:
         varies[2] = False  # images follow the batch
-    kept = [tuple(power if does else 0 for power, does in zip(e, varies)) for e in exponents]
-    return list(dict.fromkeys(kept))
+    b, s, i = varies
+    return list(dict.fromkeys((e[0] * b, e[1] * s, e[2] * i) for e in exponents))
 
 
 def _term(exponents: tuple[int, int, int], multiple: int | None) -> Term:
@@ -126,12 +129,12 @@ def _term(exponents: tuple[int, int, int], multiple: int | None) -> Term:
 
 
 def _guess(sizes: tuple[int, ...], shapes: Sequence[Shape]) -> Guess:
-    """The straight lines over the scalar that is least off where a shape is left out."""
+    """Linear interpolation over the scalar with the smallest error at left-out shapes."""
     best: Guess | None = None
     for over in SCALARS:
         pairs = sorted({(int(Monomial(over)(shape)), size) for shape, size in zip(shapes, sizes)})
         if len(pairs) < 2 or len({x for x, _ in pairs}) < len(pairs):
-            continue  # it does not vary, or one value has two sizes
+            continue  # the scalar does not vary, or one of its values has two sizes
         inner = range(1, len(pairs) - 1)
         errors = [abs(Interpolated(over, tuple(pairs[:k] + pairs[k + 1:])).between(pairs[k][0]) - pairs[k][1])
                   for k in inner]
@@ -139,7 +142,7 @@ def _guess(sizes: tuple[int, ...], shapes: Sequence[Shape]) -> Guess:
         if best is None or (guess.error_bytes is not None
                             and (best.error_bytes is None or guess.error_bytes < best.error_bytes)):
             best = guess
-    if best is None:  # shapes that every scalar takes for one have other sizes: the largest of each holds
+    if best is None:  # shapes that no scalar distinguishes have different sizes: take the largest
         over = SCALARS[0]
         largest: dict[int, int] = {}
         for shape, size in zip(shapes, sizes):
@@ -152,7 +155,7 @@ def _guess(sizes: tuple[int, ...], shapes: Sequence[Shape]) -> Guess:
 
 
 def _table(expressions: Sequence[Expression]) -> SizeTable:
-    terms: dict[Term, int] = {ONE: 0}
+    terms: dict[Term, int] = {CONSTANT_TERM: 0}
     for expression in expressions:
         for term in expression:
             terms.setdefault(term, len(terms))

@@ -1,4 +1,4 @@
-"""The device that jobs are measured on."""
+"""The choice of the device that measures jobs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from calibrate.records.record import MeasuredOn
 
 
 @dataclass(frozen=True)
-class Where:
-    """The device that a campaign measures; ``gpu`` as in a workload. What ``measure`` takes besides, and the directory
-    that keeps each job's memory history (None: none is kept)."""
+class MeasuringDevice:
+    """The device that a campaign measures, with the matching arguments of ``measure``.
+
+    Attributes:
+        gpu: name of the GPU, as in a workload.
+        device: a real or an emulated GPU.
+        events: when events complete on the emulated GPU.
+        inject: differences to inject into the emulated GPU.
+        snapshots: directory for each job's memory history; None if none is kept.
+    """
 
     gpu: str
     device: MeasuredOn

@@ -1,6 +1,6 @@
-"""What the predictor says of a job that is to be measured: its rank, and requested bytes by moment and step.
+"""Predicts a job before it is measured: the rank to measure, and requested bytes by moment and step.
 
-Always without a profile: a measurement is what profiles are made from and judged by.
+The prediction never uses a calibration profile: profiles are made from measurements and judged by them.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ from predictor.workload.workload import Workload
 
 
 def choose_rank(workload: Workload) -> tuple[int, RankChoice]:
-    """The rank that torchrun gave this process, or the workload's; for "worst" the one whose predicted peak
-    is highest.
+    """The rank to measure, and the source of the choice.
+
+    It is the rank that torchrun gave this process, or the workload's rank. For "worst" it is the rank with the highest
+    predicted peak.
 
     Raises:
-        InputError: "worst" of several, and the predictor cannot answer; or torchrun started another
-            number of ranks than the workload has.
+        InputError: the rank is "worst" of several and cannot be predicted, or torchrun started another number of ranks
+            than the workload has.
     """
     if single_rank.launched():
         if int(os.environ["WORLD_SIZE"]) != workload.world_size:
-            raise InputError(f"torchrun started {os.environ['WORLD_SIZE']} ranks, and data_parallel_size is "
+            raise InputError(f"torchrun started {os.environ['WORLD_SIZE']} ranks, but data_parallel_size is "
                              f"{workload.data_parallel_size}, tensor_parallel_size {workload.tensor_parallel_size}: "
                              "make them agree")
         return int(os.environ["RANK"]), RankChoice.LAUNCHER
-    if workload.rank != "worst":
+    if not isinstance(workload.rank, str):  # the only text is "worst"
         return workload.rank, RankChoice.WORKLOAD
     if workload.world_size == 1:
         return 0, RankChoice.WORKLOAD
     try:
         return dispatch.prepare(workload.replace(profile="none")).rank, RankChoice.PREDICTION
     except InputError as error:
-        raise InputError(f"which rank is the worst cannot be predicted ({error}): if it runs all the same, "
-                         f"give --rank 0 … {workload.world_size - 1}") from None
+        raise InputError(f"the rank with the highest peak cannot be predicted ({error}): to measure anyway, "
+                         f"choose a rank with --rank 0 … {workload.world_size - 1}") from None
 
 
-def predicted(workload: Workload, rank: int) -> Predicted:
-    """Requested bytes of one rank.
+def predict_requested(workload: Workload, rank: int) -> Predicted:
+    """Predicts the requested bytes of one rank, by moment and step.
 
     Raises:
-        InputError: as :func:`predictor.answer.predict.predict`.
+        InputError: for the same reasons as :func:`predictor.answer.predict.predict`.
     """
     run = dispatch.prepare(workload.replace(profile="none")).run(workload.capacity, rank)
     events, live = run.events, run.live
     highest = timeline.highest_by_moment(live, events.step, events.moment)
-    top = events[int(np.argmax(live))].tag
-    return Predicted(Peak(run.peak, top.moment, top.step), tuple(
-        PredictedMoment(step, moment, int(live[at])) for (step, moment), at in highest.items()))
+    tag = events[int(np.argmax(live))].tag
+    return Predicted(Peak(run.peak, tag.moment, tag.step), tuple(
+        PredictedMoment(step, moment, int(live[index])) for (step, moment), index in highest.items()))

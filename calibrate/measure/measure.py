@@ -1,4 +1,4 @@
-"""Measures a workload: the reference loop in a process of its own, on a real or an emulated GPU.
+"""Measures a workload: runs the reference training loop in a process of its own, on a real or an emulated GPU.
 
     record = measure(Workload(model="llava-1.5-7b", sequence_length=1024, zero_stage=2, data_parallel_size=8))
     record.peak("requested_bytes")
@@ -21,24 +21,24 @@ from calibrate import child
 from calibrate.emulator import Injection, Machine, environment
 from calibrate.emulator.job_environment import has_real_driver
 from calibrate.job import single_rank
-from calibrate.job.job import Order
+from calibrate.job.job import JobRequest
 from calibrate.measure import job_prediction, warm_workers
 from calibrate.records.record import SCHEMA_VERSION, MeasuredJob, MeasuredOn, Record
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
 from predictor.common.json_dataclasses import from_plain
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""PyTorch reads the first that it knows; the second since 2.9."""
+"""Environment variables of the allocator's settings. PyTorch knows the second since 2.9."""
 
 
 def default_device() -> MeasuredOn:
-    """A real GPU where there is one."""
+    """A real GPU if this machine has an NVIDIA driver, else the emulated GPU."""
     return MeasuredOn.DEVICE if has_real_driver() else MeasuredOn.EMULATED
 
 
@@ -48,29 +48,29 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     """Run one workload for three steps and record what PyTorch's allocator counted.
 
     Args:
-        workload: what is trained and how. ``rank`` "worst" means the predictor's worst rank. On an
-            emulated device ``gpu`` says which (h100-80gb if not given); on a real one ``capacity_bytes``
-            limits what PyTorch may take.
-        device: None for :func:`default_device`.
-        snapshot: also write the memory history there.
+        workload: what is trained and how. ``rank`` "worst" means the rank with the highest predicted peak. On an
+            emulated device, ``gpu`` is the GPU model (default h100-80gb). On a real one, ``capacity_bytes`` limits
+            the memory that PyTorch may take.
+        device: a real or an emulated GPU; None for :func:`default_device`.
+        snapshot: path to which the memory history is written, too; None to write none.
         events: when events complete on the emulated GPU (see :class:`calibrate.emulator.Machine`).
-        verbose: let the job's own output through, on stderr.
+        verbose: show the job's own output, on stderr.
         command: the words of the command line, for the record.
-        inject: what makes the emulated device differ from its kind; the record says so.
+        inject: differences to inject into the emulated GPU. The record lists them.
 
     Raises:
-        InputError: a workload that cannot be run here, or a job that ended otherwise than by running
-            out of GPU memory.
+        InputError: the workload cannot be run here, or the job failed for another reason than GPU memory.
     """
     device = device or default_device()
     whole = resolve(workload).workload
     workload = workload.replace(images_per_sample=whole.images_per_sample)
-    if whole.gradient_checkpointing != workload.gradient_checkpointing:  # of the user's own code there is none
+    if whole.gradient_checkpointing != workload.gradient_checkpointing:  # a model from the user's own code has none
         workload = workload.replace(gradient_checkpointing=whole.gradient_checkpointing)
     changes: dict[str, str] = {}
     if device is MeasuredOn.EMULATED:
-        workload = workload.replace(gpu=workload.gpu or DEFAULT_GPU)
-        machine = Machine(gpu=workload.gpu, capacity_bytes=workload.capacity, events=events,
+        gpu = workload.gpu or DEFAULT_GPU
+        workload = workload.replace(gpu=gpu)
+        machine = Machine(gpu=gpu, capacity_bytes=workload.capacity, events=events,
                           devices=int(os.environ["LOCAL_WORLD_SIZE"]) if single_rank.launched() else 1,
                           inject=inject or Injection())
         changes = environment(machine, shadow_real_gpu=True)
@@ -79,49 +79,50 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     if workload.allocator_conf:
         changes |= dict.fromkeys(ALLOCATOR_VARIABLES, workload.allocator_conf)
     rank, chosen_by = job_prediction.choose_rank(workload)
-    order = Order(
+    order = JobRequest(
         workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,
         limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
         event_completion=events if device is MeasuredOn.EMULATED else None, parent=os.getpid())
     job = _run(order, changes, verbose)
     if job.measured_on is not device:
-        raise InputError("this shell is inside an emulated GPU, so there is no real one: start it without")
+        raise InputError("this shell runs on an emulated GPU, which hides the real one: "
+                         "start the measurement from an ordinary shell")
     record = Record(
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=rank,
         rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None,
         not_predicted=None)
     try:
-        return replace(record, predicted=job_prediction.predicted(_on_its_gpu(workload, job), rank))
+        return replace(record, predicted=job_prediction.predict_requested(_on_its_gpu(workload, job), rank))
     except InputError as error:
         return replace(record, not_predicted=str(error))
 
 
 def _on_its_gpu(workload: Workload, job: MeasuredJob) -> Workload:
-    """The workload with the GPU it ran on, so that its kernels are predicted; as it was if that is unknown."""
+    """The workload with the GPU on which it ran, so that the prediction uses its kernels. Unchanged if unknown."""
     try:
         return workload.replace(gpu=workload.gpu or gpus.find(job.device.name).name)
     except InputError:
         return workload
 
 
-def _run(order: Order, changes: dict[str, str], verbose: bool) -> MeasuredJob:
-    """Start the job, wait for it, and read its answer; what it leaves lies in a directory that goes away."""
-    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _beside(order.snapshot) as part:
+def _run(order: JobRequest, changes: dict[str, str], verbose: bool) -> MeasuredJob:
+    """Runs the job, waits for it, and reads its result. Its temporary files are removed."""
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _part_file(order.snapshot) as part:
         answer, log = Path(directory) / "answer.json", Path(directory) / "log.txt"
         log.touch()
-        given = replace(order, answer=str(answer), snapshot=part)
+        job_order = replace(order, answer=str(answer), snapshot=part)
         variables = {**os.environ, **changes}
-        code = None if verbose else warm_workers.run(given, variables, str(log))
+        code = None if verbose else warm_workers.run(job_order, variables, str(log))
         if code is None:
-            code = _start(given, variables, None if verbose else log)
+            code = _start(job_order, variables, None if verbose else log)
         measured = _read(answer, log, code)
-        if part is not None:
+        if part is not None and order.snapshot is not None:
             os.replace(part, order.snapshot)
         return measured
 
 
-def _start(order: Order, variables: dict[str, str], log: Path | None) -> int:
-    """The exit code of a job in a new process; without a log its output goes to stderr."""
+def _start(order: JobRequest, variables: dict[str, str], log: Path | None) -> int:
+    """Runs a job in a new process and returns its exit code. Without a log, its output goes to stderr."""
     with open(log, "w") if log else nullcontext(sys.stderr) as output:
         job = subprocess.Popen(**child.python("calibrate.job.job", variables=variables), stdin=subprocess.PIPE,
                                stdout=output, stderr=output, text=True)
@@ -134,8 +135,8 @@ def _start(order: Order, variables: dict[str, str], log: Path | None) -> int:
 
 
 @contextmanager
-def _beside(path: str | None) -> Iterator[str | None]:
-    """A name in the same directory, to write to before renaming; gone afterwards."""
+def _part_file(path: str | None) -> Iterator[str | None]:
+    """A temporary file name in the same directory, to be renamed to ``path``. The file is removed if it remains."""
     if path is None:
         yield None
         return
@@ -147,13 +148,19 @@ def _beside(path: str | None) -> Iterator[str | None]:
 
 
 def _read(answer: Path, log: Path, code: int) -> MeasuredJob:
+    """Reads the job's answer file.
+
+    Raises:
+        InputError: the job failed, or rejected its workload.
+    """
     document = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {"error": None}
     if "error" in document:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
         last = document["error"] or next((line for line in reversed(lines) if line), "")
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = f": {show(last, 300)[1:-1]}" if last and code > 0 else ""
-        raise InputError(f"the measured job {how}{why} (nothing was written; --verbose shows its output)")
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        reason = f": {quoted(last, 300)[1:-1]}" if last and code > 0 else ""
+        raise InputError(f"the measured job {ending}{reason} (nothing was written; --verbose shows its output)")
     if "input_error" in document:
         raise InputError(document["input_error"])
-    return from_plain(MeasuredJob, document["job"], "the job's answer")
+    job: MeasuredJob = from_plain(MeasuredJob, document["job"], "the job's answer")
+    return job

@@ -1,11 +1,11 @@
-"""Processes that have imported what every measured job imports, and fork for each: imports are most of a small job.
+"""Worker processes that import the libraries once and fork for each measured job. Most of a small job is imports.
 
-    with warm.jobs():
+    with warm_workers.forked_jobs():
         measure(workload)
         measure(another)
 
-A job is still a process of its own, with its environment, and CUDA begins in it. Jobs with another environment, apart
-from another emulated GPU, are forked from another process; those on a real GPU, or whose output is wanted, from none.
+Each job still is a process with its own environment, and CUDA is initialised in it. Jobs whose environments differ in
+more than the emulated GPU get different workers. Jobs on a real GPU, and jobs with visible output, are not forked.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from multiprocessing.connection import Connection
 
 from calibrate import child
 from calibrate.emulator.job_environment import SETTING
-from calibrate.job.job import PR_SET_PDEATHSIG, Order, perform
+from calibrate.job.job import PR_SET_PDEATHSIG, JobRequest, run_and_exit
 
 IMPORTED = ("transformers.modeling_utils", "calibrate.job.reference_loop", "deepspeed")
-"""Not bitsandbytes, nor peft, which imports it: it asks for the device at once, and CUDA does not survive a fork."""
+"""Modules that a worker imports. bitsandbytes and peft, which imports it, are not among them: bitsandbytes initialises
+CUDA on import, and CUDA does not work after a fork."""
 MOST = 2
-"""Processes that are kept, of half a gigabyte each."""
+"""The most workers that are kept. Each takes half a gigabyte."""
 
 
-class _Origin:
+class _Worker:
     """A process that forks jobs."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -46,78 +47,80 @@ class _Origin:
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
 
-    def run(self, order: Order, environment: Mapping[str, str], log: str) -> int | None:
-        """The job's exit code, negative for a signal; None if no job can be forked."""
+    def run(self, order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
+        """Runs a job and returns its exit code, negative for a signal. None if no job can be forked."""
         try:
             self._connection.send((asdict(replace(order, parent=self._process.pid)), dict(environment), log))
             return self._connection.recv()
-        except (EOFError, OSError):  # ended before, or with its job
+        except (EOFError, OSError):  # the worker ended before the job, or with it
             return None
 
     def close(self) -> None:
-        """Ends it, and its job."""
+        """Ends the worker and its job."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
 
 
-class _Origins:
-    """One for each environment, apart from the variables named; the last used are kept."""
+class _Workers:
+    """One worker for each environment, not counting the variables in ``ignored``. The last used workers are kept."""
 
-    def __init__(self, apart_from: Collection[str]) -> None:
-        # imports ask the emulated GPU how many there are, as CUDA_VISIBLE_DEVICES says; a job reads the rest again
-        self._apart_from = {SETTING, *apart_from}
-        self._known: dict[frozenset[tuple[str, str]], _Origin] = {}
+    def __init__(self, ignored: Collection[str]) -> None:
+        # SETTING: imports only read the number of emulated GPUs, which CUDA_VISIBLE_DEVICES has; a job reads the rest
+        self._ignored = {SETTING, *ignored}
+        self._known: dict[frozenset[tuple[str, str]], _Worker] = {}
 
-    def run(self, order: Order, environment: Mapping[str, str], log: str) -> int | None:
-        key = frozenset(item for item in environment.items() if item[0] not in self._apart_from)
-        origin = self._known.pop(key, None) or _Origin(environment)
-        self._known[key] = origin
+    def run(self, order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
+        key = frozenset(item for item in environment.items() if item[0] not in self._ignored)
+        worker = self._known.pop(key, None) or _Worker(environment)
+        self._known[key] = worker
         while len(self._known) > MOST:
             self._known.pop(next(iter(self._known))).close()
         code = None
         try:
-            code = origin.run(order, environment, log)
+            code = worker.run(order, environment, log)
         finally:
             if code is None:
                 self._known.pop(key).close()
         return code
 
     def close(self) -> None:
-        for origin in self._known.values():
-            origin.close()
+        for worker in self._known.values():
+            worker.close()
 
 
-_origins: ContextVar[_Origins | None] = ContextVar("origins", default=None)
+_workers: ContextVar[_Workers | None] = ContextVar("workers", default=None)
 
 
 @contextmanager
-def jobs(apart_from: Collection[str] = ()) -> Iterator[None]:
-    """Emulated jobs that are measured inside are forked.
+def forked_jobs(apart_from: Collection[str] = ()) -> Iterator[None]:
+    """A context in which emulated jobs are forked from workers.
 
     Args:
-        apart_from: environment variables that nothing reads while it is imported: each job has its own.
+        apart_from: environment variables that no library reads during import. Jobs that differ only in these share a
+            worker.
     """
-    origins = _Origins(apart_from)
-    token = _origins.set(origins)
+    workers = _Workers(apart_from)
+    token = _workers.set(workers)
     try:
         yield
     finally:
-        _origins.reset(token)
-        origins.close()
+        _workers.reset(token)
+        workers.close()
 
 
-def run(order: Order, environment: Mapping[str, str], log: str) -> int | None:
-    """The exit code of a job that was forked, negative for a signal; None if none was, and it is yet to be run."""
-    origins = _origins.get()
-    return origins.run(order, environment, log) if origins and order.event_completion is not None else None
+def run(order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
+    """Forks a job and returns its exit code, negative for a signal. None if it was not forked, and still has to run."""
+    workers = _workers.get()
+    return workers.run(order, environment, log) if workers and order.event_completion is not None else None
 
 
 def main() -> None:
-    """Imports, then forks a job for each order until nobody gives any."""
+    """Imports the libraries, then forks a job for each order until the connection is closed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = Connection(int(sys.argv[1]))
-    # beside flash-attn transformers asks for a device at once, which through CUDA itself would not survive a fork
+    # With flash-attn installed, transformers looks for a device on import. CUDA must not be initialised for that,
+    # because it would not work in a fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]):
@@ -137,16 +140,16 @@ def main() -> None:
         if not process:
             connection.close()
             _become(environment, log)
-            perform(Order(**order))
+            run_and_exit(JobRequest(**order))
         connection.send(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 
 
 def _become(environment: Mapping[str, str], log: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    written = os.open(log, os.O_WRONLY | os.O_APPEND)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(written, stream)
+        os.dup2(descriptor, stream)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A question to a process of its own on a campaign's device: a module that is run there and prints its answer."""
+"""Runs a module in a separate process on a campaign's device and returns its printed answer."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from calibrate import child
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.records.record import MeasuredOn
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 
 ANSWER = "PEAKCAST "
-"""Begins the line that is the answer; libraries print others."""
+"""Prefix of the output line that holds the answer. Libraries print other lines."""
 
 
-def ask(module: str, where: Where, *words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What ``python -m module words`` answers there; builds the emulated GPU, so that a mistake is told before anything
-    runs.
+def run_module(module: str, where: MeasuringDevice, *words: str,
+               variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The answer of ``python -m module words`` on that device.
+
+    Builds the emulated GPU first, so that a mistake is reported before anything runs.
 
     Args:
-        variables: environment variables besides.
+        variables: further environment variables.
 
     Raises:
-        InputError: no device, or a process that cannot tell.
+        InputError: there is no device, or the process fails.
     """
     changes: dict[str, str] = {}
     if where.device is MeasuredOn.EMULATED:
@@ -38,22 +40,22 @@ def ask(module: str, where: Where, *words: str, variables: Mapping[str, str] | N
     process = subprocess.run(**child.python(module, *words, variables=environment), capture_output=True, text=True)
     for line in process.stdout.splitlines():
         if line.startswith(ANSWER):
-            found = json.loads(line.removeprefix(ANSWER))
-            if "input_error" in found:
-                raise InputError(found["input_error"])
-            return found
-    last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise InputError(f"the GPU could not be looked at: {show(last, 300)[1:-1]}")
+            document = json.loads(line.removeprefix(ANSWER))
+            if "input_error" in document:
+                raise InputError(document["input_error"])
+            return document
+    last_line = (process.stderr.strip().splitlines() or ["no output on stderr"])[-1]
+    raise InputError(f"the GPU could not be queried: {quoted(last_line, 300)[1:-1]}")
 
 
-def answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:
-    """What the process does. Ends as a job does: libraries hang in the interpreter's last rites."""
+def print_answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:
+    """Prints the answer and ends the process at once, because libraries hang while Python shuts down."""
     from calibrate.job import device
 
     try:
         device.require()
-        found = question()
+        reply = question()
     except InputError as error:
-        found = {"input_error": str(error)}
-    print(ANSWER + json.dumps(found), flush=True)
+        reply = {"input_error": str(error)}
+    print(ANSWER + json.dumps(reply), flush=True)
     os._exit(0)

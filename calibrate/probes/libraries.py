@@ -1,7 +1,7 @@
-"""What the CUDA context and each library take of a device when they are first used, outside PyTorch's allocator.
+"""Memory that the CUDA context and libraries take at their first use, outside PyTorch's allocator.
 
-One process does one thing after another, and looks at the device after each: what the driver and NVML call used, less
-the segments that PyTorch holds, is the context's and the libraries'.
+One process uses one library after another, and reads the device's used memory after each from NVML or the driver. The
+part beyond PyTorch's segments belongs to the context and the libraries.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import partial
 from typing import Any
 
 from calibrate.job import device
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.probes import device_query
 from calibrate.records.record import Device
 from predictor.common.json_dataclasses import from_plain, to_plain
 
-AGAIN = "all of it again"
+REPEATED = "all of it again"
 
 
 @dataclass(frozen=True)
-class Use:
-    """The device after a stage; bytes.
+class StageMemory:
+    """Memory of the device after a stage; bytes.
 
     Attributes:
-        nvml_bytes: used memory of the whole device as NVML says it; None without NVML.
-        driver_bytes: the same as ``cudaMemGetInfo`` says it; None before there is a context.
-        reserved_bytes: of that, what PyTorch's allocator holds.
+        nvml_bytes: used memory of the whole device according to NVML; None without NVML.
+        driver_bytes: the same according to ``cudaMemGetInfo``; None before there is a context.
+        reserved_bytes: the part that PyTorch's allocator holds.
     """
 
     stage: str
@@ -37,34 +37,37 @@ class Use:
 
     @property
     def beyond_bytes(self) -> int | None:
-        """What is used beside PyTorch's segments; None where nothing tells."""
+        """Used memory beyond PyTorch's segments; None if unknown."""
         used = self.driver_bytes if self.nvml_bytes is None else self.nvml_bytes
         return None if used is None else used - self.reserved_bytes
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """The stages in their order, on which device and with which software."""
+    """All stages in order, with the device and the software."""
 
     measured_on: str
     device: Device
     software: Mapping[str, str | None]
-    uses: tuple[Use, ...]
+    uses: tuple[StageMemory, ...]
 
     def growth(self) -> list[tuple[str, int | None]]:
-        """What each stage took beyond PyTorch's segments; None where nothing tells."""
-        pairs = zip(self.uses, self.uses[1:])
-        return [(after.stage, None if None in (before.beyond_bytes, after.beyond_bytes)
-                 else after.beyond_bytes - before.beyond_bytes) for before, after in pairs]
+        """The growth of each stage beyond PyTorch's segments in bytes; None if unknown."""
+        growth: list[tuple[str, int | None]] = []
+        for before, after in zip(self.uses, self.uses[1:]):
+            start, end = before.beyond_bytes, after.beyond_bytes
+            growth.append((after.stage, None if start is None or end is None else end - start))
+        return growth
 
 
-def measure(where: Where) -> Libraries:
-    """Ask a fresh process; InputError as :func:`calibrate.probes.device_query.ask`."""
-    return from_plain(Libraries, device_query.ask("calibrate.probes.libraries", where, where.events), "the libraries")
+def measure(where: MeasuringDevice) -> Libraries:
+    """Measures in a fresh process; raises InputError as :func:`calibrate.probes.device_query.run_module`."""
+    return from_plain(Libraries, device_query.run_module("calibrate.probes.libraries", where, where.events),
+                      "the libraries")
 
 
 def stages() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is done, in order: each needs something that nothing before it did."""
+    """Yields the name and action of each stage. Each action uses a GPU library or kernel that no earlier one used."""
     import torch
     from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -74,14 +77,14 @@ def stages() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def attention(backend: SDPBackend) -> None:
         with sdpa_kernel(backend):
-            functional.scaled_dot_product_attention(*(random(2, 8, 512, 128) for _ in range(3)),
-                                                    is_causal=True).sum().backward()
+            query, key, value = (random(2, 8, 512, 128) for _ in range(3))
+            functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
 
-    def step(**how: bool) -> None:
+    def step(*, foreach: bool | None = None, fused: bool | None = None) -> None:
         parameters = [random(1024, 1024, dtype=torch.float32) for _ in range(3)]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        torch.optim.AdamW(parameters, **how).step()
+        torch.optim.AdamW(parameters, foreach=foreach, fused=fused).step()
 
     yield "CUDA context", lambda: torch.empty(1, device="cuda")
     yield "elementwise, reductions, random numbers", lambda: functional.dropout(
@@ -100,19 +103,19 @@ def stages() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "AdamW, fused", lambda: step(fused=True)
 
 
-def _found(events: str) -> dict[str, Any]:
+def _measure_here(events: str) -> dict[str, Any]:
     import torch
 
-    uses = [Use("before", device.nvml_used_bytes(0), None, 0)]
-    done = list(stages())
-    for stage, act in [*done, (AGAIN, lambda: [once() for _, once in done])]:
-        act()
+    uses = [StageMemory("before", device.nvml_used_bytes(0), None, 0)]
+    actions = list(stages())
+    for stage, action in [*actions, (REPEATED, lambda: [repeated() for _, repeated in actions])]:
+        action()
         torch.cuda.synchronize()
-        uses.append(Use(stage, device.nvml_used_bytes(), device.used_bytes(), torch.cuda.memory_reserved()))
+        uses.append(StageMemory(stage, device.nvml_used_bytes(), device.used_bytes(), torch.cuda.memory_reserved()))
     return to_plain(Libraries(device.measured_on().value, device.describe(events), device.software(), tuple(uses)))
 
 
 if __name__ == "__main__":
     import sys
 
-    device_query.answer(partial(_found, sys.argv[1]))
+    device_query.print_answer(partial(_measure_here, sys.argv[1]))

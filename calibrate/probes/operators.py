@@ -1,7 +1,7 @@
-"""What single operators allocate on a device, beside what the tracer says: a library's private workspace shows here.
+"""Allocations of single operators on a device, compared with the tracer's: shows private workspaces of libraries.
 
-Each call is made on the device, forward and backward, and once more on the meta device under the tracer. Both give
-bytes in order, below 0 for what is freed. What the device has beyond the other is what no formula says.
+Each call runs on the device, forward and backward, and once more on the meta device under the tracer. Both give the
+allocated bytes in order, negative for frees. Bytes that only the device has are in no formula.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from calibrate.job import device
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.probes import device_query
 from calibrate.records.record import Device
 from predictor.common import gpus
@@ -25,10 +25,11 @@ BACKENDS = ("cudnn", "flash", "efficient")
 
 @dataclass(frozen=True)
 class Attention:
-    """``[batch, heads, sequence, width]`` queries in bf16; keys and values have ``key_heads`` (0: as many).
+    """One call of attention in bf16 with queries of shape ``[batch, heads, sequence, width]``.
 
-    They lie as projections make them, a token's heads beside each other, or else head after head: the inputs if they
-    are ``apart``, the gradient that comes if it is ``gradient_apart``.
+    Keys and values have ``key_heads`` heads (0: as many as queries). In memory, a token's heads are adjacent, as
+    projections make them. With ``apart`` the inputs, and with ``gradient_apart`` the incoming gradient, are stored head
+    after head instead.
     """
 
     backend: str
@@ -43,13 +44,13 @@ class Attention:
     gradient_apart: bool = False
 
     def make(self, on: str) -> Callable[[], Any]:
-        """Forward and backward of it on a device."""
+        """A function that runs forward and backward on a device."""
         import torch
         from torch.nn import functional
 
         def tensor(heads: int, apart: bool):
-            made = torch.empty(self.batch, self.sequence, heads, self.width, device=on, dtype=torch.bfloat16)
-            return made.transpose(1, 2).contiguous() if apart else made.transpose(1, 2)
+            values = torch.empty(self.batch, self.sequence, heads, self.width, device=on, dtype=torch.bfloat16)
+            return values.transpose(1, 2).contiguous() if apart else values.transpose(1, 2)
 
         every = (self.heads, *[self.key_heads or self.heads] * 2)
         inputs = [tensor(heads, self.apart).detach().requires_grad_() for heads in every]
@@ -57,8 +58,9 @@ class Attention:
         mask = torch.empty(self.batch, 1, self.sequence, self.sequence, device=on, dtype=torch.bool)
 
         def run() -> Any:
+            query, key, value = inputs
             result = functional.scaled_dot_product_attention(
-                *inputs, attn_mask=mask if self.masked else None, is_causal=self.causal and not self.masked,
+                query, key, value, attn_mask=mask if self.masked else None, is_causal=self.causal and not self.masked,
                 enable_gqa=bool(self.key_heads))
             return torch.autograd.grad(result, inputs, gradient)
 
@@ -67,7 +69,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Patches of square pictures in bf16, as vision towers make them: no input gradient unless ``input_gradient``."""
+    """Patch embedding of square images in bf16, as in vision towers. Without ``input_gradient`` only the weight gets
+    one."""
 
     pictures: int
     side: int
@@ -76,7 +79,7 @@ class Convolution:
     input_gradient: bool = False
 
     def make(self, on: str) -> Callable[[], Any]:
-        """Forward and backward of it on a device."""
+        """A function that runs forward and backward on a device."""
         import torch
         from torch.nn import functional
 
@@ -95,14 +98,14 @@ Call = Attention | Convolution
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One call: bytes in order, below 0 for what is freed.
+class OperatorMeasurement:
+    """Allocations of one call: bytes in order, negative for frees.
 
     Attributes:
-        call: its kind and its fields, as JSON's types.
-        recorded: on the device; None where its library refuses the call.
+        call: its type and fields, in JSON's types.
+        recorded: on the device; None if the library refuses the call.
         predicted: by the tracer.
-        refused: what the library said then.
+        refused: the library's message in that case.
     """
 
     call: Mapping[str, Any]
@@ -112,29 +115,29 @@ class Answer:
 
     @property
     def beyond_bytes(self) -> int | None:
-        """The device's peak less the predicted one."""
+        """The device's peak minus the predicted one; None if the library refuses the call."""
         return None if self.recorded is None else peak(self.recorded) - peak(self.predicted)
 
 
 @dataclass(frozen=True)
 class Operators:
-    """All calls, on which device and with which software."""
+    """All calls, with the device and the software."""
 
     measured_on: str
     device: Device
     software: Mapping[str, str | None]
-    answers: tuple[Answer, ...]
+    answers: tuple[OperatorMeasurement, ...]
 
 
 def grid() -> Iterator[Call]:
-    """Every call that is made: attention by each backend, and convolutions."""
+    """All calls: attention with each kernel, and convolutions."""
     for backend in BACKENDS:
         yield from attention(backend)
     yield from convolutions()
 
 
 def attention(backend: str) -> Iterator[Attention]:
-    """LLaVA-1.5's language model and vision tower, SigLIP, other heads, layouts, masks and groups."""
+    """Shapes of LLaVA-1.5's language model and vision tower, SigLIP, and other heads, layouts, masks and groups."""
     for batch, sequence in ((1, 512), (1, 4096), (4, 1024), (4, 1333), (8, 2048), (16, 1024)):
         yield Attention(backend, batch, 32, sequence, 128)
     for batch in (1, 4, 16):
@@ -153,33 +156,33 @@ def attention(backend: str) -> Iterator[Attention]:
 
 
 def convolutions() -> Iterator[Convolution]:
-    """Patches of vision towers."""
+    """Patch embeddings of vision towers."""
     for pictures in (1, 4, 16):
         for side, patch, channels in ((336, 14, 1024), (384, 14, 1152), (224, 16, 768), (1024, 16, 768)):
             for input_gradient in (False, True):
                 yield Convolution(pictures, side, patch, channels, input_gradient)
 
 
-def measure(where: Where) -> Operators:
-    """Ask a fresh process; InputError as :func:`calibrate.probes.device_query.ask`."""
-    return from_plain(Operators, device_query.ask("calibrate.probes.operators", where, where.gpu, where.events),
+def measure(where: MeasuringDevice) -> Operators:
+    """Measures in a fresh process; raises InputError as :func:`calibrate.probes.device_query.run_module`."""
+    return from_plain(Operators, device_query.run_module("calibrate.probes.operators", where, where.gpu, where.events),
                       "the operators")
 
 
 def peak(events: Sequence[int]) -> int:
-    """The most that is held at once."""
+    """The most bytes that are held at once."""
     return max(accumulate(events, initial=0))
 
 
 class Refused(Exception):
-    """A library does not take a call."""
+    """A library does not accept a call."""
 
 
 def recorded(call: Call) -> tuple[int, ...]:
-    """On this process's device, once its libraries have begun.
+    """Allocations of a call on this process's device, after a first call that initialises the libraries.
 
     Raises:
-        Refused: none of them takes the call.
+        Refused: the library does not accept the call.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -195,7 +198,7 @@ def recorded(call: Call) -> tuple[int, ...]:
             raise Refused(" ".join(str(error).split())) from None
         torch.cuda.memory._record_memory_history(context=None)
         try:
-            results = run()  # kept: autograd's threads let go of theirs when they like
+            results = run()  # kept alive: autograd's threads free theirs at any time
             torch.cuda.synchronize()
             entries = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         finally:
@@ -205,7 +208,7 @@ def recorded(call: Call) -> tuple[int, ...]:
         if entry["action"] == "alloc":
             alive.add(entry["addr"])
             events.append(entry["size"])
-        elif entry["action"] == "free_completed" and entry["addr"] in alive:  # others were there before
+        elif entry["action"] == "free_completed" and entry["addr"] in alive:  # ignores blocks from before the recording
             alive.remove(entry["addr"])
             events.append(-entry["size"])
     del results
@@ -213,7 +216,7 @@ def recorded(call: Call) -> tuple[int, ...]:
 
 
 def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
-    """Under the tracer, at that GPU's sizes."""
+    """Allocations of a call under the tracer, with that GPU's sizes."""
     from predictor.events.events import Moment
     from predictor.trace.cuda_paths import as_on_cuda
     from predictor.trace.trace import Tracer
@@ -229,7 +232,7 @@ def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
 
 
 def in_order(recording: Any, gpu: Gpu) -> tuple[int, ...]:
-    """A recording's bytes in order on that GPU, below 0 for what is freed."""
+    """A recording's bytes in order on that GPU, negative for frees."""
     from predictor.events.workspaces import FUNCTIONS
 
     sizes = [buffer.size if isinstance(buffer.size, int) else int(FUNCTIONS[buffer.size[0]](gpu, *buffer.size[1]))
@@ -238,21 +241,21 @@ def in_order(recording: Any, gpu: Gpu) -> tuple[int, ...]:
     return tuple(size for size in signed if size)
 
 
-def _answer(call: Call, gpu: Gpu) -> Answer:
-    said, predicted = {"kind": type(call).__name__.lower(), **asdict(call)}, traced(call, gpu)
+def _compare(call: Call, gpu: Gpu) -> OperatorMeasurement:
+    description, predicted = {"kind": type(call).__name__.lower(), **asdict(call)}, traced(call, gpu)
     try:
-        return Answer(said, recorded(call), predicted)
+        return OperatorMeasurement(description, recorded(call), predicted)
     except Refused as error:
-        return Answer(said, None, predicted, str(error))
+        return OperatorMeasurement(description, None, predicted, str(error))
 
 
-def _found(gpu: str, events: str) -> dict[str, Any]:
-    known = gpus.find(gpu)
-    answers = [_answer(call, known) for call in grid()]
+def _measure_here(gpu: str, events: str) -> dict[str, Any]:
+    device_gpu = gpus.find(gpu)
+    answers = [_compare(call, device_gpu) for call in grid()]
     return to_plain(Operators(device.measured_on().value, device.describe(events), device.software(), tuple(answers)))
 
 
 if __name__ == "__main__":
     import sys
 
-    device_query.answer(partial(_found, *sys.argv[1:3]))
+    device_query.print_answer(partial(_measure_here, *sys.argv[1:3]))

@@ -1,4 +1,4 @@
-"""The peaks of one moment of one step."""
+"""Measured memory peaks of one moment of one training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from predictor.events.events import MOMENTS, Moment
 
 @dataclass(frozen=True)
 class MomentPeaks:
-    """Largest counters, in bytes, between two boundaries of the loop: ``moment`` of ``step`` (0 is start-up)."""
+    """The largest values of the counters during ``moment`` of ``step``, in bytes. Step 0 is start-up."""
 
     step: int
     moment: Moment
@@ -19,5 +19,5 @@ class MomentPeaks:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts rows as they happen."""
+        """Sort key: the order in time."""
         return self.step, MOMENTS.index(self.moment)

@@ -1,4 +1,4 @@
-"""What one measured job says: plain frozen data, and its JSON. Other files read records, jobs write them."""
+"""The record of one measured job: frozen dataclasses, and the functions that read and write their JSON."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.json_dataclasses import from_plain, to_plain
-from predictor.common.suggestions import named, version_text
+from predictor.common.suggestions import file_name, version_text
 from predictor.events.events import Moment
 
 SCHEMA_VERSION = 1
 
 
 class MeasuredOn(str, Enum):
-    """Whether a real GPU did it."""
+    """The type of device of a measurement: a real GPU or an emulated one."""
 
     DEVICE = "device"
     EMULATED = "emulated"
 
 
 class RankChoice(str, Enum):
-    """Who said which rank to measure."""
+    """The source of the choice of rank."""
 
     WORKLOAD = "workload"
-    PREDICTION = "prediction"  # the workload says "worst": the rank whose predicted requested peak is highest
-    LAUNCHER = "launcher"  # torchrun started every rank, and each writes its own record
+    PREDICTION = "prediction"  # the workload's rank is "worst": the rank with the highest predicted requested peak
+    LAUNCHER = "launcher"  # torchrun started every rank; each writes its own record
 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU as PyTorch sees it. ``driver`` is NVML's version text, None where NVML does not answer.
+    """The GPU as PyTorch reports it. ``driver`` is NVML's version text, None where NVML does not answer.
 
-    ``event_completion`` says when events of an emulated GPU complete (see ``calibrate.emulator``). ``injected`` is
-    None, or what makes that GPU differ from its kind (``calibrate.emulator.Injection.read`` reads it): no
-    measurement of that kind then. Records from before the field have none.
+    ``event_completion`` says when events of an emulated GPU complete (see ``calibrate.emulator``). ``injected`` has the
+    differences injected into an emulated GPU (``calibrate.emulator.Injection.read`` reads it), or is None. With
+    injections, the record is no measurement of that GPU model. Older records lack this field.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest value of one counter and the moment that reached it first."""
+    """The largest value of one counter, in bytes, and the moment that reached it first."""
 
     bytes: int
     moment: Moment
@@ -62,10 +62,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """PyTorch's error: what it says, when, and what it had tried to get from the device.
+    """PyTorch's out-of-memory error: its message, its moment and the failed allocation.
 
     ``tried_to_allocate_bytes`` is a whole segment (the allocator rounds small requests up to 2 or
-    20 MiB); None if something other than the caching allocator ran out.
+    20 MiB). It is None if something other than the caching allocator ran out of memory.
     """
 
     message: str
@@ -76,16 +76,17 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class MeasuredJob:
-    """What the job process found. Peaks and statistics are of the whole job, resets or not.
+    """The measurements of the job's process. Peaks and statistics cover the whole job, in spite of resets.
 
     Attributes:
-        settings: environment variables that change what is allocated, where they were set.
+        settings: the environment variables that affect allocations and were set.
         moments: a row for each moment of each step that was reached.
         memory_stats: ``torch.cuda.memory_stats`` at the end.
-        device_used_bytes: largest total minus free of ``cudaMemGetInfo`` at any boundary, whoever used it.
+        device_used_bytes: the largest used memory (total minus free of ``cudaMemGetInfo``) at any boundary of the
+            loop, of all processes.
         nvml_used_bytes: used memory of the device at the end as NVML reports it; None without NVML.
-        process_group: what stood for the other ranks: ``none``, PyTorch's ``fake`` group, ``nccl`` with
-            nobody behind it, or ``launched``: they were there.
+        process_group: the process group of the job: ``none``, PyTorch's ``fake`` group, ``nccl`` without the other
+            ranks, or ``launched``: all ranks ran.
     """
 
     measured_on: MeasuredOn
@@ -105,7 +106,7 @@ class MeasuredJob:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the predictor says of the same rank; ``moments`` has requested bytes only."""
+    """The prediction for the same rank. ``moments`` has requested bytes only."""
 
     peak_requested: Peak
     moments: tuple[PredictedMoment, ...]
@@ -113,7 +114,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class PredictedMoment:
-    """Largest requested bytes of a moment of a step, what was there when it began included."""
+    """The largest predicted requested bytes during a moment of a step, including those from before the moment."""
 
     step: int
     moment: Moment
@@ -122,18 +123,18 @@ class PredictedMoment:
 
 @dataclass(frozen=True)
 class InTraining:
-    """What differs where the peaks are of the user's own training (``calibrate.training``).
+    """Additional facts of a record of the user's own training (``calibrate.training``).
 
-    PyTorch's counters are never reset there, so ``MeasuredJob.moments`` has a row only for a moment that raised a
-    counter above all before it: that counter's value is its own largest, the others are the largest so far.
+    PyTorch's counters are never reset there. So ``MeasuredJob.moments`` has a row only for a moment that raised a
+    counter above all earlier values: this counter's value is the moment's own peak, the others are the largest so far.
 
     Attributes:
-        loop: ``transformers.Trainer``, or ``watch`` for a loop of the user's.
-        steps: how many optimizer steps were complete.
-        batches: the micro-batches than which no other that ran was larger, as text such as ``2 x 64 tokens``.
-        warnings: what was said of memory that might run out.
-        smaller: the other shapes that ran while it counted, each within one of ``batches``.
-        evaluations: of the batches that were evaluated until then, those than which no other was larger.
+        loop: ``transformers.Trainer``, or ``watch`` for the user's own loop.
+        steps: number of completed optimizer steps.
+        batches: the largest micro-batches that ran: no other one exceeds them. Text such as ``2 x 64 tokens``.
+        warnings: the warnings that memory may run out.
+        smaller: the other shapes that ran during the measurement. Each one fits into one of ``batches``.
+        evaluations: the largest batches that were evaluated during the measurement.
     """
 
     loop: str
@@ -145,7 +146,7 @@ class InTraining:
 
 
 def shape_text(samples: int, tokens: int | None) -> str:
-    """How a batch is named in a record."""
+    """The text of a batch's shape in a record: "2 x 64 tokens", or only the number of samples."""
     return f"{samples:,} x {tokens:,} tokens" if tokens else f"{samples:,}"
 
 
@@ -154,12 +155,12 @@ class Record:
     """One measurement with everything that is needed to repeat it.
 
     Attributes:
-        workload: every key with its value, as :meth:`predictor.workload.workload.Workload.resolved` gives it.
-        rank: which rank of ``data_parallel_size`` the process was.
+        workload: every key with its value, as :meth:`predictor.workload.workload.Workload.resolved` returns it.
+        rank: the rank of the measured process.
         command: the words of the command line.
-        snapshot: path of the memory history, if one was asked for.
-        not_predicted: why ``predicted`` is None.
-        in_training: of a training that was not run for the measurement; else None.
+        snapshot: path of the memory history, if it was written.
+        not_predicted: the reason why ``predicted`` is None.
+        in_training: additional facts of the user's own training. None if peakcast ran the job.
     """
 
     schema_version: int
@@ -175,29 +176,29 @@ class Record:
     in_training: InTraining | None = None
 
     def check_shapes(self) -> None:
-        """Refuses a training whose batches no one workload describes.
+        """Rejects a training whose batches no single workload describes.
 
         Raises:
-            InputError: batches of several shapes ran, or others were evaluated than the workload says.
+            InputError: batches of several shapes ran, or evaluated batches differ from the workload's.
         """
         if self.in_training is None:
             return
         shapes, evaluated = self.in_training.batches + self.in_training.smaller, self.in_training.evaluations
         if len(shapes) > 1:
-            raise InputError("batches of several shapes ran in these steps, and a workload has one: "
+            raise InputError("batches of several shapes ran in these steps, but a workload has one shape: "
                              f"{', '.join(shapes)}")
         size, tokens = self.workload.get("per_device_eval_batch_size"), self.workload.get("sequence_length")
         if evaluated != ((shape_text(size, tokens),) if size else ()):
-            raise InputError(f"batches of {', '.join(evaluated) or 'nothing'} were evaluated, and the workload has "
+            raise InputError(f"batches of {', '.join(evaluated) or 'nothing'} were evaluated, but the workload has "
                              f"per_device_eval_batch_size {size}, sequence_length {tokens}")
 
     def peak(self, counter: str) -> Peak:
-        """Largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``."""
+        """The largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``, and its first moment."""
         row = max(self.job.moments, key=lambda row: getattr(row, counter))  # max keeps the first of equals
         return Peak(getattr(row, counter), row.moment, row.step)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON's types; the overall peaks are repeated at the top for readers."""
+        """The record as JSON types. The overall peaks are repeated at the top level for readers."""
         document = to_plain(self)
         for counter in ("requested", "allocated", "reserved"):
             peak = self.peak(f"{counter}_bytes")
@@ -207,13 +208,13 @@ class Record:
 
 
 def read(path: str | os.PathLike[str]) -> Record:
-    """A record from its file.
+    """Reads a record from its JSON file.
 
     Raises:
-        InputError: not a record, of another schema version, or with a key missing, unknown or of the
-            wrong type.
+        InputError: the file is not a record, has another schema version, or has a key that is missing, unknown or of
+            the wrong type.
     """
-    name = named(path)
+    name = file_name(path)
     document = read_mapping(path, "the measurement")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:

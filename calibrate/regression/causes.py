@@ -1,4 +1,4 @@
-"""Why the worst predictions are off: by factor and operator where the record knows, else how to find out."""
+"""Explains the worst predictions by factor and operator, or gives the command that records what is needed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from predictor.common.value_types import thaw
 from predictor.workload.keys import KEYS
 
 FAR = 0.02
-"""Errors beyond this are explained, however many there are."""
+"""Relative errors above this are always explained."""
 PROFILE = "profile"
-"""``Cause.why`` of bytes that a factor has with the profile and would not have without."""
+"""``Cause.why`` of bytes that the profile adds to a factor."""
 
 
 @dataclass(frozen=True)
 class Explained:
-    """One case that is far off, or among the worst.
+    """One case whose error is large, or among the largest.
 
     Attributes:
         comparison: with the predicted factors at its peak.
-        causes: the largest difference first: buffers that do not count the same on both sides of the measured peak of
-            requested bytes, and what the profile adds to a factor (``why`` is :data:`PROFILE`; its ``measured_bytes``
-            are those predicted without). Empty where nobody looked.
-        source: where the buffers are from: ``record``, ``snapshot``, or ``none``.
+        causes: buffers that count differently at the measured requested peak, and bytes that the profile adds to a
+            factor (``why`` is :data:`PROFILE`; ``measured_bytes`` are then those predicted without it). The largest
+            difference comes first. Empty if nothing was recorded.
+        source: source of the buffers: ``record``, ``snapshot``, or ``none``.
         found_bytes: predicted less measured requested bytes of all causes together.
-        left_bytes: predicted less measured requested bytes that no cause explains; None where nobody measured them.
-        by_allocator_bytes: predicted less measured allocated bytes, less the same of requested: what the blocks do,
-            not the tensors. None where one is not known.
-        note: in one line: what it comes from, or how to find out.
-        command: what would record its memory history; None where it has one that explains most of it.
+        left_bytes: predicted less measured requested bytes that no cause explains; None if not measured.
+        by_allocator_bytes: difference of allocated bytes less that of requested bytes: the part that comes from the
+            allocator's blocks, not from tensors. None if either is unknown.
+        note: the explanation in one line, or how to find it.
+        command: command that records the job's memory history; None if its recorded history explains most.
     """
 
     comparison: Comparison
@@ -50,37 +50,39 @@ class Explained:
 
 
 def explain(comparisons: Sequence[Comparison], least: int = 3) -> list[Explained]:
-    """All cases beyond :data:`FAR`, and at least the ``least`` worst that are off at all, the worst first."""
-    ordered = sorted(comparisons, key=lambda one: -one.worst_error)
-    return [_explained(one) for place, one in enumerate(ordered)
-            if one.worst_error > FAR or place < least and one.worst_error > 0]
+    """Explains all cases with errors above :data:`FAR`, and at least the ``least`` worst with any error, in order."""
+    ordered = sorted(comparisons, key=lambda comparison: -comparison.worst_error)
+    return [_explained(comparison) for place, comparison in enumerate(ordered)
+            if comparison.worst_error > FAR or place < least and comparison.worst_error > 0]
 
 
-def _explained(one: Comparison) -> Explained:
-    causes, source, failed = _causes(one.case)
-    causes = tuple(sorted([*causes, *_of_profile(one)], key=lambda cause: -abs(cause.difference_bytes)))
+def _explained(comparison: Comparison) -> Explained:
+    causes, source, failed = _causes(comparison.case)
+    causes = tuple(sorted([*causes, *_of_profile(comparison)], key=lambda cause: -abs(cause.difference_bytes)))
     gaps = {counter: None if peak.measured_bytes is None or peak.predicted_bytes is None else
-            peak.predicted_bytes - peak.measured_bytes for counter, peak in one.peaks.items()}
-    found = sum(cause.difference_bytes for cause in causes)
-    left = None if gaps["requested"] is None else gaps["requested"] - found
-    blocks = None if None in (gaps["allocated"], gaps["requested"]) else gaps["allocated"] - gaps["requested"]
-    open_ = source == "none" or abs(left or 0) > abs(found)
-    return Explained(one, causes, source, found, left, blocks, _note(one, gaps, causes, left if open_ else 0, failed),
-                     measure_command(one.case) if open_ or source != "snapshot" else None)
+            peak.predicted_bytes - peak.measured_bytes for counter, peak in comparison.peaks.items()}
+    requested, allocated = gaps["requested"], gaps["allocated"]
+    explained = sum(cause.difference_bytes for cause in causes)
+    left = None if requested is None else requested - explained
+    blocks = None if allocated is None or requested is None else allocated - requested
+    unexplained = source == "none" or abs(left or 0) > abs(explained)
+    note = _note(comparison, gaps, causes, left if unexplained else 0, failed)
+    return Explained(comparison, causes, source, explained, left, blocks, note,
+                     measure_command(comparison.case) if unexplained or source != "snapshot" else None)
 
 
-def _of_profile(one: Comparison) -> list[Cause]:
-    """What each factor has with the profile and not without, where each of both peaks."""
-    if one.profile is None:
+def _of_profile(comparison: Comparison) -> list[Cause]:
+    """Factors whose bytes differ with and without the profile, each at its own predicted peak."""
+    if comparison.profile is None:
         return []
-    bare = compare(one.case, "none").factors
-    return [Cause(PROFILE, "", one.moment, 0, bare.get(factor, 0), one.factors.get(factor, 0), factor)
-            for factor in dict.fromkeys((*bare, *one.factors))
-            if factor != "allocator" and bare.get(factor, 0) != one.factors.get(factor, 0)]
+    bare = compare(comparison.case, "none").factors
+    return [Cause(PROFILE, "", comparison.moment, 0, bare.get(factor, 0), comparison.factors.get(factor, 0), factor)
+            for factor in dict.fromkeys((*bare, *comparison.factors))
+            if factor != "allocator" and bare.get(factor, 0) != comparison.factors.get(factor, 0)]
 
 
 class _Known(NamedTuple):
-    """Causes, where they are from, and why a snapshot could not be used."""
+    """Causes, their source, and the reason why a snapshot could not be used."""
 
     causes: Iterable[Cause]
     source: str
@@ -91,34 +93,34 @@ def _causes(case: Case) -> _Known:
     if case.causes:
         return _Known(case.causes, "record")
     try:
-        found = attribution(case)
+        attributed = attribution(case)
     except InputError as error:
         return _Known((), "none", str(error))
-    if found is None:
+    if attributed is None:
         return _Known((), "none")
     sums: dict[tuple, list[int]] = {}
-    for item in found.at_peak().items:
+    for item in attributed.at_peak().items:
         total = sums.setdefault((item.why.value, item.operator, item.moment.value,
                                  item.factor and item.factor.value), [0, 0, 0])
         for place, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
             total[place] += value
-    return _Known([Cause(why, operator, moment, *total, factor)
-                   for (why, operator, moment, factor), total in sums.items()], "snapshot")
+    return _Known([Cause(why, operator, moment, count, measured, predicted, factor)
+                   for (why, operator, moment, factor), (count, measured, predicted) in sums.items()], "snapshot")
 
 
-def _note(one: Comparison, gaps: dict[str, int | None], causes: Sequence[Cause], left: int | None,
+def _note(comparison: Comparison, gaps: dict[str, int | None], causes: Sequence[Cause], left: int | None,
           failed: str) -> str:
     requested = gaps["requested"]
     if requested is None:
         return "no peaks were measured"
-    parts = [f"{requested:+,} bytes requested" + (f": most by {told(causes[0])}" if causes else "")] \
+    parts = [f"{requested:+,} bytes requested" + (f": most by {description(causes[0])}" if causes else "")] \
         if requested or causes else []
-    for counter, what in (("allocated", "the blocks that hold them"), ("reserved", "the segments that hold those")):
-        gap = gaps[counter]
-        if gap is not None and abs(gap - requested) > abs(requested):
-            parts.append(f"{gap:+,} bytes {counter}: {what}")
+    for counter, holders in (("allocated", "the blocks that hold them"), ("reserved", "the segments that hold those")):
+        difference = gaps[counter]
+        if difference is not None and abs(difference - requested) > abs(requested):
+            parts.append(f"{difference:+,} bytes {counter}: {holders}")
     if left and causes:
-        why = f"the peak is predicted in {one.moment}" if one.moment_hit is False else \
+        why = f"the peak is predicted in {comparison.moment}" if comparison.moment_hit is False else \
             "this release predicts otherwise than the one that measured"
         parts.append(f"{left:+,} of the requested bytes are of no such cause: {why}")
     if failed or left and not causes:
@@ -126,7 +128,7 @@ def _note(one: Comparison, gaps: dict[str, int | None], causes: Sequence[Cause],
     return "; ".join(parts)
 
 
-def told(cause: Cause) -> str:
+def description(cause: Cause) -> str:
     """A cause in words: ``aten::div in backward (device only, -4 bytes)``."""
     if cause.why == PROFILE:
         return f"{cause.factor} as the profile has them ({cause.difference_bytes:+,} bytes)"

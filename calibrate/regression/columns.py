@@ -1,4 +1,4 @@
-"""The cases of a report as rows of a table."""
+"""Columns and rows of ``cases.csv``: one row for each case of a report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "
            "verdict", *(column.format(counter) for counter in COUNTERS for column in (
                "measured_{}_bytes", "predicted_{}_bytes", "{}_error")),
            *(f"{key}_bytes" for key in BASELINES))
-"""Of ``cases.csv``: keys of a case in ``report.json``."""
+"""Columns of ``cases.csv``; each is a key of a case in ``report.json``."""
 
 
-def rows(made: Report) -> list[dict[str, Any]]:
-    """The lines of ``cases.csv``, by column."""
-    found = [case(one, made.estimates.get(one.case.id, {})) for one in made.comparisons]
-    return [{column: one[column] for column in COLUMNS} for one in found]
+def rows(report: Report) -> list[dict[str, Any]]:
+    """The rows of ``cases.csv``: column -> value."""
+    documents = [case(comparison, report.estimates.get(comparison.case.id, {})) for comparison in report.comparisons]
+    return [{column: entry[column] for column in COLUMNS} for entry in documents]

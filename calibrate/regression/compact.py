@@ -1,4 +1,4 @@
-"""The compact rows of the checks ``emulated`` and ``verdicts``, among others: what their ``job`` means."""
+"""Compact rows: the file format in which checks such as ``emulated`` and ``verdicts`` keep measurements."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show, version_text
+from predictor.common.suggestions import quoted, version_text
 from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
-"""Configurations under names of their own. ``grouped``: a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP inside.
-``shallow``: LLaVA-1.5-7B with 4 of its 32 layers, 1.4 billion parameters."""
+"""Directory of model configurations that rows name. ``grouped`` is a LLaVA with Qwen2-1.5B (grouped heads) and SigLIP.
+``shallow`` is LLaVA-1.5-7B with 4 of its 32 layers, 1.4 billion parameters."""
 SHALLOW = Path(__file__).parents[1] / "campaign" / "models"
-"""A campaign's models go by their names too."""
+"""Directory of the campaigns' model configurations, which rows may name too."""
 GPU = "h100-80gb"
-"""Of a row whose job names none."""
+"""GPU of a row whose job names none."""
 PLENTY_BYTES = 400 << 30
-"""Capacity of the emulated GPU of those rows, so that a peak above 80 GB can be measured too."""
+"""Capacity of the emulated GPU for these rows, so that peaks above 80 GB can be measured too."""
 SCHEMA_VERSION = 1
-"""Of the rows; one without it has the form of version 1."""
+"""Version of the rows; a row without ``schema_version`` has version 1."""
 
 
-def row(job: Mapping[str, Any], found: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A row as checks write it: its version, what it is of and what was found."""
-    return {"schema_version": SCHEMA_VERSION, **more, "job": dict(job), **found}
+def row(job: Mapping[str, Any], measured: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A row as checks write it: its version, the job and its measurements."""
+    return {"schema_version": SCHEMA_VERSION, **more, "job": dict(job), **measured}
 
 
 def check_version(document: Mapping[str, Any]) -> None:
-    """That this release knows the row's form.
+    """Checks that this release can read the row's version.
 
     Raises:
-        InputError: another ``schema_version``.
+        InputError: the row has another ``schema_version``.
     """
     version = document.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version != SCHEMA_VERSION:
@@ -41,18 +41,18 @@ def check_version(document: Mapping[str, Any]) -> None:
 
 
 def workload_of(job: Mapping[str, Any], capacity_bytes: int = PLENTY_BYTES) -> tuple[Workload, str]:
-    """The workload of a row's ``job``, without a profile, and when events complete.
+    """The workload of a row's ``job``, without a profile, and when its CUDA events complete.
 
-    ``events`` is no key of the workload; a row without it ran with ``immediate``.
+    ``events`` is not a key of the workload; a row without it ran with ``immediate``.
 
     Raises:
-        InputError: a job that makes no workload.
+        InputError: the job is not a valid workload.
     """
     keys = dict(job)
     events = keys.pop("events", "immediate")
     model = keys.get("model")
     if not isinstance(events, str) or not isinstance(model, str):
-        raise InputError(f"job: must have a model, and events as text, not {show(job, 100)}")
+        raise InputError(f"job: must have a model, and events as text, not {quoted(job, 100)}")
     paths = (folder / f"{model}.json" for folder in (MODELS, SHALLOW))
     keys["model"] = next((str(path) for path in paths if path.is_file()), model)
     return Workload.from_mapping({"gpu": GPU} | keys | {"capacity_bytes": capacity_bytes, "profile": "none"}), events

@@ -1,4 +1,4 @@
-"""A measurement beside its prediction: the same job, predicted as ``peakcast predict`` would."""
+"""Compares a measured job with its prediction, made as ``peakcast predict`` makes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibrate.regression.cases import COUNTERS, Case
+from predictor.allocator.simulate import Simulation
 from predictor.answer.answer import answer
 from predictor.answer.prediction import Bound, Prediction
 from predictor.events.composed_run import Run
@@ -21,11 +22,10 @@ class Peak:
     """One counter of one case, measured and predicted; bytes.
 
     Attributes:
-        measured_bytes: None where it was not measured, or where the job ran out of memory: that peak is a lower bound.
-        predicted_bytes: with events completing as they did; None where nothing predicts it (``device`` without a
-            profile).
-        low_bytes, high_bytes: the interval that the prediction gives; None without one. Of ``reserved`` it covers both
-            ends of when events complete, with a profile also its residuals.
+        measured_bytes: None if not measured, or if the job ran out of memory, as that peak is a lower bound.
+        predicted_bytes: for the same completion of CUDA events; None if not predicted (``device`` without a profile).
+        low_bytes, high_bytes: the predicted interval; None without one. That of ``reserved`` covers both settings of
+            when events complete, and with a profile also its residuals.
     """
 
     measured_bytes: int | None
@@ -35,14 +35,20 @@ class Peak:
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured: below 0 where the prediction is too low; None without both."""
+        """(predicted - measured) / measured: negative if the prediction is too low; None if either is unknown."""
         if not self.measured_bytes or self.predicted_bytes is None:
             return None
         return (self.predicted_bytes - self.measured_bytes) / self.measured_bytes
 
     @property
+    def both_bytes(self) -> tuple[int, int]:
+        """Measured and predicted bytes of a peak that has an error."""
+        assert self.measured_bytes is not None and self.predicted_bytes is not None
+        return self.measured_bytes, self.predicted_bytes
+
+    @property
     def inside(self) -> bool | None:
-        """Whether the measured peak lies in the interval; None without both."""
+        """Whether the measured peak is in the predicted interval; None if either is unknown."""
         if self.measured_bytes is None or self.low_bytes is None or self.high_bytes is None:
             return None
         return self.low_bytes <= self.measured_bytes <= self.high_bytes
@@ -50,22 +56,22 @@ class Peak:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case, measured beside predicted. This is what tables and figures are made from.
+    """One case with its prediction. Tables and figures are made from these.
 
     Attributes:
-        case: the measurement; ``case.labels`` says which groups it belongs to.
+        case: the measurement; ``case.labels`` are the groups that it belongs to.
         peaks: one :class:`Peak` for each of ``cases.COUNTERS``, in that order: ``requested``, ``allocated``,
             ``reserved``, ``device``.
         moment, step, module, operator: of the predicted requested peak. ``case.moment`` is the measured one.
         factors: predicted bytes by factor (``predictor.events.events.Factor``) at the allocated peak. They add up to
-            ``peaks["allocated"].predicted_bytes``; a factor without bytes is left out.
+            ``peaks["allocated"].predicted_bytes``. Factors without bytes are left out.
         modules: the same bytes by modality module, then factor.
-        capacity_bytes: what the job could have, runtime included; None where unknown.
-        verdict: ``fits``, ``uncertain``, ``does_not_fit`` at that capacity; None without one.
-        estimate_bytes: what a scheduler would set aside: the upper end of reserved bytes and of the runtime (CUDA
+        capacity_bytes: GPU memory of the job, runtime included; None if unknown.
+        verdict: ``fits``, ``uncertain`` or ``does_not_fit`` at that capacity; None without a capacity.
+        estimate_bytes: memory that a scheduler would reserve: the upper ends of reserved bytes and of the runtime (CUDA
             context, NCCL, libraries).
         runtime_bytes: the runtime's part of the estimate.
-        profile: name of the profile that answered; None: none did.
+        profile: name of the profile that the prediction uses; None without one.
     """
 
     case: Case
@@ -88,31 +94,31 @@ class Comparison:
 
     @property
     def worst_error(self) -> float:
-        """The largest absolute error of the counters that PyTorch counts; 0 where none is known."""
+        """The largest absolute error of PyTorch's counters; 0 if none is known."""
         return max((abs(error) for error in map(self.error, COUNTERS[:3]) if error is not None), default=0.0)
 
     @property
     def moment_hit(self) -> bool | None:
-        """Whether the requested peak is in the predicted moment; None where the measured one is not known."""
+        """Whether the requested peak is in the predicted moment; None if the measured moment is unknown."""
         known = self.case.moment is not None and self.case.survived
         return self.moment == self.case.moment if known else None
 
     @property
     def verdict_hit(self) -> bool | None:
-        """Whether the verdict is what became of the job; None where it is ``uncertain`` or there is none."""
+        """Whether the verdict is right; None if it is ``uncertain`` or missing."""
         if self.verdict in (None, "uncertain"):
             return None
         return (self.verdict == "fits") == self.case.survived
 
 
 def compare(case: Case, profile: str | None = None) -> Comparison:
-    """Predict a case's job and put both side by side.
+    """Predicts the job of a case.
 
     Args:
         profile: path of a profile, ``none``, or None for the one that ``predict`` would choose.
 
     Raises:
-        InputError: the job cannot be predicted: an engine, a model or a setting that the predictor does not know.
+        InputError: the job cannot be predicted, as the predictor does not know its engine, model or a setting.
     """
     job = dispatch.prepare(case.workload.replace(profile=profile))
     run, ends = _played(job, case)
@@ -120,23 +126,24 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
     verdict = _verdict(job, run, max(reserved))
     outcome = Outcome(run, ends[0], None, Reserved(run.rank, reserved[0], low, high), None, verdict)
-    said = answer(job, outcome, with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-    said = replace(said, peak_device=_device(said, job, case))
-    upper, runtime = said.peak_reserved.high or said.peak_reserved.bytes, _runtime(job, case)
+    prediction = answer(job, outcome, with_timeline=False, with_history=False, minimum_capacity_bytes=None)
+    prediction = replace(prediction, device=_device(prediction, job, case))
+    peak, runtime = prediction.peak, _runtime(job, case)
+    upper = prediction.peak_reserved_bytes_high or prediction.peak_reserved_bytes
     return Comparison(
-        case=case, peaks={counter: _peak(case, said, counter) for counter in COUNTERS},
-        moment=said.peak.moment.value, step=said.peak.step, module=said.peak.module, operator=said.peak.operator,
-        factors={factor.value: size for factor, size in said.factors.items() if size},
+        case=case, peaks={counter: _peak(case, prediction, counter) for counter in COUNTERS},
+        moment=peak.moment.value, step=peak.step, module=peak.module, operator=peak.operator,
+        factors={factor.value: size for factor, size in prediction.factors.items() if size},
         modules={name: {factor.value: size for factor, size in split.items() if size}
-                 for name, split in said.modules.items()},
+                 for name, split in prediction.modules.items()},
         capacity_bytes=case.workload.capacity, verdict=verdict, estimate_bytes=upper + runtime, runtime_bytes=runtime,
-        profile=job.profile and job.profile.name)
+        profile=job.profile.name if job.profile else None)
 
 
 def _verdict(job: training_job.Job, run: Run, reserved_bytes: int) -> str | None:
-    """As :meth:`predictor.jobs.pipeline.Job.judge`, without its simulations where they would only repeat.
+    """The verdict of :meth:`predictor.jobs.training_job.Job.judge`, without simulations that would repeat this one.
 
-    A run that holds at most so many bytes is the same run wherever it can have them: what was granted still is.
+    A run that reserves at most ``reserved_bytes`` is the same run at every capacity that leaves it those bytes.
     """
     capacity = job.workload.capacity
     if capacity is not None:
@@ -146,36 +153,41 @@ def _verdict(job: training_job.Job, run: Run, reserved_bytes: int) -> str | None
     return job.judge().verdict
 
 
-def _played(job: training_job.Job, case: Case) -> tuple[Run, list[survival.Simulation]]:
-    """The run at the case's capacity with no limit, first with events completing as they did, then otherwise."""
+def _played(job: training_job.Job, case: Case) -> tuple[Run, list[Simulation]]:
+    """The run at the case's capacity and its simulations without a limit: first with the measured completion of CUDA
+    events, then with the other one, if that can matter.
+    """
     capacity = case.workload.capacity
     run = job.run(capacity)
     others = [name for name in survival.completions(run) if name != case.completion]
     completions = [case.completion, *(others if len(survival.completions(run)) > 1 else ())]
-    return run, [survival.play(run, job.setup.allocator, completion=completion, total_bytes=capacity)
+    return run, [survival.simulate_run(run, job.setup.allocator, completion=completion, total_bytes=capacity)
                  for completion in completions]
 
 
 def _ranks(case: Case) -> int:
-    """Ranks as the device saw them: a fake process group has no communicator (as ``calibrate.fit.job_prediction``)."""
+    """Ranks with communicators on the device; a fake process group has none (as ``calibrate.fit.job_prediction``)."""
     return case.workload.data_parallel_size if case.communicates else 1
 
 
 def _runtime(job: training_job.Job, case: Case) -> int:
-    """The upper end of what is not PyTorch's allocator's."""
+    """Upper end of the memory outside PyTorch's allocator, in bytes."""
     return corrections.margin(job.profile, _ranks(case)).runtime_high
 
 
-def _device(said: Prediction, job: training_job.Job, case: Case) -> Bound | None:
-    """As predicted, for the communicators that were there."""
-    if said.peak_device is None:
+def _device(prediction: Prediction, job: training_job.Job, case: Case) -> Bound | None:
+    """The predicted device peak, for the communicators that existed in the measurement."""
+    peak = prediction.device
+    if peak is None:
         return None
+    assert job.profile is not None  # only a profile predicts the device peak
     runtime = job.profile.profile.runtime
     more = runtime.bytes(_ranks(case)) - runtime.bytes(job.setup.data_parallel_size)
-    return Bound(*(None if size is None else size + more
-                   for size in (said.peak_device.bytes, said.peak_device.low, said.peak_device.high)))
+    return Bound(peak.bytes + more, None if peak.low is None else peak.low + more,
+                 None if peak.high is None else peak.high + more)
 
 
-def _peak(case: Case, said: Prediction, counter: str) -> Peak:
-    bound = getattr(said, f"peak_{counter}") or Bound(None)  # type: ignore[arg-type]
-    return Peak(case.peaks[counter] if case.survived else None, bound.bytes, bound.low, bound.high)
+def _peak(case: Case, prediction: Prediction, counter: str) -> Peak:
+    measured = case.peaks[counter] if case.survived else None
+    bound: Bound | None = getattr(prediction, counter)
+    return Peak(measured, bound.bytes, bound.low, bound.high) if bound else Peak(measured, None)

@@ -1,6 +1,6 @@
-"""A regression report as JSON's types. Keys are stable: they may become more, none changes its meaning.
+"""A regression report as JSON. Keys are stable: keys may be added, and no key changes its meaning.
 
-    peakcast_version, command, profile      profile: the option; null: the one that predict would choose
+    peakcast_version, command, profile      profile: the option; null: the profile that predict chooses
     groups[]        by, value, cases, errors{counter}, moments, moment_hits, verdicts, xmem: fields of
                     calibrate.regression.statistics; groups[0] is of all cases
     cases[]         id, name, file, line, group, labels of the group, rank, workload, software, date, completion,
@@ -9,7 +9,7 @@
                     each counter measured_COUNTER_bytes, predicted_COUNTER_bytes, …_low, …_high, COUNTER_error,
                     COUNTER_inside
     methods[]       key, name, source, counts, does_not_count, errors of allocated peaks, why_not{case}: other methods
-                    than ours (errors: null where it says nothing of any); empty unless --baselines asks for them
+                    (errors: null if it has no estimate of any case); empty without --baselines
     paper           jobs[]: case, recipe, per_device_train_batch_size, sequence_length, buckets, data_parallel_size,
                     and of the highest rank measured_allocated_bytes, METHOD_bytes; errors{method} over these jobs
     explained[]     case, causes[], source, found_bytes, left_bytes, by_allocator_bytes, note, command
@@ -20,7 +20,7 @@
 
 Counters are requested, allocated, reserved and device; errors are fractions of the measured peak, below 0 where the
 prediction is too low; METHOD is ``peakcast`` (in ``paper`` only) or a key of ``baselines.BASELINES``; everything that
-ends in ``bytes`` is bytes. What is not known is null.
+ends in ``bytes`` is in bytes. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -40,46 +40,47 @@ if TYPE_CHECKING:
     from calibrate.regression.report import Report
 
 
-def document(made: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None
+def document(report: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None
              ) -> dict[str, Any]:
-    """All of it."""
+    """The whole report as JSON's types."""
     return to_plain({
-        "peakcast_version": VERSION, "command": command, "profile": profile, "groups": made.groups,
-        "cases": [case(one, made.estimates.get(one.case.id, {})) for one in made.comparisons],
-        "methods": methods(made.grid), "paper": paper(made.paper),
-        "history": made.history and {"case": made.history.case.id, "measured": made.history.measured,
-                                     "predicted": made.history.predicted},
-        "explained": [{"case": one.comparison.case.id, "causes": one.causes, "source": one.source,
-                       "found_bytes": one.found_bytes, "left_bytes": one.left_bytes,
-                       "by_allocator_bytes": one.by_allocator_bytes, "note": one.note, "command": one.command}
-                      for one in made.explained],
-        "skipped": made.skipped,
-        "gates": [{"name": one.gate.name, "where": one.gate.where, "limits": one.gate.limits, "cases": one.cases,
-                   "broken": one.broken} for one in gates]})
+        "peakcast_version": VERSION, "command": command, "profile": profile, "groups": report.groups,
+        "cases": [case(comparison, report.estimates.get(comparison.case.id, {})) for comparison in report.comparisons],
+        "methods": methods(report.grid), "paper": paper(report.paper),
+        "history": report.history and {"case": report.history.case.id, "measured": report.history.measured,
+                                       "predicted": report.history.predicted},
+        "explained": [{"case": entry.comparison.case.id, "causes": entry.causes, "source": entry.source,
+                       "found_bytes": entry.found_bytes, "left_bytes": entry.left_bytes,
+                       "by_allocator_bytes": entry.by_allocator_bytes, "note": entry.note, "command": entry.command}
+                      for entry in report.explained],
+        "skipped": report.skipped,
+        "gates": [{"name": result.gate.name, "where": result.gate.where, "limits": result.gate.limits,
+                   "cases": result.cases, "broken": result.broken} for result in gates]})
 
 
-def case(one: Comparison, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    """One comparison, with what other methods say; of those that were not asked, null."""
-    case = one.case
-    found = {
+def case(comparison: Comparison, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    """One comparison, with other methods' estimates; null for methods without one."""
+    case = comparison.case
+    entry: dict[str, Any] = {
         "id": case.id, "name": case.name, "file": case.file, "line": case.line, "group": case.group, **case.labels,
         "rank": case.workload.rank, "workload": case.workload.resolved(), "software": case.software, "date": case.date,
         "completion": case.completion, "survived": case.survived, "measured_moment": case.moment,
-        "measured_step": case.step, "predicted_moment": one.moment, "predicted_step": one.step,
-        "predicted_module": one.module, "predicted_operator": one.operator, "moment_hit": one.moment_hit,
-        "capacity_bytes": one.capacity_bytes, "verdict": one.verdict, "verdict_hit": one.verdict_hit,
-        "estimate_bytes": one.estimate_bytes, "runtime_bytes": one.runtime_bytes, "factors": one.factors,
-        "modules": one.modules, "profile": one.profile}
-    found |= {f"{key}_bytes": estimates[key].bytes if key in estimates else None for key in BASELINES}
-    for counter, peak in one.peaks.items():
-        found |= {f"measured_{counter}_bytes": peak.measured_bytes, f"predicted_{counter}_bytes": peak.predicted_bytes,
+        "measured_step": case.step, "predicted_moment": comparison.moment, "predicted_step": comparison.step,
+        "predicted_module": comparison.module, "predicted_operator": comparison.operator,
+        "moment_hit": comparison.moment_hit, "capacity_bytes": comparison.capacity_bytes,
+        "verdict": comparison.verdict, "verdict_hit": comparison.verdict_hit,
+        "estimate_bytes": comparison.estimate_bytes, "runtime_bytes": comparison.runtime_bytes,
+        "factors": comparison.factors, "modules": comparison.modules, "profile": comparison.profile}
+    entry |= {f"{key}_bytes": estimates[key].bytes if key in estimates else None for key in BASELINES}
+    for counter, peak in comparison.peaks.items():
+        entry |= {f"measured_{counter}_bytes": peak.measured_bytes, f"predicted_{counter}_bytes": peak.predicted_bytes,
                   f"predicted_{counter}_bytes_low": peak.low_bytes, f"predicted_{counter}_bytes_high": peak.high_bytes,
                   f"{counter}_error": peak.error, f"{counter}_inside": peak.inside}
-    return found
+    return entry
 
 
 def methods(grid: Grid) -> list[dict[str, Any]]:
-    """Other methods over all cases."""
+    """Other methods, with their errors over all cases."""
     errors = grid.errors
     return [{"key": key, "name": BASELINES[key].name, "source": BASELINES[key].source, "counts": BASELINES[key].counts,
              "does_not_count": BASELINES[key].does_not_count, "errors": errors[key],
@@ -98,6 +99,7 @@ def paper(grid: Grid) -> dict[str, Any]:
 
 def buckets(case: Case) -> str:
     """ZeRO's communication buckets: ``hidden²`` (Hugging Face's "auto"), or their elements and whether they overlap."""
-    zero = (case.workload.deepspeed or {}).get("zero_optimization", {})
+    deepspeed: Mapping[str, Any] = case.workload.deepspeed or {}
+    zero = deepspeed.get("zero_optimization", {})
     size = zero.get("reduce_bucket_size")
     return f"{size:.0e}".replace("e+0", "e") + " overlap" * bool(zero.get("overlap_comm")) if size else "hidden²"

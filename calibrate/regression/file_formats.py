@@ -1,4 +1,4 @@
-"""The forms that measurements are kept in, each made :class:`Case`: whole records, campaign rows, compact rows."""
+"""File formats of measurements (whole records, campaign rows, compact rows), each read as :class:`Case`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from calibrate.regression.cases import COUNTERS, Case, Cause
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.json_dataclasses import from_plain
-from predictor.common.suggestions import show, version_text
+from predictor.common.suggestions import quoted, version_text
 from predictor.events.events import Moment
 from predictor.workload.workload import Workload
 
 OVERALL = COUNTERS[:3]
+"""Counters of PyTorch's allocator, which every format has."""
 CALIBRATION = "a profile, not a measurement: give it as --profile"
 MOST_BYTES = 1 << 50
-"""No GPU has as much."""
+"""Upper limit of a plausible peak in bytes: no GPU has as much memory."""
 
 
 def read(document: Any, file: str, line: int) -> list[Case]:
-    """The cases of one JSON document; a row of verdicts has two.
+    """The cases of one JSON document; a row of the check ``verdicts`` has two.
 
     Raises:
-        InputError: why it is of no use; the file's name is not in the message.
+        InputError: the document is not a usable measurement. The message does not name the file.
     """
     if not isinstance(document, dict):
-        raise InputError("not a mapping: no measurement of peakcast's")
-    for keys, form in FORMS:
+        raise InputError("not a mapping: not a measurement of peakcast")
+    for keys, read_format in FORMATS:
         if keys <= document.keys():
-            return form(document, file, line)
+            return read_format(document, file, line)
     if "coefficients" in document:
         raise InputError(CALIBRATION)
     if {"groups", "cases", "skipped"} <= document.keys():
         raise InputError("a report of peakcast report, not a measurement")
-    keys = f"the keys {show(', '.join(map(str, document)), 60)}" if document else "no keys"
-    raise InputError(f"in none of the forms that this release reads: it has {keys}")
+    listed = f"the keys {quoted(', '.join(map(str, document)), 60)}" if document else "no keys"
+    raise InputError(f"in none of the forms that this release reads: it has {listed}")
 
 
 # --- a record of peakcast measure -------------------------------------------------------------------
@@ -49,7 +50,7 @@ def read(document: Any, file: str, line: int) -> list[Case]:
 def _record(document: dict[str, Any], file: str, line: int) -> list[Case]:
     _check_version(document)
     document = dict(document)
-    for counter in OVERALL:  # repeated for readers
+    for counter in OVERALL:  # copies of fields in "job", for people who read the file
         for part in ("bytes", "at"):
             document.pop(f"peak_{counter}_{part}", None)
     record = from_plain(Record, document, "the record")
@@ -73,7 +74,7 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
         raise InputError("it has no moments: nothing was measured")
     gpu = _gpu(workload.gpu or device.name)
     workload = workload.replace(rank=record.rank, profile="none", gpu=gpu.name if gpu else None)
-    # a device of the same name may have a little more or less than the table says
+    # A device of the same name may have slightly more or less memory than the table of GPUs has.
     if workload.capacity_bytes is None and workload.capacity != device.capacity_bytes:
         workload = workload.replace(capacity_bytes=device.capacity_bytes)
     peak = record.peak("requested_bytes")
@@ -89,13 +90,13 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
 
 
 def _peaks(sizes: Mapping[str, Any], survived: bool = True) -> Mapping[str, int | None]:
-    """The peaks, if they can be.
+    """Checks that the peaks are possible, and returns them.
 
-    Allocated bytes may be fewer than requested: while a freed block waits for another stream, only the latter count it
+    Allocated bytes may be fewer than requested: only requested bytes count a freed block that waits for another stream
     (``free`` and ``free_block`` of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11).
 
     Raises:
-        InputError: no bytes, or fewer reserved than allocated or requested.
+        InputError: a peak is not a number of bytes, or reserved bytes are fewer than allocated or requested ones.
     """
     for counter, size in sizes.items():
         if size is not None:
@@ -109,7 +110,7 @@ def _peaks(sizes: Mapping[str, Any], survived: bool = True) -> Mapping[str, int 
 
 def _bytes(name: str, size: Any, least: int = 1) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= MOST_BYTES:
-        raise InputError(f"{name} must be bytes, not {show(size)}: another schema, or damaged")
+        raise InputError(f"{name} must be bytes, not {quoted(size)}: another schema, or damaged")
     return size
 
 
@@ -129,7 +130,7 @@ def _row(document: dict[str, Any], file: str, line: int) -> list[Case]:
     row = from_plain(Row, document, "the row")
     own = Job(row.job, row.role, row.group).id
     if row.id != own:
-        raise InputError(f"its id is {show(row.id)}, and its job's is {show(own)}: edited, or damaged")
+        raise InputError(f"its id is {quoted(row.id)}, and its job's is {quoted(own)}: edited, or damaged")
     if row.record is None:
         raise InputError(f"nothing was measured: {row.failed}")
     causes = tuple(Cause(**vars(item)) for item in row.unexplained_items)
@@ -148,7 +149,9 @@ def _compact(document: dict[str, Any], file: str, line: int) -> list[Case]:
 
 
 def _verdict(document: dict[str, Any], file: str, line: int) -> list[Case]:
-    """Where a job survived and where it died; with blocks shared by two streams, for either completion of events."""
+    """Two cases: a capacity at which a job survived, and one at which it died. With blocks that two streams share, both
+    hold for either completion of CUDA events.
+    """
     compact.check_version(document)
     survived, died = (document[key] and _bytes(key, document[key]) for key in ("survived_bytes", "died_bytes"))
     if survived and died and died >= survived:
@@ -166,8 +169,9 @@ def _verdict(document: dict[str, Any], file: str, line: int) -> list[Case]:
 
 def _small(document: dict[str, Any], workload: Workload, completion: str, file: str, line: int, **more: Any) -> Case:
     software = document.get("software", {})
-    if isinstance(software, dict) and not all(isinstance(one, str | None) for one in software.values()):
-        raise InputError(f"software must be a mapping to versions, not {show(software)}: another schema, or damaged")
+    if isinstance(software, dict) and not all(isinstance(version, str | None) for version in software.values()):
+        raise InputError(f"software must be a mapping to versions, not {quoted(software)}: another schema, or damaged")
+    assert workload.gpu is not None  # compact.workload_of sets one
     return Case(
         workload=workload, measured_on=MeasuredOn(_text(document, "measured_on", tuple(MeasuredOn))).value,
         gpu=workload.gpu, software=dict(software) if isinstance(software, dict) else {},
@@ -181,22 +185,22 @@ def _rank(document: dict[str, Any], workload: Workload) -> int | str:
 
 def _mapping(document: dict[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(document[key], dict):
-        raise InputError(f"{key} must be a mapping, not {show(document[key])}: another schema, or damaged")
+        raise InputError(f"{key} must be a mapping, not {quoted(document[key])}: another schema, or damaged")
     return document[key]
 
 
 def _text(document: dict[str, Any], key: str, known: tuple) -> str:
     values = [member.value for member in known]
     if document.get(key) not in values:
-        raise InputError(f"{key} must be one of {', '.join(values)}, not {show(document.get(key))}: another schema, "
+        raise InputError(f"{key} must be one of {', '.join(values)}, not {quoted(document.get(key))}: another schema, "
                          "or damaged")
     return document[key]
 
 
-FORMS: tuple[tuple[set[str], Callable[[dict[str, Any], str, int], list[Case]]], ...] = (
+FORMATS: tuple[tuple[set[str], Callable[[dict[str, Any], str, int], list[Case]]], ...] = (
     ({"schema_version", "workload", "job"}, _record),
     ({"id", "role", "job"}, _row),
     ({"job", "requested_bytes"}, _compact),
     ({"job", "survived_bytes", "died_bytes"}, _verdict),
 )
-"""Keys that tell a form, and what reads it; the first that fits answers."""
+"""Keys that identify a format, and the function that reads it. The first match is used."""

@@ -1,8 +1,8 @@
-"""Gates: thresholds that predictions must keep, by group of cases, in a file of TOML.
+"""Gates: limits for the errors of groups of cases, read from a TOML file.
 
     [[gate]]
     name = "paper's grid"
-    where = { model = "llava-1.5-7b", measured_on = "emulated" }    # absent: all cases
+    where = { model = "llava-1.5-7b", measured_on = "emulated" }    # without it: all cases
     minimum_cases = 48
     allocated_mape = 0.005          # fractions: 0.5 %
     allocated_worst = 0.02
@@ -23,21 +23,22 @@ from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Group
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggestions import named, nearest, show
+from predictor.common.suggestions import file_name, nearest, quoted
 
 WHERE = (*LABELS, "completion", "group", "file")
-"""What cases can be chosen by: labels, when events complete, the group that the record names, and the name of the file
-without its directory."""
+"""Keys that choose cases: labels, completion of CUDA events, the record's group, and the file name without its
+directory."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """One number of a group that must not be more than a limit, or not less.
+    """A number of a group of cases that a gate limits.
 
     Attributes:
-        value: the group to the number, and the id of the case that makes it (or empty); None: the group has none.
-        least: the limit is the smallest that passes, not the largest.
-        whole: it counts something.
+        value: function from a group to the number (None if the group has none) and the id of the responsible case, or
+            an empty text.
+        least: the limit is the smallest number that passes, not the largest.
+        whole: the number is a count.
     """
 
     value: Callable[[Group], tuple[float | None, str]]
@@ -45,22 +46,22 @@ class Threshold:
     whole: bool = False
 
 
-def _of(counter: str, name: str) -> Callable[[Group], tuple[float | None, str]]:
+def _error(counter: str, name: str) -> Callable[[Group], tuple[float | None, str]]:
     def value(group: Group) -> tuple[float | None, str]:
-        found = group.errors.get(counter)
-        if found is None:
+        errors = group.errors.get(counter)
+        if errors is None:
             return None, ""
-        number = getattr(found, name)
+        number = getattr(errors, name)
         return (number if number is None or name in ("close", "inside") else abs(number),
-                found.worst_case if name == "worst" else "")
+                errors.worst_case if name == "worst" else "")
 
     return value
 
 
 THRESHOLDS: Mapping[str, Threshold] = {
-    **{f"{counter}_{name}": Threshold(_of(counter, name)) for counter in COUNTERS
+    **{f"{counter}_{name}": Threshold(_error(counter, name)) for counter in COUNTERS
        for name in ("mape", "median", "p95", "worst", "bias")},
-    **{f"{counter}_{name}": Threshold(_of(counter, name), least=True) for counter in COUNTERS
+    **{f"{counter}_{name}": Threshold(_error(counter, name), least=True) for counter in COUNTERS
        for name in ("close", "inside")},
     "false_fits": Threshold(lambda group: (len(group.verdicts.false_fits), "".join(group.verdicts.false_fits[:1])),
                             whole=True),
@@ -70,17 +71,18 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "failure_probability": Threshold(lambda group: (group.xmem.failure_probability, "".join(group.xmem.failures[:1]))),
     "minimum_cases": Threshold(lambda group: (group.cases, ""), least=True, whole=True),
 }
-"""Key to what it limits. Errors are fractions, in absolute size; ``_close`` is the share within 1 %, ``_inside`` the
-share in the predicted interval; ``other_moments`` counts peaks in another moment than predicted."""
+"""Key of a gate -> the number that it limits. Errors are absolute values, as fractions. ``_close`` is the share of
+cases within 1 %, ``_inside`` the share in the predicted interval. ``other_moments`` counts peaks in another moment than
+predicted."""
 MINIMUM_MODELS = "minimum_models"
 LARGEST_FILE_BYTES = 1 << 20
 LONGEST_LINE = 1_000
-"""A key of many dots takes tomllib the square of them."""
+"""Longest line in characters. tomllib takes quadratic time for a key with many dots."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One entry of the file: which cases, and threshold to limit."""
+    """One gate of the file: the keys that choose its cases, and its limits by key of :data:`THRESHOLDS`."""
 
     name: str
     where: Mapping[str, str | int] = field(default_factory=dict)
@@ -89,11 +91,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a gate.
+    """The result of a gate.
 
     Attributes:
-        cases: how many it looked at.
-        broken: a line for each threshold that is broken; empty: it holds.
+        cases: number of cases that it chooses.
+        broken: a line for each limit that is broken; empty if the gate holds.
     """
 
     gate: Gate
@@ -105,14 +107,15 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
     """The gates of a file.
 
     Raises:
-        InputError: no such file, no TOML, an unknown key or a value that makes no sense.
+        InputError: the file does not exist, is not TOML, or has an unknown key or an invalid value.
     """
-    name = named(path)
+    name = file_name(path)
     try:
         import tomllib
     except ImportError:  # Python 3.10
         try:
-            import tomli as tomllib
+            # the back-port of tomllib, which is installed on Python 3.10 only
+            import tomli as tomllib  # type: ignore[import-not-found,no-redef]
         except ImportError:
             raise InputError("--gate needs tomli on Python 3.10: pip install 'peakcast[report]'") from None
     try:
@@ -121,7 +124,7 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
             raise InputError(f"{name}: has a line of more than {LONGEST_LINE:,} characters: these are no gates")
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: no TOML, or an integer of thousands of digits
-        raise InputError(f"{name}: not valid TOML: {show(str(error), 120)[1:-1]}") from None
+        raise InputError(f"{name}: not valid TOML: {quoted(str(error), 120)[1:-1]}") from None
     _known(document, ("gate",), name)
     entries = document.get("gate")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -129,8 +132,9 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
     gates = [_gate(entry, f"{name}: gate {number}") for number, entry in enumerate(entries, 1)]
     names: set[str] = set()
     for gate in gates:
-        if gate.name in names or names.add(gate.name):
-            raise InputError(f"{name}: two gates have the name {show(gate.name)}: name each")
+        if gate.name in names:
+            raise InputError(f"{name}: two gates have the name {quoted(gate.name)}: name each")
+        names.add(gate.name)
     return gates
 
 
@@ -144,10 +148,10 @@ def _gate(entry: dict[str, Any], where: str) -> Gate:
         raise InputError(f"{where}: where must be a table such as {{ recipe = \"full\" }}")
     _known(chosen, WHERE, f"{where}: where")
     for key, value in chosen.items():
-        wanted = int if key == "data_parallel_size" else str
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise InputError(f"{where}: where: {key} must be {'a whole number' if wanted is int else 'text'}, "
-                             f"not {show(value)}")
+        type_ = int if key == "data_parallel_size" else str
+        if not isinstance(value, type_) or isinstance(value, bool):
+            raise InputError(f"{where}: where: {key} must be {'a whole number' if type_ is int else 'text'}, "
+                             f"not {quoted(value)}")
     limits = {key: _limit(value, f"{where}: {key}", key == MINIMUM_MODELS or THRESHOLDS[key].whole)
               for key, value in entry.items() if key not in ("name", "where")}
     if not limits:
@@ -158,42 +162,43 @@ def _gate(entry: dict[str, Any], where: str) -> Gate:
 def _known(document: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in document:
         if key not in known:
-            raise InputError(f"{where}: unknown key {show(key)}{nearest(key, known)}")
+            raise InputError(f"{where}: unknown key {quoted(key)}{nearest(key, known)}")
 
 
 def _limit(value: Any, where: str, whole: bool) -> float:
-    kinds = (int,) if whole else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'} from 0, not {show(value)}")
+    types = (int,) if whole else (int, float)
+    if not isinstance(value, types) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'} from 0, not {quoted(value)}")
     if not whole and value > 1:
         raise InputError(f"{where} is {value:g}: give a fraction, 0.005 for 0.5 %")
     return value
 
 
 def check(gate: Gate, comparisons: Sequence[Comparison]) -> Result:
-    """A gate against all cases of a report. One without a case, or without what it limits, is broken."""
-    chosen = [one for one in comparisons
-              if all(_place(one, key) == value for key, value in gate.where.items())]
+    """Checks a gate. It is broken if it chooses no case, or if its cases do not have a number that it limits."""
+    chosen = [comparison for comparison in comparisons
+              if all(_place(comparison, key) == value for key, value in gate.where.items())]
     if not chosen:
         return Result(gate, 0, (f"{gate.name}: no case",))
     group = statistics.group(chosen)
     broken = []
+    value: float | None
     for key, limit in gate.limits.items():
         if key == MINIMUM_MODELS:
-            value, case, least = len({one.case.model for one in chosen}), "", True
+            value, case, least = len({comparison.case.model for comparison in chosen}), "", True
         else:
             threshold = THRESHOLDS[key]
             (value, case), least = threshold.value(group), threshold.least
         if value is None:
             broken.append(f"{gate.name}: {key}: no case has it")
         elif value < limit if least else value > limit:
-            at = next((f" ({case}: {one.case.name})" for one in chosen if one.case.id == case), "")
-            broken.append(f"{gate.name}: {key} is {value:.6g}, and {'at least' if least else 'at most'} {limit:g} "
-                          f"must be{at}")
+            at = next((f" ({case}: {comparison.case.name})" for comparison in chosen if comparison.case.id == case), "")
+            broken.append(f"{gate.name}: {key} is {value:.6g}: must be {'at least' if least else 'at most'} "
+                          f"{limit:g}{at}")
     return Result(gate, len(chosen), tuple(broken))
 
 
-def _place(one: Comparison, key: str) -> str | int:
+def _place(comparison: Comparison, key: str) -> str | int:
     if key == "file":
-        return os.path.basename(one.case.file)
-    return getattr(one.case, key) if key in ("completion", "group") else one.case.labels[key]
+        return os.path.basename(comparison.case.file)
+    return getattr(comparison.case, key) if key in ("completion", "group") else comparison.case.labels[key]

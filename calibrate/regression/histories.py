@@ -1,4 +1,4 @@
-"""The requested peak of a case by factor, measured beside predicted, from its memory history."""
+"""Measured and predicted requested peak of a case by factor, from its memory history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from calibrate.attribution import Attribution
 
 DEVICE_ONLY = "device_only"
-"""In place of a factor: what nothing was predicted for."""
+"""Name in place of a factor for allocations that were not predicted."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class History:
 
     Attributes:
         case: the measurement.
-        measured: factor to requested bytes alive at the measured peak; a buffer has the factor of the predicted one
-            that it is, and :data:`DEVICE_ONLY` if it is none.
+        measured: factor -> requested bytes that are alive at the measured peak. A buffer has the factor of the
+            predicted allocation that it matches, or :data:`DEVICE_ONLY`.
         predicted: the same at the predicted peak, without a profile.
     """
 
@@ -37,10 +37,10 @@ class History:
 
 
 def attribution(case: Case) -> Attribution | None:
-    """Each recorded allocation beside the predicted one; None where the record has no memory history.
+    """Matches recorded allocations with predicted ones; None if the record has no memory history.
 
     Raises:
-        InputError: the memory history is gone or of another job, or the job cannot be predicted.
+        InputError: the memory history is missing or of another job, or the job cannot be predicted.
     """
     if case.snapshot is None or case.line:
         return None
@@ -50,26 +50,29 @@ def attribution(case: Case) -> Attribution | None:
     return attribute_record(record.read(case.file), case.file)
 
 
-def first(comparisons: Iterable[Comparison]) -> History | None:
-    """Of the worst case that has a memory history; None if none has."""
-    for one in sorted(comparisons, key=lambda one: -one.worst_error):
+def of_worst_case(comparisons: Iterable[Comparison]) -> History | None:
+    """History of the worst case that has a memory history; None if none has."""
+    for comparison in sorted(comparisons, key=lambda comparison: -comparison.worst_error):
         try:
-            found = attribution(one.case)
-        except InputError:  # the case says so, if it is far off: causes
+            attributed = attribution(comparison.case)
+        except InputError:  # calibrate.regression.causes reports it, if the case is among the worst
             continue
-        if found is not None:
-            return history(one.case, found)
+        if attributed is not None:
+            return history(comparison.case, attributed)
     return None
 
 
-def history(case: Case, found: Attribution) -> History:
-    """Both peaks by factor."""
-    recorded, predicted = found.recorded, found.predicted
-    measured, said = Counter(), Counter()
+def history(case: Case, attributed: Attribution) -> History:
+    """Both peaks of a case by factor."""
+    recorded, predicted = attributed.recorded, attributed.predicted
+    measured: Counter[str] = Counter()
+    expected: Counter[str] = Counter()
     for row in np.flatnonzero(recorded.alive(recorded.peak_at)).tolist():
-        partner = int(found.partner[row])
+        partner = int(attributed.partner[row])
         factor = predicted.factor_of(partner) if partner >= 0 else None
         measured[factor.value if factor else DEVICE_ONLY] += int(recorded.bytes[row])
     for row in np.flatnonzero(predicted.alive(predicted.peak_at)).tolist():
-        said[predicted.factor_of(row).value] += int(predicted.bytes[row])
-    return History(case, dict(measured), dict(said))
+        factor = predicted.factor_of(row)
+        assert factor is not None  # every predicted allocation has one
+        expected[factor.value] += int(predicted.bytes[row])
+    return History(case, dict(measured), dict(expected))

@@ -1,4 +1,4 @@
-"""The whole report as data, made from files of measurements."""
+"""The whole regression report as data: comparisons, groups, explanations, and other methods' estimates."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     import pandas
 
 PAPER = "paper"
-"""Group of the jobs that arXiv 2512.07853 evaluates: LLaVA-1.5-7B, two shapes, degrees 1 to 8."""
+"""Group of the jobs that arXiv 2512.07853 evaluates: LLaVA-1.5-7B, two shapes, data-parallel degrees 1 to 8."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows; whoever draws or prints it computes nothing more.
+    """Everything that a report shows. Drawing and printing compute nothing more.
 
     Attributes:
-        comparisons: each measurement beside its prediction, in the order of the files.
-        skipped: measurements that do not count, by name, with the reason: unreadable, repeated, not predictable.
-        groups: ``groups[0]`` is of all cases; then those of each value of each label of ``cases.LABELS``.
-        explained: the cases that are furthest off, the worst first.
+        comparisons: each measurement with its prediction, in the order of the files.
+        skipped: measurements that do not count, with the reason: unreadable, repeated, or not predictable.
+        groups: ``groups[0]`` has all cases; the others have one value of one label of ``cases.LABELS`` each.
+        explained: the cases with the largest errors, worst first.
         history: both peaks by factor of the worst case that has a memory history; None if none has.
-        grid: allocated peaks beside those of other methods; beside none unless some were asked.
+        grid: allocated peaks, with the estimates of other methods if these were requested.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -47,7 +47,7 @@ class Report:
 
     @property
     def overall(self) -> Group:
-        """Of all cases."""
+        """The group of all cases."""
         return self.groups[0]
 
     @property
@@ -57,11 +57,11 @@ class Report:
 
     @cached_property
     def estimates(self) -> Mapping[str, Mapping[str, Estimate]]:
-        """What other methods say of a case, by its id."""
+        """Id of a case -> other methods' estimates of it."""
         return {row.case.id: row.estimates for row in self.grid.rows}
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each case with the columns of ``cases.csv`` (needs pandas)."""
+        """A data frame with a row for each case and the columns of ``cases.csv`` (needs pandas)."""
         import pandas
 
         from calibrate.regression.columns import COLUMNS, rows
@@ -72,16 +72,16 @@ class Report:
 def make(cases: Sequence[Case], skipped: Iterable[Skipped] = (), *, profile: str | None = None, worst: int = 3,
          said: Callable[[Workload], Mapping[str, Estimate]] | None = None,
          progress: Callable[[Sequence, str], Iterable] | None = None) -> Report:
-    """Predict all cases and sum up.
+    """Predicts all cases and makes the report.
 
     Args:
         profile: as :func:`calibrate.regression.compare.compare`.
-        worst: how many of the worst cases are explained at least.
-        said: what other methods say of a workload, such as ``baselines.estimates``; None asks nobody.
-        progress: wraps what there is to do, under a name for it, for example with a progress bar.
+        worst: least number of worst cases to explain.
+        said: function from a workload to other methods' estimates, such as ``baselines.estimates``; None: no estimates.
+        progress: wraps a sequence of tasks under a title, for example with a progress bar.
 
     Raises:
-        InputError: none of them can be predicted.
+        InputError: no case can be predicted.
     """
     left_out = list(skipped)
     comparisons = []
@@ -94,5 +94,5 @@ def make(cases: Sequence[Case], skipped: Iterable[Skipped] = (), *, profile: str
         last = left_out[-1]
         raise InputError(f"none of {len(cases)} measurements can be predicted: {last.source}: {last.why}")
     return Report(tuple(comparisons), tuple(left_out), tuple(statistics.groups(comparisons)),
-                  tuple(causes.explain(comparisons, worst)), histories.first(comparisons),
-                  grid(progress(comparisons, "Asking others") if progress and said else comparisons, said))
+                  tuple(causes.explain(comparisons, worst)), histories.of_worst_case(comparisons),
+                  grid(progress(comparisons, "Estimating") if progress and said else comparisons, said))

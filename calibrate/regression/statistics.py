@@ -1,28 +1,29 @@
-"""How far predictions are off: errors by counter, verdicts, and the two figures of xMem. Pure functions.
+"""Statistics of prediction errors: errors by counter, verdicts, and the two figures of xMem. Pure functions.
 
 **xMem**: Jiabo Shi, Dimitrios Pezaros, Yehia Elkhatib, "xMem: A CPU-Based Approach for Accurate Estimation of GPU
-Memory in Deep Learning Training Workloads", Middleware 2025, arXiv 2510.21048. It runs each job, then once more with
-its memory limited to the estimate. An estimate *succeeds* where the job really runs out of memory and was said to, and
-where it does not, was not said to, and the limited run survives. With n jobs (as the authors' own evaluation computes
+Memory in Deep Learning Training Workloads", Middleware 2025, arXiv 2510.21048. xMem runs each job, then once more
+with its memory limited to the estimate. An estimate *succeeds* in two cases: the job runs out of memory as predicted;
+or it does not, was not predicted to, and the limited run survives. With n jobs (as the authors' own evaluation computes
 them: github.com/Stone-ResearchLife/xMem, ``data_processing`` and ``summarize_data`` of its plots):
 
 - probability of estimation failure, PEF = failures / n;
 - memory conservation potential, MCP = (sum of the GPU's memory less the estimate over successes - sum of the estimates
-  over failures) / n, where a job that was rightly said not to fit saves the whole GPU.
+  over failures) / n, where a job that was rightly predicted not to fit saves the whole GPU.
 
-What is ours: nothing runs a second time. A run that is limited to at least the reserved bytes that it peaked at is the
-same run again (``predictor.jobs.survival.minimum_capacity``), so the second run survives if the estimate leaves PyTorch
-what was measured as reserved. With less it may survive too, by giving back what it caches; that counts as a failure
-here. MCP is of jobs that ran to their end, each credited against the capacity that it had, which is less than the GPU's
-where a limit was set. A job that died saves what was never its: it counts in PEF alone, as does one that had more than
-its GPU has (on an emulated one). The estimate is ``Comparison.estimate_bytes``: the upper end of reserved bytes and of
-the runtime. ``uncertain`` does not say that a job runs out of memory.
+This module differs from xMem: nothing runs a second time. A run whose limit is at least its peak of reserved bytes is
+the same run again (``predictor.jobs.survival.minimum_capacity``). So the second run survives if the estimate leaves
+PyTorch the measured reserved bytes. With less, it may survive by releasing cached segments; that counts as a failure
+here. MCP covers jobs that ran to their end. Each is credited against its own capacity, which is less than the GPU's if
+a limit was set. Two sorts of jobs count in PEF only: jobs that died, and jobs with more memory than their GPU has (on
+an emulated GPU). The estimate is ``Comparison.estimate_bytes``: the upper ends of reserved bytes and of the runtime.
+``uncertain`` does not predict that a job runs out of memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from calibrate.regression.cases import COUNTERS, LABELS
 from calibrate.regression.compare import Comparison
 
 CLOSE = 0.01
-"""Errors up to this count in ``Errors.close``."""
+"""Largest relative error that counts in ``Errors.close``."""
 VERDICTS = ("fits", "uncertain", "does_not_fit")
 
 
@@ -41,15 +42,15 @@ class Errors:
     An error is (predicted - measured) / measured.
 
     Attributes:
-        cases: how many have an error: measured, predicted, and run to the end.
+        cases: number of cases with an error: measured, predicted, and run to the end.
         mape: mean of the absolute errors.
-        median, p95: of the absolute errors; between two, linear.
-        worst: the error that is largest in size, with its sign.
-        worst_case: the id of its case.
-        bias: mean of the signed errors: below 0, predictions are too low.
-        exact: how many are equal to the byte.
-        close: the share within :data:`CLOSE`.
-        inside: the share of measured peaks in the predicted interval, of those that have one; None: none has.
+        median, p95: of the absolute errors, interpolated linearly.
+        worst: the error with the largest absolute value, with its sign.
+        worst_case: id of the case with that error.
+        bias: mean of the signed errors; negative if predictions are too low.
+        exact: number of predictions that are equal to the byte.
+        close: share of cases within :data:`CLOSE`.
+        inside: share of measured peaks in the predicted interval, of those with an interval; None without any.
     """
 
     cases: int
@@ -66,14 +67,14 @@ class Errors:
 
 @dataclass(frozen=True)
 class Figures:
-    """xMem's two, and what they are of.
+    """The two figures of xMem, and the jobs that they cover.
 
     Attributes:
-        cases: jobs that a failure could be told of.
-        failures: ids of those whose estimate fails.
+        cases: number of jobs whose estimate can be judged.
+        failures: ids of the jobs whose estimate fails.
         failure_probability: PEF; None without cases.
-        conservation_cases: those that ran to their end with at most what their GPU has (see above).
-        conservation_bytes: MCP, bytes a job; None without cases.
+        conservation_cases: number of jobs that ran to their end with at most their GPU's memory (see above).
+        conservation_bytes: MCP, in bytes per job; None without cases.
     """
 
     cases: int
@@ -85,12 +86,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What was said against what became of the job.
+    """Verdicts against the outcomes of the jobs.
 
     Attributes:
-        survived, died: verdict to number of cases; all of :data:`VERDICTS` are there.
-        false_fits: ids of the cases that were said to fit and ran out of memory.
-        false_alarms: ids of those that were said not to fit and ran.
+        survived, died: each of :data:`VERDICTS` -> number of cases.
+        false_fits: ids of the cases with the verdict ``fits`` that ran out of memory.
+        false_alarms: ids of the cases with the verdict ``does_not_fit`` that survived.
     """
 
     survived: Mapping[str, int]
@@ -101,14 +102,15 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Group:
-    """Everything that is said of some cases together.
+    """Statistics of a group of cases.
 
     Attributes:
         by: one of ``cases.LABELS``, or ``all``.
-        value: what they have in common there; empty for ``all``.
-        cases: how many there are, those without any error included.
-        errors: counter to its errors, for the counters of ``cases.COUNTERS`` that have some.
-        moments, moment_hits: cases whose moment is known, and how many of them peak in the predicted one.
+        value: their common value of that label; empty for ``all``.
+        cases: number of cases, including those without any error.
+        errors: counter -> its errors, for the counters of ``cases.COUNTERS`` that have errors.
+        moments, moment_hits: number of cases whose measured moment is known, and of those that peak in the predicted
+            one.
     """
 
     by: str
@@ -121,91 +123,102 @@ class Group:
     xmem: Figures
 
 
-def errors(found: Sequence[tuple[str, float]], inside: Sequence[bool] = ()) -> Errors:
-    """Of (case id, error), at least one; ``inside`` has an entry for each measured peak with an interval."""
-    values = np.array([error for _, error in found])
+def errors(pairs: Sequence[tuple[str, float]], inside: Sequence[bool] = ()) -> Errors:
+    """Statistics of at least one pair of case id and error.
+
+    Args:
+        inside: for each measured peak with a predicted interval, whether it is in the interval.
+    """
+    values = np.array([error for _, error in pairs])
     sizes = np.abs(values)
     worst = int(np.argmax(sizes))
     return Errors(
         cases=len(values), mape=float(sizes.mean()), median=float(np.median(sizes)),
-        p95=float(np.percentile(sizes, 95)), worst=float(values[worst]), worst_case=found[worst][0],
+        p95=float(np.percentile(sizes, 95)), worst=float(values[worst]), worst_case=pairs[worst][0],
         bias=float(values.mean()), exact=int((values == 0).sum()), close=float((sizes <= CLOSE).mean()),
         inside=float(np.mean(inside)) if len(inside) else None)
 
 
 def by_counter(comparisons: Sequence[Comparison]) -> dict[str, Errors]:
-    """The errors of each counter that has some."""
+    """Errors of each counter that has any."""
     result = {}
     for counter in COUNTERS:
-        peaks = [(one.case.id, one.peaks[counter]) for one in comparisons]
-        found = [(case, peak.error) for case, peak in peaks if peak.error is not None]
-        if found:
-            result[counter] = errors(found, [peak.inside for _, peak in peaks if peak.inside is not None])
+        peaks = [(comparison.case.id, comparison.peaks[counter]) for comparison in comparisons]
+        pairs = [(case, peak.error) for case, peak in peaks if peak.error is not None]
+        if pairs:
+            result[counter] = errors(pairs, [peak.inside for _, peak in peaks if peak.inside is not None])
     return result
 
 
 def verdicts(comparisons: Iterable[Comparison]) -> Verdicts:
-    """Of the cases with a capacity that their GPU has; more tells nothing of that GPU."""
-    judged = [one for one in comparisons if one.verdict is not None and _within_its_gpu(one)]
+    """Verdicts of the cases whose capacity is at most their GPU's; more memory shows nothing about that GPU."""
+    judged = [(comparison.verdict, comparison.case) for comparison in comparisons
+              if comparison.verdict is not None and _within_its_gpu(comparison)]
 
     def count(survived: bool) -> dict[str, int]:
-        return {verdict: sum(one.verdict == verdict and one.case.survived is survived for one in judged)
+        return {verdict: sum(predicted == verdict and case.survived is survived for predicted, case in judged)
                 for verdict in VERDICTS}
 
     return Verdicts(count(True), count(False),
-                    tuple(one.case.id for one in judged if one.verdict == "fits" and not one.case.survived),
-                    tuple(one.case.id for one in judged if one.verdict == "does_not_fit" and one.case.survived))
+                    tuple(case.id for verdict, case in judged if verdict == "fits" and not case.survived),
+                    tuple(case.id for verdict, case in judged if verdict == "does_not_fit" and case.survived))
 
 
-def succeeds(one: Comparison) -> bool | None:
-    """Whether the estimate is of use, as xMem has it (see above); None where the case does not tell."""
-    if not one.case.survived:
-        return one.verdict == "does_not_fit"
-    reserved, device = one.peaks["reserved"].measured_bytes, one.peaks["device"].measured_bytes
+def succeeds(comparison: Comparison) -> bool | None:
+    """Whether the estimate succeeds in xMem's sense (see above); None if the case cannot be judged."""
+    if not comparison.case.survived:
+        return comparison.verdict == "does_not_fit"
+    reserved, device = comparison.peaks["reserved"].measured_bytes, comparison.peaks["device"].measured_bytes
     if reserved is None:
         return None
-    return (one.verdict != "does_not_fit" and reserved <= one.estimate_bytes - one.runtime_bytes
-            and (device is None or device <= one.estimate_bytes))
+    return (comparison.verdict != "does_not_fit" and reserved <= comparison.estimate_bytes - comparison.runtime_bytes
+            and (device is None or device <= comparison.estimate_bytes))
 
 
 def figures(comparisons: Iterable[Comparison]) -> Figures:
     """PEF and MCP (see above)."""
-    told = [(one, succeeds(one)) for one in comparisons if succeeds(one) is not None]
-    saved = [_saved(one, success) for one, success in told if one.case.survived and _within_its_gpu(one)]
-    failures = tuple(one.case.id for one, success in told if not success)
-    return Figures(len(told), failures, len(failures) / len(told) if told else None, len(saved),
+    judged = [(comparison, success) for comparison in comparisons if (success := succeeds(comparison)) is not None]
+    saved = [_saved(comparison, success) for comparison, success in judged
+             if comparison.case.survived and _within_its_gpu(comparison)]
+    failures = tuple(comparison.case.id for comparison, success in judged if not success)
+    return Figures(len(judged), failures, len(failures) / len(judged) if judged else None, len(saved),
                    sum(saved) / len(saved) if saved else None)
 
 
-def _within_its_gpu(one: Comparison) -> bool:
-    total = one.case.gpu_bytes
-    return total is not None and one.capacity_bytes is not None and one.capacity_bytes <= total
+def _within_its_gpu(comparison: Comparison) -> bool:
+    total = comparison.case.gpu_bytes
+    return total is not None and comparison.capacity_bytes is not None and comparison.capacity_bytes <= total
 
 
-def _saved(one: Comparison, success: bool) -> int:
-    """Bytes that this job leaves to others; below 0 what it takes for nothing."""
-    return one.capacity_bytes - one.estimate_bytes if success else -one.estimate_bytes
+def _saved(comparison: Comparison, success: bool) -> int:
+    """Bytes that this job leaves to others; negative bytes for a failed estimate, which are wasted."""
+    assert comparison.capacity_bytes is not None  # as it is within its GPU
+    return comparison.capacity_bytes - comparison.estimate_bytes if success else -comparison.estimate_bytes
 
 
 def group(comparisons: Sequence[Comparison], by: str = "all", value: str | int = "") -> Group:
-    """All of it, of these cases."""
-    moments = [one.moment_hit for one in comparisons if one.moment_hit is not None]
+    """Statistics of these cases."""
+    moments = [comparison.moment_hit for comparison in comparisons if comparison.moment_hit is not None]
     return Group(by, value, len(comparisons), by_counter(comparisons), len(moments), sum(moments),
                  verdicts(comparisons), figures(comparisons))
 
 
 def groups(comparisons: Sequence[Comparison]) -> list[Group]:
-    """All cases, then each value of each label in the order of :data:`LABELS`, sorted."""
+    """The group of all cases, then one for each sorted value of each label, in the order of :data:`LABELS`."""
     result = [group(comparisons)]
     for label in LABELS:
-        parts = split(comparisons, lambda one, label=label: one.case.labels[label])
+        parts = split(comparisons, partial(_label, label))
         result += [group(part, label, value) for value, part in sorted(parts.items())]
     return result
 
 
+def _label(label: str, comparison: Comparison) -> str | int:
+    return comparison.case.labels[label]
+
+
 def split(comparisons: Iterable[Comparison], key: Callable[[Comparison], Hashable]) -> dict:
-    """The comparisons by their key, in order."""
+    """Key -> the comparisons with that key, in order."""
     parts: dict[Hashable, list[Comparison]] = {}
-    for one in comparisons:
-        parts.setdefault(key(one), []).append(one)
+    for comparison in comparisons:
+        parts.setdefault(key(comparison), []).append(comparison)
     return parts

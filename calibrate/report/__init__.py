@@ -1,1 +1,1 @@
-"""Measurements as text."""
+"""Reports of measurements, calibrations, dry runs and comparisons: terminal text, JSON, Markdown and HTML."""

@@ -1,4 +1,4 @@
-"""A measurement and its prediction side by side: moments, the measured peak, and operators that differ."""
+"""Prints a measurement beside its prediction: moments, the measured peak, and operators that differ."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from calibrate.attribution import AtPeak, Attribution, Outcome
-from calibrate.attribution.peak import Why
-from calibrate.records.record import Record, to_plain
+from calibrate.attribution.peak import Reason
+from calibrate.records.record import Record
 from calibrate.report.measurement import difference, title
+from predictor.common.json_dataclasses import to_plain
 from predictor.events.events import MOMENTS, Factor
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 MOST = 15
-"""Rows of a table of differences; the JSON has all."""
+"""Largest number of rows of a table of differences. The JSON has all rows."""
 DIFFERENCE = "predicted less\nmeasured (bytes)"
 REASONS = {
-    Why.MATCHED: "as predicted",
-    Why.OTHER_SIZE: "another size",
-    Why.DEVICE_ONLY: "only measured",
-    Why.NEVER_CAME: "never came",
-    Why.ALIVE_ONLY_MEASURED: "longer alive",
-    Why.ALIVE_ONLY_PREDICTED: "not alive",
+    Reason.MATCHED: "as predicted",
+    Reason.OTHER_SIZE: "another size",
+    Reason.DEVICE_ONLY: "only measured",
+    Reason.NEVER_CAME: "never came",
+    Reason.ALIVE_ONLY_MEASURED: "longer alive",
+    Reason.ALIVE_ONLY_PREDICTED: "not alive",
 }
-"""What a buffer is at the measured peak, seen from the prediction."""
+"""State of a buffer at the measured peak, compared with the prediction -> its name in tables."""
 
 
 def report(console: Console, record: Record, attribution: Attribution) -> None:
-    """The whole answer of ``peakcast explain --measured``."""
+    """Prints the whole output of ``peakcast explain --measured``."""
     peak = attribution.at_peak()
     for text, style in ((headline(peak), "bold"), (title(record), "dim")):
         for line in wrapped(console, text, indent=0):
@@ -54,29 +56,29 @@ def report(console: Console, record: Record, attribution: Attribution) -> None:
 
 
 def headline(peak: AtPeak) -> str:
-    """Both peaks in one line."""
+    """Measured and predicted peak in one line."""
     gap = -peak.difference_bytes
     how = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}" if gap else "the same to the byte"
     return (f"Measured peak {size_text(peak.measured_bytes)} requested, {how}"
             f"{' than' if gap else ' as'} predicted{f' ({abs(gap):,} bytes)' if gap else ''}.")
 
 
-def moments(attribution: Attribution):
-    """A row for each moment of each step, both sides."""
-    measured, said = attribution.recorded.highest(), attribution.predicted.highest()
+def moments(attribution: Attribution) -> Table:
+    """A table with a row for each moment of each step, measured and predicted."""
+    measured, predicted = attribution.recorded.highest(), attribution.predicted.highest()
     rows = table("moment (requested GiB)", "step", "measured", "predicted", DIFFERENCE, "off by %", numbers=True)
     peak = attribution.at_peak()
-    for step, moment in sorted(measured.keys() | said.keys(), key=lambda at: (at[0], MOMENTS.index(at[1]))):
-        one, two = measured.get((step, moment)), said.get((step, moment))
-        both = one is not None and two is not None
-        rows.add_row(moment.value, str(step), "" if one is None else gib(one), "" if two is None else gib(two),
-                     f"{two - one:+,}" if both else "", difference(two, one) if both else "",
+    for step, moment in sorted(measured.keys() | predicted.keys(), key=lambda at: (at[0], MOMENTS.index(at[1]))):
+        size, expected = measured.get((step, moment)), predicted.get((step, moment))
+        gaps = ("", "") if size is None or expected is None else (f"{expected - size:+,}", difference(expected, size))
+        rows.add_row(moment.value, str(step), "" if size is None else gib(size),
+                     "" if expected is None else gib(expected), *gaps,
                      style="bold" if (step, moment) == (peak.step, peak.moment) else None)
     return rows
 
 
-def reasons(peak: AtPeak):
-    """The peak split by reason; the differences add up to predicted less measured."""
+def reasons(peak: AtPeak) -> Table:
+    """A table of the peak by reason. The differences add up to predicted less measured bytes."""
     rows = table("buffers there", "n", "measured GiB", "predicted GiB", DIFFERENCE, numbers=True)
     for why, total in peak.by_reason().items():
         if total.buffers:
@@ -91,7 +93,7 @@ def reasons(peak: AtPeak):
 
 
 def notes(attribution: Attribution) -> list[str]:
-    """How many allocations had which outcome, and what was freed elsewhere."""
+    """Sentences about the outcomes of allocations, and about buffers that are freed at another point."""
     count = attribution.count()
     lines = [f"{len(attribution.recorded):,} allocations recorded, {len(attribution.predicted):,} predicted: "
              f"{count[Outcome.MATCHED]:,} are the same, {count[Outcome.OTHER_SIZE]:,} have another size, "
@@ -107,15 +109,15 @@ def notes(attribution: Attribution) -> list[str]:
 
 
 def document(record: Record, attribution: Attribution) -> dict[str, Any]:
-    """All of it as JSON's types."""
-    peak, measured, said = attribution.at_peak(), attribution.recorded.highest(), attribution.predicted.highest()
-    places = sorted(measured.keys() | said.keys(), key=lambda at: (at[0], MOMENTS.index(at[1])))
+    """The whole comparison as JSON's types."""
+    peak, measured, predicted = attribution.at_peak(), attribution.recorded.highest(), attribution.predicted.highest()
+    places = sorted(measured.keys() | predicted.keys(), key=lambda at: (at[0], MOMENTS.index(at[1])))
     return to_plain({
         "workload": record.workload, "rank": record.rank, "measured_on": record.job.measured_on,
         "measured_peak_requested_bytes": peak.measured_bytes, "predicted_peak_requested_bytes": peak.predicted_bytes,
         "difference_bytes": peak.difference_bytes,
         "moments": [{"step": step, "moment": moment, "measured_requested_bytes": measured.get((step, moment)),
-                     "predicted_requested_bytes": said.get((step, moment))} for step, moment in places],
+                     "predicted_requested_bytes": predicted.get((step, moment))} for step, moment in places],
         "allocations": {outcome.value: count for outcome, count in attribution.count().items()},
         "at_peak": {
             "step": peak.step, "moment": peak.moment, "module": peak.module, "operator": peak.operator,
@@ -131,14 +133,14 @@ def _with_difference(row) -> dict[str, Any]:
 
 
 def _at_peak(peak: AtPeak) -> list[tuple[int, list[str]]]:
-    sums: dict[tuple[str, Factor | None, Why], list[int]] = {}
+    sums: dict[tuple[str, Factor | None, Reason], list[int]] = {}
     for item in peak.items:
         total = sums.setdefault((item.operator, item.factor, item.why), [0, 0, 0])
         for place, value in enumerate((1, item.measured_bytes, item.predicted_bytes)):
             total[place] += value
-    return [(said - measured, [operator, _factor(factor), REASONS[why], f"{count:,}", f"{measured:,}", f"{said:,}",
-                               f"{said - measured:+,}"])
-            for (operator, factor, why), (count, measured, said) in sums.items()]
+    return [(predicted - measured, [operator, _factor(factor), REASONS[why], f"{count:,}", f"{measured:,}",
+                                    f"{predicted:,}", f"{predicted - measured:+,}"])
+            for (operator, factor, why), (count, measured, predicted) in sums.items()]
 
 
 def _in_the_job(attribution: Attribution) -> list[tuple[int, list[str]]]:
@@ -151,9 +153,9 @@ def _factor(factor: Factor | None) -> str:
     return factor.value if factor else ""
 
 
-def _differences(console: Console, heading: str, found: Iterable[tuple[int, list[str]]],
+def _differences(console: Console, heading: str, differences: Iterable[tuple[int, list[str]]],
                  heads: tuple[str, ...]) -> None:
-    ordered = sorted(found, key=lambda row: -abs(row[0]))
+    ordered = sorted(differences, key=lambda row: -abs(row[0]))
     if not ordered:
         return
     console.print(heading, style="bold")

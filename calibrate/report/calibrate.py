@@ -1,4 +1,4 @@
-"""A calibration as text for a terminal: the plan before, a bar meanwhile, what was found afterwards."""
+"""Prints a calibration: the plan before it, the progress during it, the result after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from predictor.report.profile import intervals
 from predictor.report.profile import report as report_profile
 
 if TYPE_CHECKING:
+    from rich import progress
     from rich.console import Console
+    from rich.table import Table
 
     from calibrate.fit import Coverage, GroupErrors
 
@@ -32,12 +34,12 @@ PURPOSE = {"fit": "fitted", "holdout": "held out: intervals", "validation": "ful
 
 
 def minutes(jobs: Sequence[Job], workers: int) -> float:
-    """Expected duration."""
+    """Expected duration of all jobs in minutes, with ``workers`` jobs at a time."""
     return sum(map(seconds, jobs)) / workers / 60
 
 
 def plan(console: Console, jobs: Sequence[Job], workers: int, known: Collection[str] = ()) -> None:
-    """How many jobs of each kind, and how long they take."""
+    """Prints the number of jobs by group and role, and the expected duration. ``known`` are ids of measured jobs."""
     counts = Counter((job.group, job.role) for job in jobs)
     rows = table("varied", *(PURPOSE[role] for role in ROLES), numbers=True)
     for group in dict.fromkeys(job.group for job in jobs):
@@ -60,12 +62,13 @@ def plan_document(jobs: Sequence[Job], workers: int) -> dict[str, Any]:
 
 
 class Progress:
-    """Jobs done and time left, on stderr: a bar on a terminal, else a line for each tenth."""
+    """Jobs done and time left, on stderr: a progress bar on a terminal, else a line for each tenth of the jobs."""
 
     def __init__(self, jobs: Sequence[Job], workers: int, known: Collection[str]) -> None:
         self._jobs = {job.id: job for job in jobs if job.id not in known}
         self._workers, self._ended, self._began = workers, 0, time.monotonic()
-        self._left, self._bar = sum(map(seconds, self._jobs.values())), None
+        self._left = sum(map(seconds, self._jobs.values()))
+        self._bar: progress.Progress | None = None
         self._all = self._left
 
     def __enter__(self) -> Progress:
@@ -85,7 +88,7 @@ class Progress:
             self._bar.stop()
 
     def done(self, row: Row) -> None:
-        """A job ended."""
+        """Counts a job that ended, and prints its failure if it failed."""
         self._ended += 1
         self._left -= seconds(self._jobs[row.id]) if row.id in self._jobs else 0
         if row.failed is not None:
@@ -99,7 +102,7 @@ class Progress:
         say(text) if not self._bar else self._bar.console.print(printable(text), markup=False)
 
     def _text(self) -> str:
-        """Time left: what is expected, at the pace so far."""
+        """Expected time left, at the pace so far."""
         past, spent = self._all - self._left, time.monotonic() - self._began
         pace = spent / past if past > 0 else 1 / self._workers
         return f"about {_duration(self._left * pace)} left"
@@ -114,12 +117,12 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """A calibration that ended.
+    """The result of a calibration.
 
     Attributes:
-        left: how many jobs the time limit left out.
-        coverage: of intervals on held-out jobs, by counter.
-        groups: errors of each group when it was not fitted.
+        left: number of jobs that the time limit left out.
+        coverage: counter -> coverage of the intervals on held-out jobs.
+        groups: errors of each group when it is left out of the fit.
     """
 
     profile: Profile
@@ -147,18 +150,18 @@ def _counts(result: Result) -> dict[str, int]:
 
 
 def unexplained(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """By role: median and worst of |measured less predicted|, relative to the measured peak of requested bytes."""
-    found: dict[str, list[float]] = {}
+    """Role -> median and worst of |measured less predicted|, relative to the measured peak of requested bytes."""
+    shares: dict[str, list[float]] = {}
     for row in rows:
         if row.failed is None and row.record and row.unexplained_bytes is not None:
             peak = row.record.peak("requested_bytes").bytes
-            found.setdefault(row.role, []).append(abs(row.unexplained_bytes) / peak)
+            shares.setdefault(row.role, []).append(abs(row.unexplained_bytes) / peak)
     return {role: {"jobs": len(values), "median": median(values), "worst": max(values)}
-            for role, values in found.items()}
+            for role, values in shares.items()}
 
 
 def report(console: Console, result: Result) -> None:
-    """What was found, and how well it holds."""
+    """Prints the fitted profile and its validation."""
     profile = result.profile
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in _counts(result).items() if count)
     console.print(f"{result.file}: profile of {profile.device.product} ({profile.measured_on}); jobs: {counts}.",
@@ -168,7 +171,7 @@ def report(console: Console, result: Result) -> None:
     console.print()
     report_profile(console, profile)
     console.print()
-    console.print(intervals(profile, {name: one.rate for name, one in result.coverage.items()}))
+    console.print(intervals(profile, {name: coverage.rate for name, coverage in result.coverage.items()}))
     if result.groups:
         console.print()
         console.print(_groups(result.groups))
@@ -178,10 +181,11 @@ def report(console: Console, result: Result) -> None:
                 console.print(part)
 
 
-def _groups(groups: Sequence[GroupErrors]):
+def _groups(groups: Sequence[GroupErrors]) -> Table:
     counters = list(groups[0].without)
     rows = table("left out of the fit", "jobs", *(f"{counter}: without, with profile" for counter in counters))
-    for one in groups:
-        rows.add_row(one.group, str(one.jobs), *(f"{one.without[c]:.4%}, {one.fitted[c]:.4%}" for c in counters),
-                     style="bold red" if one.worse else None)
+    for group in groups:
+        cells = [f"{group.without[counter]:.4%}, {group.fitted[counter]:.4%}" for counter in counters]
+        rows.add_row(group.group, str(group.jobs), *cells,
+                     style="bold red" if group.worse else None)
     return rows

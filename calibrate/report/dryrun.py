@@ -1,11 +1,11 @@
-"""A dry run as text for a terminal."""
+"""Prints the result of a dry run."""
 
 from __future__ import annotations
 
 import signal
 from typing import TYPE_CHECKING
 
-from calibrate.dryrun.dryrun import DryRun, Where
+from calibrate.dryrun.dryrun import CodePoint, DryRun
 from calibrate.report.measurement import COUNTERS
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def report(console: Console, result: DryRun) -> None:
-    """The whole answer of ``peakcast dryrun``."""
+    """Prints the whole output of ``peakcast dryrun``."""
     for line in wrapped(console, headline(result), indent=0):
         console.print(line, style="bold red" if result.out_of_memory else "bold")
     rank = f", rank {result.rank} of {result.world_size}" if result.world_size > 1 else ""
@@ -42,7 +42,7 @@ def report(console: Console, result: DryRun) -> None:
 
 
 def headline(result: DryRun) -> str:
-    """How it ended, in one line."""
+    """Result of the run in one line."""
     capacity = size_text(result.capacity_bytes)
     if result.out_of_memory:
         caught = "" if result.exit_code else f" {len(result.out_of_memory)} time(s), and the script went on"
@@ -54,18 +54,18 @@ def headline(result: DryRun) -> str:
 
 
 def ending(result: DryRun) -> str:
-    """How the script failed."""
+    """The failure of the script: its signal, or its exit code and exception."""
     if result.exit_code < 0:
         return f"The script was killed by {signal.Signals(-result.exit_code).name}"
     why = f" ({result.exception})" if result.exception else ""
     return f"The script ended with exit code {result.exit_code}{why}"
 
 
-def place(console: Console, what: str, where: Where) -> None:
-    """A point of the run with the lines of code that led there."""
+def place(console: Console, event: str, where: CodePoint) -> None:
+    """Prints an event, its moment in the run, and the lines of code that led to it."""
     step = f" of step {where.step}" if where.step else ""
     moment = {"other": "between the passes"}.get(where.moment, where.moment)
-    for line in wrapped(console, f"{what} in {moment}{step}{f', at {where.line}' if where.line else ''}", indent=0):
+    for line in wrapped(console, f"{event} in {moment}{step}{f', at {where.line}' if where.line else ''}", indent=0):
         console.print(line)
     for frame in where.frames:
         console.print(f"    {frame}", style="dim")

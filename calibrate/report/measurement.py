@@ -1,4 +1,4 @@
-"""A measurement as text for a terminal, the prediction beside it."""
+"""Prints a measurement, with its prediction if there is one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 COUNTERS = {
     "requested": "what the job asked for",
@@ -19,10 +20,11 @@ COUNTERS = {
     "reserved": "segments taken from the device (torch.cuda.max_memory_reserved)",
 }
 PENDING = "pending frees"
+"""Cell in place of an error, for moments where :func:`is_pending` holds."""
 
 
 def report(console: Console, record: Record) -> None:
-    """The whole answer of ``peakcast measure``."""
+    """Prints the whole output of ``peakcast measure``."""
     style = "bold red" if record.job.out_of_memory else "bold"
     for line in wrapped(console, headline(record), indent=0):
         console.print(line, style=style)
@@ -45,7 +47,7 @@ def report(console: Console, record: Record) -> None:
 
 
 def headline(record: Record) -> str:
-    """What happened, in one line."""
+    """Result of the measurement in one line."""
     failure, peak = record.job.out_of_memory, record.peak("allocated_bytes")
     capacity = size_text(record.job.device.capacity_bytes)
     if failure is None:
@@ -56,7 +58,7 @@ def headline(record: Record) -> str:
 
 
 def title(record: Record) -> str:
-    """What ran where, in one line."""
+    """The job and its device in one line."""
     workload, device = record.workload, record.job.device
     where = f"emulated {device.name}" if record.job.measured_on is MeasuredOn.EMULATED else device.name
     if not _trains(record):
@@ -70,50 +72,54 @@ def title(record: Record) -> str:
 
 
 def _trains(record: Record) -> bool:
-    """Records from before inference have no mode."""
+    """Whether the job is training. Records older than the inference mode have no ``mode`` and are of training."""
     return record.workload.get("mode", "training") == "training"
 
 
-def moments(record: Record):
-    """A row for each moment of each step, measured and predicted."""
-    said = {(row.step, row.moment): row.requested_bytes for row in record.predicted.moments} if record.predicted else {}
-    heads = ("moment (GiB)", "step", "reserved", "allocated", "requested", *(("predicted", "off by %") if said else ()))
+def moments(record: Record) -> Table:
+    """A table with a row for each moment of each step, measured and predicted."""
+    predicted = {(row.step, row.moment): row.requested_bytes
+                 for row in (record.predicted.moments if record.predicted else ())}
+    heads = ("moment (GiB)", "step", "reserved", "allocated", "requested",
+             *(("predicted", "off by %") if predicted else ()))
     rows = table(*heads, numbers=True)
     top, failure = record.peak("requested_bytes"), record.job.out_of_memory
     for row in record.job.moments:
         cells = [row.moment.value, str(row.step), gib(row.reserved_bytes), gib(row.allocated_bytes),
                  gib(row.requested_bytes)]
-        if said:
-            guess = said.get((row.step, row.moment))
+        if predicted:
+            expected = predicted.get((row.step, row.moment))
             cut = failure is not None and (failure.step, failure.moment) == (row.step, row.moment)
-            cells.append("" if guess is None else gib(guess))
-            cells.append("" if guess is None else "cut off" if cut else PENDING if is_pending(row) else
-                         difference(guess, row.requested_bytes))
+            cells.append("" if expected is None else gib(expected))
+            cells.append("" if expected is None else "cut off" if cut else PENDING if is_pending(row) else
+                         difference(expected, row.requested_bytes))
         rows.add_row(*cells, style="bold" if (row.step, row.moment) == (top.step, top.moment) else None)
     return rows
 
 
 def is_pending(row: MomentPeaks) -> bool:
-    """Whether ``requested`` counts freed blocks that another stream may still use, as ``allocated`` does not (torch
-    2.11, c10/cuda/CUDACachingAllocator.cpp: ``free`` subtracts from the one, ``free_block`` later from the other)."""
+    """Whether requested bytes count freed blocks that another stream may still use. Allocated bytes do not count them
+    (torch 2.11, c10/cuda/CUDACachingAllocator.cpp: ``free`` subtracts from allocated bytes at once, ``free_block``
+    later from requested bytes).
+    """
     return row.requested_bytes > row.allocated_bytes
 
 
 def difference(predicted: int, measured: int) -> str:
-    """``+0.03``: predicted less measured, in percent of measured."""
+    """Predicted less measured bytes in percent of measured bytes, such as ``+0.03``."""
     percent = round(100 * (predicted - measured) / measured, 2) if measured else 0
     return f"{percent:+.2f}" if percent else "0.00"
 
 
 def notes(record: Record) -> list[str]:
-    """How the numbers came to be."""
+    """Sentences about the prediction, the device and the allocator."""
     lines = []
     if record.predicted and not record.job.out_of_memory:
-        said, found = record.predicted.peak_requested, record.peak("requested_bytes")
-        same = "the same moment" if (said.moment, said.step) == (found.moment, found.step) else \
-            f"{said.moment.value} of step {said.step}"
-        lines.append(f"Predicted peak: {size_text(said.bytes)} requested in {same}, "
-                     f"{difference(said.bytes, found.bytes)} % off.")
+        predicted, measured = record.predicted.peak_requested, record.peak("requested_bytes")
+        same = "the same moment" if (predicted.moment, predicted.step) == (measured.moment, measured.step) else \
+            f"{predicted.moment.value} of step {predicted.step}"
+        lines.append(f"Predicted peak: {size_text(predicted.bytes)} requested in {same}, "
+                     f"{difference(predicted.bytes, measured.bytes)} % off.")
     if any(map(is_pending, record.job.moments)):
         lines.append(f"{PENDING.capitalize()}: requested, unlike allocated, still counts what was freed while another "
                      "stream might use it.")

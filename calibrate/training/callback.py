@@ -11,7 +11,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from calibrate.records.record import Record
 from calibrate.training import loop_keys, reading
+from calibrate.training.background_prediction import Answer
 from calibrate.training.batch_keys import first_batch
 from calibrate.training.messages import on_stderr
 from calibrate.training.watcher import STEPS, Watcher
@@ -19,24 +21,24 @@ from predictor.workload.workload import Workload
 
 
 class PeakcastCallback(TrainerCallback):
-    """Predicts the peak at the start, warns before memory runs out, and records what was measured.
+    """Predicts the peak at the start, warns before memory runs out, and records the measured peaks.
 
-    What the workload is, it reads off the Trainer: arguments, DeepSpeed config as resolved, model, optimizer, and the
-    first samples of the dataset. What cannot be predicted is one line that says why; the training is never stopped.
+    The callback reads the workload from the Trainer: arguments, resolved DeepSpeed config, model, optimizer, and the
+    first samples of the dataset. If it cannot be predicted, one line says why. The training is never stopped.
 
     Args:
-        workload: instead of what the Trainer says, such as where ``sequence_length`` of the longest batch is known.
+        workload: replaces what the Trainer says, for example where you know the longest ``sequence_length``.
         record: path of the record, which ``peakcast report`` and ``peakcast calibrate --records`` read. With several
             ranks each writes its own: ``{rank}`` in the name, or ``-rank7`` before its suffix.
-        steps: of the optimizer, after which the record is written; None: at the end of the training. It is written
-            again, of everything until then, once the first predicted evaluation is over, and where memory runs out.
-        show: of the prediction at the start: ``line``, ``full`` (as ``peakcast predict``), ``nothing``.
-        snapshot: also keep PyTorch's memory history, and write it there with the record, for pytorch.org/memory_viz
-            and ``peakcast replay``.
-        tell: gets each line.
+        steps: optimizer steps after which the record is written; None: at the end of the training. The record is
+            written again, with everything until then, after the first predicted evaluation, and when memory runs out.
+        show: how to print the prediction at the start: ``line``, ``full`` (as ``peakcast predict``), ``nothing``.
+        snapshot: path for PyTorch's memory history, written together with the record. pytorch.org/memory_viz and
+            ``peakcast replay`` read it. None: no history.
+        tell: called with each line of output.
 
     Attributes (read-only): ``prediction`` (:class:`calibrate.training.background_prediction.Answer`) and ``record``
-    (:class:`calibrate.records.record.Record`), None until there is one.
+    (:class:`calibrate.records.record.Record`). Both are None at first.
 
     Raises:
         InputError: ``show`` is none of these.
@@ -49,31 +51,31 @@ class PeakcastCallback(TrainerCallback):
                                 tell=tell)
 
     @property
-    def prediction(self):
-        """The last prediction."""
+    def prediction(self) -> Answer | None:
+        """The latest prediction; None before the first."""
         return self._watcher.prediction
 
     @property
-    def record(self):
-        """What was measured."""
+    def record(self) -> Record | None:
+        """The record of the measured peaks; None before it is complete."""
         return self._watcher.record
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count from here on: what DeepSpeed resets while it starts is not lost."""
+        """Start counting now, so that DeepSpeed's resets of the counters during its start-up lose nothing."""
         self._watcher.count(_gpu(args))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None,
                        train_dataloader: Any = None, processing_class: Any = None, **_: Any) -> None:
-        """Everything is on the device, and no batch was fetched."""
+        """Model and optimizer are on the device; no batch has been fetched yet."""
         device = _gpu(args)
         self._watcher.count(device)
         samples = state.train_batch_size or args.per_device_train_batch_size
 
         def read() -> reading.Reading:
             if self._workload is not None:
-                return reading.given(self._workload, device)
-            return reading.of_trainer(args, model, optimizer, processing_class, samples, device,
-                                      self._watcher.directory())
+                return reading.from_workload(self._workload, device)
+            return reading.from_trainer(args, model, optimizer, processing_class, samples, device,
+                                        self._watcher.directory())
 
         rank, ranks = loop_keys.ranks()
         self._watcher.begin(read, model, optimizer, rank, ranks, args.gradient_accumulation_steps,
@@ -82,15 +84,15 @@ class PeakcastCallback(TrainerCallback):
             self._watcher.evaluation()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A micro-batch that no optimizer step follows."""
+        """A micro-batch ended that is not the last one of its optimizer step."""
         self._watcher.micro_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step; the Trainer's own callback, which goes first, has said whether an evaluation follows."""
+        """An optimizer step ended. The Trainer's own callback runs first and decides whether an evaluation follows."""
         self._watcher.step(control.should_evaluate)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Where an evaluation of each epoch comes."""
+        """An evaluation of each epoch begins here."""
         if control.should_evaluate:
             self._watcher.evaluation()
 
@@ -99,7 +101,7 @@ class PeakcastCallback(TrainerCallback):
         self._watcher.micro_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last one."""
+        """The training has ended."""
         self._watcher.end()
 
 

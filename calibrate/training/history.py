@@ -1,4 +1,4 @@
-"""PyTorch's memory history of a training, where the user asks for it."""
+"""Records PyTorch's memory history during a training, if the user wants it."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 
 RECORDS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
-"""Functions of ``torch._C`` through which everybody begins and ends a history (torch 2.11)."""
+"""Functions of ``torch._C`` that every start and stop of a history goes through (torch 2.11)."""
 
 
 class History:
-    """Records from its making on; one that somebody else records, before or later, is read and left running."""
+    """Records from its construction on.
+
+    A history that other code starts, before or after, is read and left running.
+    """
 
     def __init__(self) -> None:
         import torch
 
         torch.cuda.init()
-        self._mine, self._ended = not torch._C._cuda_isHistoryEnabled(), False
-        if self._mine:
+        self._is_ours, self._ended = not torch._C._cuda_isHistoryEnabled(), False
+        if self._is_ours:
             torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
         self._originals = {name: getattr(torch._C, name) for name in RECORDS}
-        self._noticed = {name: self._noticing(original) for name, original in self._originals.items()}
-        for name, function in self._noticed.items():
+        self._wrappers = {name: self._wrapper(original) for name, original in self._originals.items()}
+        for name, function in self._wrappers.items():
             setattr(torch._C, name, function)
 
-    def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _wrapper(self, original: Callable[..., None]) -> Callable[..., None]:
         def record(enabled: Any, *arguments: Any) -> None:
             original(enabled, *arguments)
-            self._mine, self._ended = False, not enabled  # it is the training's own from now on
+            self._is_ours, self._ended = False, not enabled  # from now on the history is the training's own
 
         return record
 
     def save(self, path: str) -> None:
-        """Write what ``torch.cuda.memory._dump_snapshot`` would, whole or not at all, and stop.
+        """Stops recording and writes what ``torch.cuda.memory._dump_snapshot`` would, whole or not at all.
 
         Raises:
-            InputError: it cannot be written, or the training ended it.
+            InputError: the file cannot be written, or the training ended the history.
         """
         import torch
 
@@ -51,12 +54,13 @@ class History:
         write_whole(path, pickle.dumps(snapshot))
 
     def stop(self) -> None:
-        """Record no more, unless somebody else does; the last function that was put in place goes first."""
+        """Stops recording unless other code records, and restores PyTorch's functions where nobody wrapped them again.
+        """
         import torch
 
         for name, original in self._originals.items():
-            if getattr(torch._C, name) is self._noticed[name]:
+            if getattr(torch._C, name) is self._wrappers[name]:
                 setattr(torch._C, name, original)
-        if self._mine:
+        if self._is_ours:
             torch.cuda.memory._record_memory_history(None)
-            self._mine = False
+            self._is_ours = False

@@ -1,4 +1,4 @@
-"""Whether a training that runs comes near the end of its GPU's memory, and what is said then."""
+"""Warnings for a running training that comes near the limit of its GPU's memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The device after a step; bytes.
+class DeviceMemory:
+    """Memory of the device after a step, in bytes.
 
     Attributes:
-        total: of the device, or what PyTorch may have of it.
-        others: used by anything else than PyTorch's allocator: context, NCCL, libraries, other processes.
-        allocated, reserved: largest so far.
-        retries: how often the allocator gave cached segments back to get memory.
+        total: memory of the device, or the part that PyTorch may use.
+        others: memory used outside PyTorch's allocator: context, NCCL, libraries, other processes.
+        allocated, reserved: largest values so far of PyTorch's allocator.
+        retries: how often the allocator released cached segments to get memory.
     """
 
     total: int
@@ -28,31 +28,32 @@ class Seen:
 
     @property
     def free(self) -> int:
-        """What nobody had when PyTorch held most."""
+        """Memory that was left at PyTorch's largest reservation, in bytes."""
         return max(0, self.total - self.others - self.reserved)
 
 
-def danger(seen: Seen, margin_bytes: int = ASSUMED_RUNTIME_BYTES) -> str | None:
-    """One line where less than the margin was left, or the allocator had to give segments back; else None.
+def low_memory(memory: DeviceMemory, margin_bytes: int = ASSUMED_RUNTIME_BYTES) -> str | None:
+    """One line if less than the margin was left or the allocator released segments; else None.
 
-    The margin is what makes ``predict`` uncertain without a profile.
+    The margin is the one within which ``predict`` without a profile answers ``uncertain``.
     """
-    if not seen.retries and seen.free >= margin_bytes:
+    if not memory.retries and memory.free >= margin_bytes:
         return None
-    state = (f"peak {size_text(seen.allocated)} allocated, {size_text(seen.reserved)} reserved of "
-             f"{size_text(seen.total - seen.others)}; {size_text(seen.free)} were left")
-    if seen.retries:
-        state += f"; PyTorch gave cached memory back {seen.retries:,} time(s) to go on, which is slow"
+    state = (f"peak {size_text(memory.allocated)} allocated, {size_text(memory.reserved)} reserved of "
+             f"{size_text(memory.total - memory.others)}; {size_text(memory.free)} were left")
+    if memory.retries:
+        state += f"; PyTorch gave cached memory back {memory.retries:,} time(s) to go on, which is slow"
     return state
 
 
-def advice(seen: Seen, workload: Workload | None) -> str:
-    """What needs less memory; ``workload``: as far as it is known."""
-    ways, idle = [], seen.reserved - seen.allocated
+def advice(memory: DeviceMemory, workload: Workload | None) -> str:
+    """Ways to use less memory. ``workload``: None if it could not be read."""
+    suggestions, idle = [], memory.reserved - memory.allocated
     if idle >= ASSUMED_RUNTIME_BYTES and not (workload and workload.allocator_conf):
-        ways.append(f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({size_text(idle)} are reserved and idle)")
+        suggestions.append(
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({size_text(idle)} are reserved and idle)")
     if not (workload and workload.gradient_checkpointing):
-        ways.append("gradient_checkpointing")
+        suggestions.append("gradient_checkpointing")
     if not workload or workload.per_device_train_batch_size > 1:
-        ways.append("half the batch with twice the gradient_accumulation_steps")
-    return f"Less memory: {'; '.join(ways or ['fewer tokens', 'offload'])}."
+        suggestions.append("half the batch with twice the gradient_accumulation_steps")
+    return f"Less memory: {'; '.join(suggestions or ['fewer tokens', 'offload'])}."

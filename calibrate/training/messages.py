@@ -1,4 +1,4 @@
-"""What is said to the user: each thing once, with the rank that says it."""
+"""Messages to the user. Each is printed once, with the rank that sends it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from predictor.common.streams import say
 
 
 def on_stderr(line: str) -> None:
-    """Where lines go."""
+    """Prints a line on stderr."""
     say(f"peakcast: {line}")
 
 
-class Said:
-    """One rank's words.
+class RankMessages:
+    """Messages of one rank.
 
     Attributes:
-        warnings: by kind.
+        warnings: the first warning of each type.
         reasons: why something is not predicted.
     """
 
@@ -26,17 +26,17 @@ class Said:
         self.reasons: list[str] = []
 
     def say(self, line: str) -> None:
-        """A line."""
+        """Prints a line, with the rank in front unless it is 0."""
         self._tell(f"rank {self._rank}: {line}" if self._rank else line)
 
-    def warn(self, kind: str, line: str) -> None:
-        """A danger."""
-        if kind not in self.warnings:
-            self.warnings[kind] = line
+    def warn(self, topic: str, line: str) -> None:
+        """Prints a warning unless one of its type was printed before."""
+        if topic not in self.warnings:
+            self.warnings[topic] = line
             self.say(f"warning: {line}")
 
-    def not_predicted(self, why: Exception) -> None:
-        """A reason."""
-        if str(why) not in self.reasons:
-            self.reasons.append(str(why))
-            self.say(f"not predicted: {why}")
+    def not_predicted(self, reason: Exception) -> None:
+        """Prints why something is not predicted, once for each reason."""
+        if str(reason) not in self.reasons:
+            self.reasons.append(str(reason))
+            self.say(f"not predicted: {reason}")

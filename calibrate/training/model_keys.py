@@ -1,4 +1,4 @@
-"""What of a workload a built model says: its configuration, recipe, adapters, weights, attention, checkpointing."""
+"""Reads workload keys from a model: configuration, recipe, adapters, weights, attention, checkpointing."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from predictor.common.files import write_whole
 from predictor.events.model_facts import modality
 from predictor.model import lora, models, parser
 
-SAID_ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
-"""Keys of a configuration that are not kept: other keys of a workload say them, or nothing needs them."""
-NO_MATTER = (*SAID_ELSEWHERE, "architectures", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "id2label",
-             "label2id")
-"""Those in which a model may differ from the one of a known name: they change nothing that a step allocates."""
+NOT_COPIED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
+"""Configuration keys that are not kept, because other workload keys hold them or nothing needs them."""
+IRRELEVANT = (*NOT_COPIED, "architectures", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "id2label",
+              "label2id")
+"""Configuration keys in which a model may differ from a known one, because they do not change what a step allocates."""
 RECIPES = ("finetune", "pretrain", "full")
 MOST_PATTERNS = 200
 KERNELS = {(True, True, True): "auto", (False, True, True): "flash", (False, False, True): "efficient",
            (True, False, False): "cudnn", (False, False, False): "math"}
-"""Whether cuDNN's, flash and memory-efficient attention are enabled -> ``sdpa_backend``."""
+"""Whether cuDNN, flash and memory-efficient attention are enabled -> ``sdpa_backend``."""
 
 
 def base_of(model: Any) -> Any:
-    """The model of transformers under peft's.
+    """The transformers model inside peft's wrapper.
 
     Raises:
-        InputError: it is none.
+        InputError: the model is not one of transformers.
     """
     base = model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
     if not hasattr(getattr(base, "config", None), "to_json_string"):
@@ -41,24 +41,27 @@ def base_of(model: Any) -> Any:
 
 
 def keeps_keys_and_values(model: Any, called_with: Mapping[str, Any]) -> bool:
-    """Whether a forward in training makes a cache: ``use_cache`` of the call, or else of the configuration; a model
-    under gradient checkpointing turns it off itself (transformers 5.17, modeling_layers.py)."""
+    """Whether a training forward keeps a key-value cache.
+
+    ``use_cache`` of the call decides, or else that of the configuration. A model with gradient checkpointing turns the
+    cache off itself (transformers 5.17, modeling_layers.py).
+    """
     if called_with.get("use_cache") is not None:
         return bool(called_with["use_cache"])
     if getattr(model, "is_gradient_checkpointing", False):
         return False
-    config = getattr(model, "config", None)
-    own = getattr(config, "use_cache", None)
-    if own is None and hasattr(config, "get_text_config"):
-        own = getattr(config.get_text_config(), "use_cache", None)
-    return bool(own)
+    config: Any = getattr(model, "config", None)
+    uses_cache = getattr(config, "use_cache", None)
+    if uses_cache is None and config is not None and hasattr(config, "get_text_config"):
+        uses_cache = getattr(config.get_text_config(), "use_cache", None)
+    return bool(uses_cache)
 
 
 def model_keys(model: Any) -> dict[str, Any]:
-    """Keys of a workload, without ``model``.
+    """Workload keys of a model, without ``model``.
 
     Raises:
-        InputError: something that no key can say.
+        InputError: no key describes a property of the model.
     """
     base = base_of(model)
     keys: dict[str, Any] = {"attn_implementation": _attention(base.config)}
@@ -74,48 +77,50 @@ def model_keys(model: Any) -> dict[str, Any]:
 
 
 def document_of(model: Any) -> dict[str, Any]:
-    """``config.json`` of a model as it is now."""
+    """The model's current configuration as ``config.json``."""
     base = base_of(model)
     document = json.loads(base.config.to_json_string(use_diff=False))
-    for key in SAID_ELSEWHERE:
+    for key in NOT_COPIED:
         document.pop(key, None)
     return document | {"architectures": [type(base).__name__]}
 
 
 def known_name(model: Any) -> str | None:
-    """The name that needs no file, if this is exactly that model."""
+    """The built-in name with exactly this configuration, or None."""
     from transformers import AutoConfig
 
-    mine = _bare(document_of(model))
+    own_document = _bare(document_of(model))
     for name in models.known_names():
         document = dict(models.find(name).document)
-        if document.get("model_type") != mine["model_type"]:
+        if document.get("model_type") != own_document["model_type"]:
             continue
         config = AutoConfig.for_model(document.pop("model_type"), **document)
-        if _bare(json.loads(config.to_json_string(use_diff=False))) == mine:
+        if _bare(json.loads(config.to_json_string(use_diff=False))) == own_document:
             return name
     return None
 
 
 def _bare(value: Any) -> Any:
+    """A configuration without the keys that do not matter."""
     if isinstance(value, dict):
         return {key: _bare(item) for key, item in value.items()
-                if key not in NO_MATTER and not key.startswith("_") and item is not None}
+                if key not in IRRELEVANT and not key.startswith("_") and item is not None}
     return value
 
 
 def save(model: Any, processing_class: Any, directory: Path) -> str:
-    """Leave the configuration, and the image processor's where there is one, in a directory; the path of it.
+    """Writes the configuration, and the image processor's if there is one, into a directory. Returns the directory's
+    path.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the directory cannot be written.
     """
     try:
         directory.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory}: the model's configuration cannot be written there: {error.strerror}") from None
     write_whole(str(directory / "config.json"), (json.dumps(document_of(model), indent=2) + "\n").encode())
-    pictures = getattr(processing_class, "image_processor", None)
+    pictures: Any = getattr(processing_class, "image_processor", None)
     if hasattr(pictures, "to_json_string"):
         write_whole(str(directory / "preprocessor_config.json"), pictures.to_json_string().encode())
     return str(directory)
@@ -125,51 +130,54 @@ def save(model: Any, processing_class: Any, directory: Path) -> str:
 
 
 def own_name(name: str) -> str:
-    """A parameter's path without what wraps its model."""
+    """A parameter's path without the prefixes of wrappers."""
     return name.removeprefix("module.").removeprefix("base_model.model.")
 
 
 def recipe_keys(trains: dict[str, bool], adapted: bool) -> dict[str, Any]:
-    """``recipe``, and the ``trainable`` and ``frozen`` patterns of what it does not say; the shortest way to say it.
+    """``recipe`` and the ``trainable`` and ``frozen`` patterns where the model differs from it. The shortest
+    description wins.
 
     Args:
-        trains: each parameter's path, and whether it trains.
-        adapted: whether peft has put adapters in.
+        trains: parameter paths, and whether each trains.
+        adapted: whether peft has added adapters.
 
     Raises:
-        InputError: nothing trains, or what does is too scattered for patterns.
+        InputError: nothing trains, or the trainable parameters need too many patterns.
     """
-    actual = {name for name, on in trains.items() if on}
+    actual = {name for name, does_train in trains.items() if does_train}
     if not actual:
         raise InputError("no parameter of the model trains")
-    ways = []
+    descriptions = []
     for recipe in ("lora",) if adapted else RECIPES:
-        said = {name for name in trains if parser.RECIPES[recipe](modality(name))}
+        by_recipe = {name for name in trains if parser.RECIPES[recipe](modality(name))}
         if adapted:
-            said = {name for name in said if not any(part in name for part in lora.UNTRAINED)}
-            said |= {name for name in actual if lora.ADAPTERS in name or lora.COPIED in name}
-        ways.append({"recipe": recipe,
-                     "trainable": tuple(covering(trains, actual - said, lambda name: name in actual)),
-                     "frozen": tuple(covering(trains, said - actual, lambda name: name not in actual))})
-    way = min(ways, key=lambda way: len(way["trainable"]) + len(way["frozen"]))
-    if len(way["trainable"]) + len(way["frozen"]) > MOST_PATTERNS:
-        raise InputError("what trains is too scattered to read off the model: give a Workload with trainable and "
-                         "frozen patterns")
-    return {key: value for key, value in way.items() if value}
+            by_recipe = {name for name in by_recipe if not any(part in name for part in lora.UNTRAINED)}
+            by_recipe |= {name for name in actual if lora.ADAPTERS in name or lora.COPIED in name}
+        descriptions.append({
+            "recipe": recipe,
+            "trainable": tuple(covering(trains, actual - by_recipe, lambda name: name in actual)),
+            "frozen": tuple(covering(trains, by_recipe - actual, lambda name: name not in actual))})
+    description = min(descriptions, key=lambda choice: len(choice["trainable"]) + len(choice["frozen"]))
+    if len(description["trainable"]) + len(description["frozen"]) > MOST_PATTERNS:
+        raise InputError(f"the trainable parameters need more than {MOST_PATTERNS} patterns: give a Workload with "
+                         "trainable and frozen patterns")
+    return {key: value for key, value in description.items() if value}
 
 
-def covering(names: Iterable[str], wanted: set[str], may: Callable[[str], bool]) -> list[str]:
-    """The fewest paths of modules or parameters that hold all ``wanted``, and nothing but what ``may`` be there."""
+def covering(names: Iterable[str], targets: set[str], is_allowed: Callable[[str], bool]) -> list[str]:
+    """The fewest module or parameter paths that contain all ``targets``. Their other names must satisfy ``is_allowed``.
+    """
     def below(prefix: str, members: list[list[str]]) -> list[str]:
         paths = [".".join(filter(None, [prefix, *parts])) for parts in members]
-        if not any(path in wanted for path in paths):
+        if not any(path in targets for path in paths):
             return []
-        if prefix and all(map(may, paths)):
+        if prefix and all(map(is_allowed, paths)):
             return [prefix]
-        found = []
+        chosen = []
         for head, group in groupby(sorted(members), key=lambda parts: parts[0]):
-            found += below(".".join(filter(None, [prefix, head])), [parts[1:] for parts in group])
-        return found
+            chosen += below(".".join(filter(None, [prefix, head])), [parts[1:] for parts in group])
+        return chosen
 
     return below("", [name.split(".") for name in names])
 
@@ -180,21 +188,21 @@ def _adapters(model: Any) -> dict[str, Any]:
     if not configs:
         return {}
     if len(configs) > 1:
-        raise InputError("the model has several adapters of peft's: one is predicted")
-    found = next(iter(configs.values()))
-    kind = getattr(found.peft_type, "value", found.peft_type)
-    if kind != "LORA":
-        raise InputError(f"the model has adapters of peft's kind {kind}: LORA is predicted")
+        raise InputError("the model has several peft adapters: only one is predicted")
+    config = next(iter(configs.values()))
+    adapter_type = getattr(config.peft_type, "value", config.peft_type)
+    if adapter_type != "LORA":
+        raise InputError(f"the model has peft adapters of type {adapter_type}: only LORA is predicted")
     for name in ("rank_pattern", "layers_to_transform", "layer_replication", "target_parameters", "use_qalora"):
-        if getattr(found, name, None):
+        if getattr(config, name, None):
             raise InputError(f"peft's {name} is not predicted yet: leave it out, or use peakcast learn")
-    targets, saved = found.target_modules, found.modules_to_save
+    targets, saved = config.target_modules, config.modules_to_save
     wide = {str(p.dtype) for name, p in model.named_parameters() if lora.ADAPTERS in name} == {"torch.float32"}
     return {"lora": {
-        "r": found.r, "lora_alpha": found.lora_alpha, "lora_dropout": found.lora_dropout, "bias": found.bias,
+        "r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout, "bias": config.bias,
         "target_modules": targets if isinstance(targets, str) else sorted(targets),
-        "modules_to_save": sorted(saved) if saved else None, "use_rslora": bool(found.use_rslora),
-        "use_dora": bool(found.use_dora), "autocast_adapter_dtype": wide}}
+        "modules_to_save": sorted(saved) if saved else None, "use_rslora": bool(config.use_rslora),
+        "use_dora": bool(config.use_dora), "autocast_adapter_dtype": wide}}
 
 
 def _quantization(base: Any) -> dict[str, Any]:
@@ -205,9 +213,9 @@ def _quantization(base: Any) -> dict[str, Any]:
     config = quantizer.quantization_config
     if not getattr(config, "load_in_4bit", False):
         method = getattr(getattr(config, "quant_method", None), "value", type(config).__name__)
-        raise InputError(f"the model's weights are quantised by {method}: bitsandbytes' 4 bits are predicted")
-    others = [p for name, p in base.named_parameters() if p.is_floating_point() and lora.ADAPTERS not in name]
-    wide = any(str(parameter.dtype) == "torch.float32" for parameter in others)
+        raise InputError(f"the model's weights are quantised by {method}: only bitsandbytes' 4 bits are predicted")
+    weights = [p for name, p in base.named_parameters() if p.is_floating_point() and lora.ADAPTERS not in name]
+    wide = any(str(parameter.dtype) == "torch.float32" for parameter in weights)
     return {"quantization": {
         "load_in_4bit": True, "bnb_4bit_quant_type": config.bnb_4bit_quant_type,
         "bnb_4bit_use_double_quant": config.bnb_4bit_use_double_quant,
@@ -219,15 +227,15 @@ def _quantization(base: Any) -> dict[str, Any]:
 
 
 def _dtype(base: Any) -> str:
-    """Of most weights; adapters and what was made fp32 beside them do not count."""
+    """Dtype of most weights. Adapters, and weights that were upcast to fp32, do not count."""
     sizes: dict[str, int] = {}
     for name, parameter in base.named_parameters():
         if parameter.is_floating_point() and lora.ADAPTERS not in name:
             dtype = str(parameter.dtype).removeprefix("torch.")
             sizes[dtype] = sizes.get(dtype, 0) + getattr(parameter, "ds_numel", parameter.numel())
-    most = max(sizes, key=sizes.get)
+    most = max(sizes, key=lambda dtype: sizes[dtype])
     if most not in SHORT_NAMES:
-        raise InputError(f"the model's weights are {most}: bf16, fp16 and fp32 are predicted")
+        raise InputError(f"the model's weights are {most}: only bf16, fp16 and fp32 are predicted")
     return SHORT_NAMES[most]
 
 
@@ -247,7 +255,7 @@ def _backend() -> str:
 
 
 def _checkpointing(base: Any) -> dict[str, Any]:
-    """``gradient_checkpointing`` and its keys, from what ``gradient_checkpointing_enable`` left in the modules
+    """``gradient_checkpointing`` and its keys, read from what ``gradient_checkpointing_enable`` set in the modules
     (transformers 5.17, modeling_utils.py, ``_set_gradient_checkpointing``)."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -255,13 +263,14 @@ def _checkpointing(base: Any) -> dict[str, Any]:
     on = [name for name, layer in layers.items() if layer.gradient_checkpointing]
     if not on:
         if not layers and getattr(base, "is_gradient_checkpointing", False):
-            raise InputError(f"gradient checkpointing of {type(base).__name__} cannot be read off: give a Workload")
+            raise InputError(f"gradient checkpointing of {type(base).__name__} cannot be read from the model: "
+                             "give a Workload")
         return {"gradient_checkpointing": False}
-    function = layers[on[0]]._gradient_checkpointing_func
-    given = function.keywords if isinstance(function, functools.partial) else {}
+    function: Any = layers[on[0]]._gradient_checkpointing_func
+    function_keywords = function.keywords if isinstance(function, functools.partial) else {}
     inner = getattr(function, "func", function)
-    kwargs: dict[str, Any] = {"use_reentrant": bool(given.get("use_reentrant", True))}
-    if inner.__name__ == "checkpoint_func":  # the closure that offload makes
+    kwargs: dict[str, Any] = {"use_reentrant": bool(function_keywords.get("use_reentrant", True))}
+    if inner.__name__ == "checkpoint_func":  # name of the closure that offload creates
         kwargs["offload"] = True
     keys: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     every = next((n for n in range(1, len(layers) + 1) if list(layers)[::n] == on), None)

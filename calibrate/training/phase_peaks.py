@@ -1,9 +1,9 @@
-"""Which moment runs, and the largest counters so far, without a reset of PyTorch's.
+"""The moment that is running, and the largest memory counters so far, without resetting PyTorch's counters.
 
-PyTorch's peak counters belong to the user: nothing here resets them, and what the user, DeepSpeed or the Trainer
-resets is kept before (:class:`calibrate.job.peaks.Counters`). So a moment is known by what it adds: it has a row if it
-raised a counter above all before it, and that counter's value is its own largest; the others in the row are the
-largest so far.
+PyTorch's peak counters belong to the user, so this module never resets them. Resets by the user, DeepSpeed or the
+Trainer lose nothing (:class:`calibrate.job.peaks.Counters`). A moment therefore gets a row only if it raised a counter
+above every earlier value. Counters that it raised hold its own peak; the other counters in the row hold the largest
+value so far.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from predictor.events.events import Moment
 
 
 class RunningPeaks:
-    """Rows of the moments that raised a counter."""
+    """Collects one row for each moment that raised a counter."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -27,12 +27,12 @@ class RunningPeaks:
         self._rows: dict[tuple[int, Moment], dict[str, int]] = {}
 
     def enter(self, moment: Moment, step: int) -> None:
-        """What happens from now on belongs to ``moment`` of ``step``."""
+        """Assigns everything from now on to ``moment`` of ``step``."""
         self.look()
         self.at = (step, moment)
 
     def look(self) -> dict[str, int]:
-        """PyTorch's statistics now, peaks those of the whole process; what rose belongs to the running moment."""
+        """PyTorch's statistics now, with the peaks of the whole process. An increase belongs to the running moment."""
         stats = self._counters.statistics()
         now = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
         if any(now[name] > self._top[name] for name in COUNTERS):
@@ -42,18 +42,21 @@ class RunningPeaks:
 
     @property
     def top(self) -> dict[str, int]:
-        """The largest values so far, by the names of :data:`calibrate.job.peaks.COUNTERS`."""
+        """The largest values so far in bytes, by the names of :data:`calibrate.job.peaks.COUNTERS`."""
         return dict(self._top)
 
     def rows(self) -> tuple[MomentPeaks, ...]:
-        """As they happened."""
-        made = (MomentPeaks(step, moment, **values) for (step, moment), values in self._rows.items())
-        return tuple(sorted(made, key=lambda row: row.order))
+        """The rows in chronological order."""
+        peaks = (MomentPeaks(step, moment, **values) for (step, moment), values in self._rows.items())
+        return tuple(sorted(peaks, key=lambda row: row.order))
 
 
 class Boundaries:
-    """Tells when the outermost backward begins and ends, when ZeRO's optimizer steps, and what the model is called
-    with and returns, from :meth:`open` to :meth:`close`."""
+    """Calls back at the boundaries of a training step, from :meth:`open` to :meth:`close`.
+
+    Boundaries are the begin and end of the outermost backward, the step of ZeRO's optimizer, and the call and return of
+    the model.
+    """
 
     def __init__(self, *, backward: Callable[[], None], after_backward: Callable[[], None],
                  step: Callable[[], None], called: Callable[[Any, tuple, dict], None],
@@ -63,7 +66,7 @@ class Boundaries:
         self._undo: list[Callable[[], None]] = []
 
     def open(self, model: Any, zero_optimizer: Any) -> None:
-        """Begin to tell; ``model`` and ``zero_optimizer`` may be None."""
+        """Installs the hooks. ``model`` and ``zero_optimizer`` may be None."""
         self._undo.append(outermost_backward.follow(self._backward, self._after_backward))
         if model is not None:
             handles = (model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
@@ -80,7 +83,7 @@ class Boundaries:
             self._undo.append(lambda: zero_optimizer.__dict__.pop("step", None))
 
     def close(self) -> None:
-        """Leave everything as it was."""
+        """Removes the hooks."""
         while self._undo:
             self._undo.pop()()
 
@@ -92,7 +95,7 @@ class Boundaries:
 
 
 def zero_optimizer(optimizer: Any) -> Any:
-    """DeepSpeed's ZeRO optimizer in what wraps it; None without."""
+    """DeepSpeed's ZeRO optimizer inside its wrappers; None without ZeRO."""
     while optimizer is not None:
         if type(optimizer).__module__.startswith("deepspeed.runtime"):
             return optimizer

@@ -1,4 +1,4 @@
-"""What is predicted of a training: at its start, and of each batch that comes and is larger than those before."""
+"""Predictions during a training: at its start, and for each batch that is larger than all before it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, NamedTuple
 from calibrate.records.record import Peak, Predicted
 from calibrate.training import background_prediction
 from calibrate.training.batch_keys import Extent, extent
-from calibrate.training.messages import Said
+from calibrate.training.messages import RankMessages
 from calibrate.training.reading import Reading
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
 from predictor.workload.workload import Workload
 
-SHOWN = ("line", "full", "nothing")
-MOST_ASKED = 3
-"""Of several largest batches, so many are predicted for the record."""
+SHOW_CHOICES = ("line", "full", "nothing")
+MOST_PREDICTED = 3
+"""At most this many of the largest batches are predicted for the record."""
 
 
-class Foreseen(NamedTuple):
-    """What is kept of a prediction once its training ran.
+class RecordedPrediction(NamedTuple):
+    """The prediction that goes into a training's record.
 
     Attributes:
-        workload: of the batch that needs most of those that ran; the keys that were read, where they make none.
-        predicted: its prediction; None: there is none.
-        not_predicted: why.
+        workload: the workload of the batch with the highest peak among those that ran; the keys that were read, if they
+            make no workload.
+        predicted: its prediction, or None.
+        not_predicted: why there is no prediction, or None.
     """
 
     workload: Workload | Mapping[str, Any]
@@ -34,19 +35,20 @@ class Foreseen(NamedTuple):
     not_predicted: str | None
 
 
-class Foresight:
-    """One training on one rank.
+class TrainingPredictions:
+    """Predictions for one training on one rank.
 
     Args:
         show: ``line``, ``full`` or ``nothing`` of the first prediction.
-        speaks: whether this rank says it, of the worst one; dangers of its own batches each rank says.
+        speaks: whether this rank prints the prediction, which is for the worst rank. Every rank warns of its own
+            batches.
     """
 
-    def __init__(self, said: Said, show: str, speaks: bool) -> None:
-        self._said, self._show, self._speaks = said, show, speaks
+    def __init__(self, messages: RankMessages, show: str, speaks: bool) -> None:
+        self._messages, self._show, self._speaks = messages, show, speaks
         self._reading: Reading | None = None
         self._answers: dict[Workload, background_prediction.Answer | InputError] = {}
-        self._covered: list[Extent] = []
+        self._predicted_sizes: list[Extent] = []
         self._largest: dict[Extent, Workload | InputError] = {}
         self._ran: dict[Extent, None] = {}
         self._evaluated: tuple[Extent, ...] = ()
@@ -55,7 +57,7 @@ class Foresight:
 
     @property
     def largest(self) -> tuple[str, ...]:
-        """Of the batches that ran, those that no other was as large as in everything."""
+        """Shapes of training batches that are not within another one."""
         return tuple(map(str, self._largest))
 
     @property
@@ -65,128 +67,137 @@ class Foresight:
 
     @property
     def evaluations(self) -> tuple[str, ...]:
-        """Of the batches that were evaluated, those that no other was as large as in everything."""
+        """Shapes of evaluation batches that are not within another one."""
         return tuple(map(str, self._evaluated))
 
     @property
     def expects_evaluation(self) -> bool:
-        """Whether one is predicted."""
+        """Whether the prediction includes an evaluation."""
         return bool(self._reading and self._reading.keys.get("per_device_eval_batch_size"))
 
-    def evaluates(self, batch: Mapping[str, Any]) -> None:
-        """The model is about to run on a batch of an evaluation."""
+    def before_evaluation(self, batch: Mapping[str, Any]) -> None:
+        """Note the batch of an evaluation; the model is about to run on it."""
         size = extent(batch)
         if size is not None and not any(map(size.within, self._evaluated)):
             self._evaluated = (*(known for known in self._evaluated if not known.within(size)), size)
 
-    def seen(self, **keys: Any) -> None:
-        """What the loop shows of itself, before its first batch or after: what is known is predicted again."""
+    def set_keys(self, **keys: Any) -> None:
+        """Set keys that the loop has shown. If they are new, known batches are predicted again."""
         if self._reading is None or keys.items() <= self._reading.keys.items():
             return
-        self._reading = self._reading.seen(keys)
-        self._largest = {size: one.replace(**keys) if isinstance(one, Workload) else one
-                         for size, one in self._largest.items()}
-        self._covered = []
+        self._reading = self._reading.with_keys(keys)
+        self._largest = {size: workload.replace(**keys) if isinstance(workload, Workload) else workload
+                         for size, workload in self._largest.items()}
+        self._predicted_sizes = []
 
-    def autocasts(self, mixed_precision: str) -> None:
-        """What autocast was on around the first forward; the user may have said another."""
+    def check_autocast(self, mixed_precision: str) -> None:
+        """Compare the autocast state around the first forward with the user's ``mixed_precision``."""
         if self._reading is None or self._reading.complete or "deepspeed" in self._reading.keys:
             return
-        said = self._reading.keys.get("mixed_precision")
-        if said is None and mixed_precision != "none":
-            self.seen(mixed_precision=mixed_precision)
-        elif said not in (None, mixed_precision):
-            self._said.warn("autocast", f"mixed_precision {said} was given, but around the first forward it is "
-                                        f"{mixed_precision}: what is predicted is another training")
+        user_precision = self._reading.keys.get("mixed_precision")
+        if user_precision is None and mixed_precision != "none":
+            self.set_keys(mixed_precision=mixed_precision)
+        elif user_precision not in (None, mixed_precision):
+            self._messages.warn("autocast", f"mixed_precision {user_precision} was given, but around the first forward "
+                                            f"it is {mixed_precision}: the prediction is for another training")
 
     def start(self, read: Callable[[], Reading], first: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Predict, if something tells what batches will be: the workload that was given, or a first one."""
+        """Predict the user's workload, or the first batch if it is known before the loop."""
         try:
             self._reading = read()
             batch = None if self._reading.complete else first()
             if self._reading.complete or batch:
-                self._foresee(self._reading.workload(batch, None), extent(batch) if batch else None)
+                self._predict(self._reading.workload(batch, None), extent(batch) if batch else None)
         except InputError as error:
-            self._said.not_predicted(error)
+            self._messages.not_predicted(error)
 
-    def coming(self, batch: Mapping[str, Any]) -> None:
-        """The model is about to run on a batch."""
+    def before_batch(self, batch: Mapping[str, Any]) -> None:
+        """Predict a training batch if it is larger than those before; the model is about to run on it."""
         size = extent(batch)
         if size is None or self._reading is None:
             return
         self._ran[size] = None
-        foreseen, seen = (any(map(size.within, known)) for known in (self._covered, self._largest))
-        if foreseen and seen:
+        is_predicted, is_known = (any(map(size.within, known)) for known in (self._predicted_sizes, self._largest))
+        if is_predicted and is_known:
             return
+        workload: Workload | InputError
         try:
             workload = self._reading.workload(batch, size)
         except InputError as error:
             workload = error
-            self._covered.append(size)
-            self._said.not_predicted(error)
-        if not seen:
-            kept = {known: one for known, one in self._largest.items() if not known.within(size)}
-            self._largest = kept | {size: workload}
-        if isinstance(workload, Workload) and not foreseen:
-            self._foresee(workload, size)
+            self._predicted_sizes.append(size)
+            self._messages.not_predicted(error)
+        if not is_known:
+            others = {known: value for known, value in self._largest.items() if not known.within(size)}
+            self._largest = others | {size: workload}
+        if isinstance(workload, Workload) and not is_predicted:
+            self._predict(workload, size)
 
-    def recorded(self, may_ask: bool) -> Foreseen:
-        """What was foreseen of the batch that needs most of those that ran.
+    def for_record(self, may_predict: bool) -> RecordedPrediction:
+        """The prediction for the batch with the highest predicted peak among those that ran.
 
         Args:
-            may_ask: whether there is time to predict one that was not.
+            may_predict: whether there is time to predict a workload that was not predicted yet.
         """
-        ran = [one for one in self._largest.values() if isinstance(one, Workload)][:MOST_ASKED]
-        if not ran and self._reading is not None and self._reading.complete:
-            ran = [self._reading.workload(None, None)]
-        why, predicted = next(iter(self._said.reasons), "no batch was seen"), {}
-        for workload in ran:
+        workloads = [workload for workload in self._largest.values() if isinstance(workload, Workload)][:MOST_PREDICTED]
+        if not workloads and self._reading is not None and self._reading.complete:
+            workloads = [self._reading.workload(None, None)]
+        why = next(iter(self._messages.reasons), "no batch was seen")
+        predicted: dict[Workload, Predicted] = {}
+        for workload in workloads:
             try:
-                if may_ask or workload in self._answers:
-                    own, said = self._as_ran(workload, self._ask(workload).predicted)
-                    predicted[own] = said
+                if may_predict or workload in self._answers:
+                    prediction = self._ask(workload).predicted
+                    predicted[self._workload_as_ran(workload)] = self._prediction_as_ran(workload, prediction)
             except InputError as error:
                 why = str(error)
         if not predicted:
             keys = self._reading.keys if self._reading else {}
-            return Foreseen(self._as_ran(ran[0], None)[0] if ran else keys, None, why)
+            return RecordedPrediction(self._workload_as_ran(workloads[0]) if workloads else keys, None, why)
         worst = max(predicted, key=lambda workload: predicted[workload].peak_requested.bytes)
-        return Foreseen(worst, predicted[worst], None)
+        return RecordedPrediction(worst, predicted[worst], None)
 
-    def _as_ran(self, workload: Workload, said: Predicted | None) -> tuple[Workload, Predicted | None]:
-        """Without the evaluation, if none has run yet."""
+    def _workload_as_ran(self, workload: Workload) -> Workload:
+        """The workload without the evaluation, if none has run yet."""
         if self._evaluated or not workload.evaluates:
-            return workload, said
-        rows = [row for row in said.moments if row.moment is not Moment.EVALUATION] if said else []
-        top = max(rows, key=lambda row: row.requested_bytes, default=None)
-        return workload.replace(per_device_eval_batch_size=None), top and Predicted(
-            Peak(top.requested_bytes, top.moment, top.step), tuple(rows))
+            return workload
+        return workload.replace(per_device_eval_batch_size=None)
 
-    def _foresee(self, workload: Workload, size: Extent | None) -> None:
-        """Predict what comes, and say what is to be said; ``size`` None: the workload's own."""
-        first = not self._covered
-        self._covered.append(size or Extent(workload.per_device_train_batch_size, workload.sequence_length or 0,
+    def _prediction_as_ran(self, workload: Workload, predicted: Predicted) -> Predicted:
+        """Workload and prediction without the evaluation, if none has run yet."""
+        if self._evaluated or not workload.evaluates:
+            return predicted
+        rows = [row for row in predicted.moments if row.moment is not Moment.EVALUATION]
+        top = max(rows, key=lambda row: row.requested_bytes)
+        return Predicted(Peak(top.requested_bytes, top.moment, top.step), tuple(rows))
+
+    def _predict(self, workload: Workload, size: Extent | None) -> None:
+        """Predict a workload and print what the user must know. ``size`` None: the workload's own size."""
+        assert self._reading is not None  # callers have read the workload from it
+        first = not self._predicted_sizes
+        self._predicted_sizes.append(size or Extent(workload.per_device_train_batch_size, workload.sequence_length or 0,
                                             sys.maxsize))
         try:
-            found = self._ask(workload, worst=first and self._speaks)
+            answer = self._ask(workload, worst=first and self._speaks)
         except InputError as error:
-            return self._said.not_predicted(error)
-        self.answer, self.workload = found, workload
-        safe = found.verdict in (None, "fits")
+            return self._messages.not_predicted(error)
+        self.answer, self.workload = answer, workload
+        safe = answer.verdict in (None, "fits")
         if first and self._speaks and self._show == "full":
-            self._said.say("\n" + found.text)
+            self._messages.say("\n" + answer.text)
         if first and self._speaks and self._show == "line" and safe:
-            self._said.say(found.line)
+            self._messages.say(answer.line)
         if first and self._speaks and self._show != "nothing":
-            told = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
-            if told:
-                self._said.say(f"assumed of the loop: {told}; if that is not so, say so: watch(…, KEY=VALUE). The "
-                               "model's output is assumed to be gone before backward, as after loss = model(…).loss")
+            assumptions = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
+            if assumptions:
+                self._messages.say(f"assumed about the loop: {assumptions}; if that is wrong, pass watch(…, KEY=VALUE)."
+                                   " The model's output is assumed to be freed before backward, as after loss = "
+                                   "model(…).loss")
             for note in self._reading.notes:
-                self._said.say(f"not in the prediction: {note}")
+                self._messages.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):
-            kind, what = ("start", "") if first else ("batch", f"the batch of {size} that comes now: ")
-            self._said.warn(kind, f"{what}{found.line} Less memory: {'; '.join(found.advice)}.")
+            topic, prefix = ("start", "") if first else ("batch", f"the next batch, {size}: ")
+            self._messages.warn(topic, f"{prefix}{answer.line} Less memory: {'; '.join(answer.advice)}.")
 
     def _ask(self, workload: Workload, *, worst: bool = False) -> background_prediction.Answer:
         if workload not in self._answers:
@@ -195,7 +206,7 @@ class Foresight:
                 self._answers[workload] = background_prediction.ask(question)
             except InputError as error:
                 self._answers[workload] = error
-        found = self._answers[workload]
-        if isinstance(found, InputError):
-            raise found
-        return found
+        answer = self._answers[workload]
+        if isinstance(answer, InputError):
+            raise answer
+        return answer

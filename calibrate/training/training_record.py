@@ -1,4 +1,4 @@
-"""The record of a training: what ``peakcast measure --json -o`` would have written of the same job."""
+"""The record of a training, in the format of ``peakcast measure --json -o``."""
 
 from __future__ import annotations
 
@@ -23,55 +23,56 @@ from calibrate.records.record import (
     Record,
 )
 from calibrate.training import loop_keys
-from calibrate.training.predictions import Foreseen
+from calibrate.training.predictions import RecordedPrediction
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.suggestions import named
+from predictor.common.suggestions import file_name
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
 
 
 class Clock:
-    """When it began."""
+    """Start time and elapsed time of a training."""
 
     def __init__(self) -> None:
         self.started_at, self._from = now(), time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since then."""
+        """Seconds since the start."""
         return round(time.monotonic() - self._from, 3)
 
 
 def now() -> str:
-    """ISO, in UTC."""
+    """The current time in UTC, in ISO format."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def path_of(path: str, rank: int, ranks: int) -> str:
-    """Of one rank: ``{rank}`` is replaced, or with several ranks ``-rank7`` put before the suffix.
+def rank_path(path: str, rank: int, ranks: int) -> str:
+    """The record's path for one rank: ``{rank}`` is replaced; else, with several ranks, ``-rank7`` goes before the
+    suffix.
 
     Raises:
-        InputError: its directory does not exist.
+        InputError: the directory does not exist.
     """
     if "{rank}" in path:
         path = path.replace("{rank}", str(rank))
     elif ranks > 1:
-        whole = Path(path)
-        path = str(whole.with_name(f"{whole.stem}-rank{rank}{whole.suffix}"))
+        file = Path(path)
+        path = str(file.with_name(f"{file.stem}-rank{rank}{file.suffix}"))
     if not Path(path).parent.is_dir():
-        raise InputError(f"{named(path)}: its directory does not exist: create it first")
+        raise InputError(f"{file_name(path)}: its directory does not exist: create it first")
     return path
 
 
-def record(foreseen: Foreseen, *, in_training: InTraining, moments: tuple[MomentPeaks, ...],
+def record(recorded: RecordedPrediction, *, in_training: InTraining, moments: tuple[MomentPeaks, ...],
            memory_stats: Mapping[str, int], used_bytes: int, out_of_memory: OutOfMemory | None, clock: Clock) -> Record:
-    """As it stands now.
+    """The record of the training so far.
 
     Args:
-        used_bytes: the most that was used of the device.
+        used_bytes: the most memory of the device that was in use.
     """
-    workload = foreseen.workload
+    workload = recorded.workload
     rank, ranks = loop_keys.ranks()
     job = MeasuredJob(
         measured_on=device.measured_on(), device=device.describe(event_completion() if is_emulated() else None),
@@ -83,21 +84,21 @@ def record(foreseen: Foreseen, *, in_training: InTraining, moments: tuple[Moment
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION,
         workload=workload.resolved() if isinstance(workload, Workload) else dict(workload), rank=rank,
         rank_chosen_by=RankChoice.LAUNCHER if ranks > 1 else RankChoice.WORKLOAD, job=job,
-        command=tuple(getattr(sys, "orig_argv", sys.argv)), snapshot=None, predicted=foreseen.predicted,
-        not_predicted=foreseen.not_predicted, in_training=in_training)
+        command=tuple(getattr(sys, "orig_argv", sys.argv)), snapshot=None, predicted=recorded.predicted,
+        not_predicted=recorded.not_predicted, in_training=in_training)
 
 
 def _group(ranks: int) -> str:
-    """What stands for the other ranks: they are there, whatever launched them, but in a dry run."""
+    """The record's ``process_group``. Other ranks are real, whatever launched them, except in a dry run."""
     if ranks == 1:
         return single_rank.joined()
     return "nccl" if SETTING in os.environ else "launched"
 
 
-def write(path: str, made: Record) -> None:
-    """The whole file or nothing.
+def write(path: str, content: Record) -> None:
+    """Writes the whole file or nothing.
 
     Raises:
         InputError: it cannot be written.
     """
-    write_whole(path, (json.dumps(made.to_json(), indent=2) + "\n").encode())
+    write_whole(path, (json.dumps(content.to_json(), indent=2) + "\n").encode())

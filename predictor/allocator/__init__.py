@@ -1,4 +1,14 @@
-"""PyTorch's CUDA caching allocator, simulated: allocated and reserved memory, and when it runs out."""
+"""Simulates PyTorch's CUDA caching allocator: allocated and reserved bytes, and out-of-memory errors.
+
+Known limitations:
+
+- CUDA graphs, user pools (``torch.cuda.MemPool``) and several devices at once are not simulated.
+- ``backend:cudaMallocAsync`` is rejected with an error; only PyTorch's native allocator is simulated.
+- Rules and constants are those of PyTorch 2.11.
+- The completion of events is a rule (at once, after N kernel launches, or at a synchronisation), not a measured time.
+- Settings of the pinned host allocator are checked and kept; they change nothing in the simulation.
+- The driver's addresses are assigned by first fit, as on the emulated GPU. Only their order affects the result.
+"""
 
 from predictor.allocator.allocator import CachingAllocator, Observer
 from predictor.allocator.blocks import Block, BlockRecord, SegmentRecord

@@ -1,8 +1,8 @@
 """PyTorch's native CUDA caching allocator as a deterministic simulation.
 
 Source: DeviceCachingAllocator, c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.11. Not simulated: CUDA graphs,
-user pools (torch.cuda.MemPool), several devices. ``malloc`` and ``free`` are the whole of what a job does often,
-so they are written for speed; what happens seldom is in the modules beside.
+user pools (torch.cuda.MemPool), several devices. A job calls ``malloc`` and ``free`` all the time, so both are written
+for speed. Rare operations are in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
-from predictor.allocator import events, expandable, release, warm
+from predictor.allocator import events, expandable, release, state_records
 from predictor.allocator.blocks import (
     ADDRESS_BITS,
     ALLOCATED,
@@ -31,14 +31,14 @@ from predictor.allocator.search import choose
 from predictor.allocator.settings import AllocatorSettings
 from predictor.allocator.sizes import round_to_division, segment_size
 
-#: Told of what happens to segments: action as in a recorded history, address, bytes, stream.
+#: Is called for each change of a segment: action (as in a recorded history), address, bytes, stream.
 Observer = Callable[[str, int, int, int], None]
 
 
 class CachingAllocator:
-    """One device's allocator. All statistics are plain integers of bytes, or counts.
+    """The caching allocator of one device. All statistics are plain integers: bytes, or counts.
 
-    ``completion`` says when the events behind deferred frees are complete: "immediate" (at the next look),
+    ``completion`` says when the events of deferred frees complete: "immediate" (before the next allocation),
     "synchronization", or "launches:N". The allocator itself synchronises when it releases memory.
     ``observer`` is called with ("segment_alloc" | "segment_free" | "segment_map" | "segment_unmap", address, bytes,
     stream).
@@ -49,17 +49,17 @@ class CachingAllocator:
         self.driver = SimulatedDriver() if driver is None else driver
         self.clock = Clock(completion)
         self.observer = observer
-        self.outstanding = events.Outstanding()
+        self.outstanding = events.OutstandingEvents()
         self._queues = self.outstanding.queues
-        self._uses: dict[Block, set[int]] = {}  # blocks in use on other streams than their own
-        self._segments: dict[int, Block] = {}  # lowest block of each segment, by its address
+        self._uses: dict[Block, set[int]] = {}  # block -> the other streams that it is used on
+        self._segments: dict[int, Block] = {}  # address of a segment -> its lowest block
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, 0)
         self._small, self._large = self.small.arenas, self.large.arenas
 
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = self.pending_bytes = 0
         self.peak_requested_bytes = self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._peak_active_bytes = 0  # while something was pending
+        self._peak_active_bytes = 0  # only counted while blocks are pending
         self.segments = self.num_alloc_retries = self.num_ooms = 0
 
         self.allowed_bytes: int | None = None
@@ -68,10 +68,14 @@ class CachingAllocator:
         self.change_settings(AllocatorSettings() if settings is None else settings)
         self.set_per_process_memory_fraction(self.settings.per_process_memory_fraction)
 
-    # --- what a job does often ----------------------------------------------------------------------------------
+    # --- frequent operations ------------------------------------------------------------------------------------
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """Allocate ``size`` bytes (1 or more) on a stream; raises OutOfMemory."""
+        """Allocate ``size`` bytes (1 or more) on a stream.
+
+        Raises:
+            OutOfMemory: no free block fits, and the driver gives no new segment.
+        """
         if self._queues:
             events.process(self)
         if size <= 0:
@@ -82,29 +86,29 @@ class CachingAllocator:
         except KeyError:
             arena = self._add_arena(rounded <= SMALL_SIZE, stream)
         keys = arena.keys
-        at = bisect_left(keys, rounded << ADDRESS_BITS)
-        if self._is_special:
-            at = choose(self, arena, rounded, at)
-        block = arena.free.pop(keys.pop(at)) if at < len(keys) else self._new_block(arena, rounded, size)
+        index = bisect_left(keys, rounded << ADDRESS_BITS)
+        if self._has_extra_rules:
+            index = choose(self, arena, rounded, index)
+        block = arena.free.pop(keys.pop(index)) if index < len(keys) else self._new_block(arena, rounded, size)
 
-        rest = block.size - rounded
-        if rest >= arena.least_rest and rounded < self._split_below:
+        remainder = block.size - rounded
+        if remainder >= arena.smallest_remainder and rounded < self._split_below:
             following = block.next
-            upper = Block(block.address + rounded, rest, FREE, block, following, arena, block.expandable)
+            upper = Block(block.address + rounded, remainder, FREE, block, following, arena, block.expandable)
             if following is not None:
                 following.prev = upper
             block.next = upper
             block.size = rounded
-            key = rest << ADDRESS_BITS | upper.address
+            key = remainder << ADDRESS_BITS | upper.address
             insort(keys, key)
             arena.free[key] = upper
-            got = rounded
+            block_size = rounded
         else:
-            got = block.size
+            block_size = block.size
         block.state = ALLOCATED
         block.requested = size
 
-        self.allocated_bytes = allocated = self.allocated_bytes + got
+        self.allocated_bytes = allocated = self.allocated_bytes + block_size
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes = allocated
         self.requested_bytes = requested = self.requested_bytes + size
@@ -115,7 +119,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block; one that other streams used stays taken until their events are complete."""
+        """Free a block. If other streams used it, it stays pending until their events are complete."""
         if block.state != ALLOCATED:
             raise ValueError("the block is not allocated")
         if self._uses and block in self._uses:
@@ -158,12 +162,12 @@ class CachingAllocator:
     # --- streams and events -------------------------------------------------------------------------------------
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Tensor.record_stream: the block is used on that stream too."""
+        """Tensor.record_stream: another stream uses the block, too."""
         if stream != block.arena.stream:
             self._uses.setdefault(block, set()).add(stream)
 
     def free_requested(self, block: Block) -> None:
-        """The first half of a free: the program is done with the block, events may still be outstanding."""
+        """The first half of a free: the program has freed the block, but events may still be outstanding."""
         if block.state != ALLOCATED:
             raise ValueError("the block is not allocated")
         block.state = PENDING
@@ -174,7 +178,7 @@ class CachingAllocator:
         """The second half: the block is free."""
         if block.state != PENDING:
             raise ValueError("the block does not wait for a free")
-        block.state = ALLOCATED  # as if it had never waited
+        block.state = ALLOCATED  # so that free() takes it like any other block
         self.pending_bytes -= block.size
         self.allocated_bytes += block.size
         self._uses.pop(block, None)
@@ -185,7 +189,7 @@ class CachingAllocator:
         self.clock.launches += count
 
     def synchronize(self) -> None:
-        """The job waited for the device: events recorded so far are complete, as the next malloc will see."""
+        """The job waited for the device: events recorded so far are complete. The next malloc frees their blocks."""
         self.clock.synchronizations += 1
 
     # --- memory of the driver -----------------------------------------------------------------------------------
@@ -195,7 +199,13 @@ class CachingAllocator:
         release.cached_blocks(self)
 
     def release_segment(self, address: int) -> None:
-        """What a recorded history says of one segment or, of an expandable one, of the free block at an address."""
+        """Give one free segment back to the driver, as a recorded history did.
+
+        Of an expandable segment, it unmaps the pages of the free block at the address.
+
+        Raises:
+            ValueError: there is no free segment at the address.
+        """
         for pool in (self.large, self.small):
             for arena in pool.arenas.values():
                 for block in arena.blocks():
@@ -211,24 +221,24 @@ class CachingAllocator:
         if not 0 <= fraction <= 1:
             raise ValueError(f"memory fraction {fraction} is not from 0 to 1")
         self.allowed_bytes = int(fraction * self.driver.total_bytes) if fraction < 1 else None
-        self._note_rules()
+        self._update_rules()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """torch.cuda.memory._set_allocator_settings; what is allocated stays as it is."""
+        """torch.cuda.memory._set_allocator_settings. Existing blocks and segments stay as they are."""
         self.settings = settings
         self.large.page_bytes = settings.large_segment_size_bytes
         divisions = settings.roundup_power2_divisions
         self._divisions = divisions if max(divisions) > 1 else None
         self._split_below = UNLIMITED if settings.expandable_segments else settings.max_split_size_bytes
-        self._note_rules()
+        self._update_rules()
         for arena in (*self._small.values(), *self._large.values()):
-            arena.least_rest = self._least_rest(arena.pool)
+            arena.smallest_remainder = self._smallest_remainder(arena.pool)
 
-    # --- what others ask ----------------------------------------------------------------------------------------
+    # --- statistics and state -----------------------------------------------------------------------------------
 
     @property
     def active_bytes(self) -> int:
-        """Allocated, or waiting for events."""
+        """Bytes of blocks that are allocated, or freed but waiting for events."""
         return self.allocated_bytes + self.pending_bytes
 
     @property
@@ -237,7 +247,7 @@ class CachingAllocator:
 
     @property
     def inactive_split_bytes(self) -> int:
-        """Free parts of segments that are in use; expandable ones do not count."""
+        """Free bytes inside segments that are partly in use. Expandable segments do not count."""
         return sum(block.size for pool in (self.small, self.large) for arena in pool.arenas.values()
                    for block in arena.free.values() if block.expandable is None and release.is_split(block))
 
@@ -247,38 +257,38 @@ class CachingAllocator:
         self.peak_reserved_bytes, self._peak_active_bytes = self.reserved_bytes, self.active_bytes
 
     def snapshot_segments(self) -> tuple[SegmentRecord, ...]:
-        """What torch.cuda.memory.memory_snapshot lists, by address."""
-        return warm.records(self._segments.values())
+        """The segments that torch.cuda.memory.memory_snapshot would list, by address."""
+        return state_records.records(self._segments.values())
 
     def seed(self, segments: Iterable[SegmentRecord]) -> dict[int, Block]:
-        """Start from segments that exist already; returns the blocks in use by their addresses."""
-        return warm.seed(self, segments)
+        """Start from segments that exist already. Returns the blocks in use, by address."""
+        return state_records.seed(self, segments)
 
-    # --- for the modules beside ---------------------------------------------------------------------------------
+    # --- for the other modules of this package ------------------------------------------------------------------
 
     def reserve(self, size: int) -> None:
-        """Count bytes got from the driver, or (below 0) given back."""
+        """Count bytes that came from the driver (positive), or went back to it (negative)."""
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def tell(self, action: str, address: int, size: int, stream: int) -> None:
+    def notify(self, action: str, address: int, size: int, stream: int) -> None:
         if self.observer is not None:
             self.observer(action, address, size, stream)
 
     def add_segment(self, address: int, size: int, arena: Arena) -> Block:
-        """Book a segment that the driver gave; its one block is in no list."""
+        """Register a new segment of the driver. Its only block is in no free list yet."""
         block = self._segments[address] = Block(address, size, FREE, None, None, arena, None)
         self.segments += 1
         self.reserve(size)
-        self.tell("segment_alloc", address, size, arena.stream)
+        self.notify("segment_alloc", address, size, arena.stream)
         return block
 
     def add_expandable(self, segment: ExpandableSegment, arena: Arena) -> Block:
-        """Book a range of addresses; its one block is unmapped."""
+        """Register a reserved range of addresses. Its only block is unmapped."""
         block = Block(segment.address, segment.size, UNMAPPED, None, None, arena, segment)
         self._segments[segment.address] = block
         arena.insert_unmapped(block)
-        self._note_rules()
+        self._update_rules()
         return block
 
     def remove_segment(self, block: Block) -> None:
@@ -292,30 +302,31 @@ class CachingAllocator:
 
     def _add_arena(self, is_small: bool, stream: int) -> Arena:
         pool = self.small if is_small else self.large
-        pool.arenas[stream] = arena = Arena(pool, stream, self._least_rest(pool))
+        pool.arenas[stream] = arena = Arena(pool, stream, self._smallest_remainder(pool))
         return arena
 
-    def _least_rest(self, pool: Pool) -> int:
+    def _smallest_remainder(self, pool: Pool) -> int:
         """The smallest remainder that is split off (should_split)."""
         return MIN_BLOCK if pool.is_small or self.settings.expandable_segments else SMALL_SIZE + 1
 
-    def _note_rules(self) -> None:
-        """Whether a search follows more rules than best fit."""
-        self.collects = self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
-        if self.collects and not self._keeps_ages:
+    def _update_rules(self) -> None:
+        """Note whether the search for a free block follows more rules than best fit."""
+        self.collects_garbage = self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
+        if self.collects_garbage and not self._keeps_ages:
             self._keeps_ages = True
             for pool in (self.small, self.large):
                 for arena in pool.arenas.values():
                     for block in arena.free.values():
                         block.age = 0
-        self._is_special = (self.collects or self.settings.expandable_segments
+        self._has_extra_rules = (self.collects_garbage or self.settings.expandable_segments
                             or self.settings.max_split_size_bytes != UNLIMITED
                             or any(block.expandable is not None for block in self._segments.values()))
 
     def _new_block(self, arena: Arena, rounded: int, requested: int) -> Block:
-        """A block from the driver, after releasing what may help (malloc, where no free block was found)."""
+        """A block from the driver, where malloc found no free one. If refused, releases cached memory and retries."""
         if requested < LARGEST_REQUEST:
-            if self.collects:
+            if self.collects_garbage:
+                assert self.allowed_bytes is not None  # _update_rules
                 release.collect_garbage(self, self.allowed_bytes)
             block = self._try_new_block(arena, rounded)
             if block is None and release.available_cached_blocks(self, arena, rounded):
@@ -333,7 +344,7 @@ class CachingAllocator:
             free_bytes=self.driver.free_bytes(), allowed_bytes=self.allowed_bytes)
 
     def _try_new_block(self, arena: Arena, rounded: int) -> Block | None:
-        """alloc_block; the limit of a memory fraction counts a whole segment even where only pages are mapped."""
+        """alloc_block. The memory fraction's limit counts a whole segment, even where only some pages are mapped."""
         size = segment_size(rounded, self.settings)
         if self.allowed_bytes is not None and self.reserved_bytes + size > self.allowed_bytes:
             return None

@@ -1,4 +1,4 @@
-"""What the simulation keeps: blocks in chains, the free ones sorted, and the records it shows of them.
+"""The data structures of the simulated allocator: blocks, pools, sorted free lists, and records of segments.
 
 A segment is a chain of blocks by address (``prev``, ``next``). The block at its lowest address stays the same
 object while the segment lives: a split makes a new block above, a merge dissolves the upper one.
@@ -15,19 +15,21 @@ FREE, ALLOCATED, PENDING, UNMAPPED = range(4)
 #: State names of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp).
 STATE_NAMES = {FREE: "inactive", ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
 
-#: Free blocks are ordered by size, then by address (BlockComparatorSize, CUDACachingAllocator.cpp): one integer,
-#: the size above the address.
+#: Free blocks are ordered by size, then by address (BlockComparatorSize, CUDACachingAllocator.cpp). The sort key is one
+#: integer: the size in the high bits, the address in these low bits.
 ADDRESS_BITS = 64
 
 
 class Block:
-    """A stretch of one segment. Sizes and addresses in bytes.
+    """A contiguous part of one segment. Sizes and addresses in bytes.
 
-    ``requested`` is what was asked for. ``expandable`` is the expandable segment it lies in, if any. ``age`` is the
-    pool's count of searches when the block became free (only kept while garbage collection is on).
+    ``requested`` is the size that the program requested. ``expandable`` is the block's expandable segment, if any.
+    ``age`` is the pool's count of searches when the block became free (only kept while garbage collection is on).
     """
 
     __slots__ = ("address", "size", "state", "prev", "next", "arena", "expandable", "requested", "age")
+    requested: int  # no value before the first allocation
+    age: int
 
     def __init__(self, address: int, size: int, state: int, prev: Block | None, next: Block | None, arena: Arena,
                  expandable: ExpandableSegment | None) -> None:
@@ -41,7 +43,7 @@ class Block:
 
 
 class Pool:
-    """The small or the large pool: its arenas by stream, and how often it was searched (for garbage collection)."""
+    """The small or the large pool: its arenas by stream, and its number of searches (for garbage collection)."""
 
     __slots__ = ("is_small", "page_bytes", "arenas", "searches")
 
@@ -53,17 +55,17 @@ class Pool:
 
 
 class Arena:
-    """The part of one pool that belongs to one stream: its free blocks, and its unmapped ones by address.
+    """The part of one pool that belongs to one stream: its free blocks, and its unmapped blocks by address.
 
-    ``least_rest`` is the smallest remainder, in bytes, that is split off a block.
+    ``smallest_remainder`` is the smallest remainder, in bytes, that is split off a block.
     """
 
-    __slots__ = ("pool", "stream", "keys", "free", "unmapped_addresses", "unmapped", "least_rest")
+    __slots__ = ("pool", "stream", "keys", "free", "unmapped_addresses", "unmapped", "smallest_remainder")
 
-    def __init__(self, pool: Pool, stream: int, least_rest: int) -> None:
+    def __init__(self, pool: Pool, stream: int, smallest_remainder: int) -> None:
         self.pool = pool
         self.stream = stream
-        self.least_rest = least_rest
+        self.smallest_remainder = smallest_remainder
         self.keys: list[int] = []
         self.free: dict[int, Block] = {}
         self.unmapped_addresses: list[int] = []
@@ -82,7 +84,7 @@ class Arena:
         self.free[key] = block
 
     def remove(self, block: Block) -> None:
-        """Take a free block out."""
+        """Remove a free block."""
         key = block.size << ADDRESS_BITS | block.address
         del self.keys[bisect_left(self.keys, key)]
         del self.free[key]
@@ -120,7 +122,7 @@ class BlockRecord:
 class SegmentRecord:
     """A segment as ``torch.cuda.memory._snapshot()`` shows it; bytes. ``pool`` is "small" or "large".
 
-    An expandable segment gives one record for each stretch that is mapped.
+    An expandable segment gives one record for each contiguous range of mapped pages.
     """
 
     address: int

@@ -1,31 +1,34 @@
-"""When an event is complete: what decides how long a block used on several streams stays taken.
+"""Rules for the completion of CUDA events. They decide how long a block used on several streams stays pending.
 
-The emulated GPU offers the same three answers (calibrate/emulator/job_environment.py, ``events``); a real GPU lies
-between the first and the last.
+The emulated GPU offers the same three rules (calibrate/emulator/job_environment.py, ``events``). On a real GPU, events
+complete later than with "immediate" and earlier than with "synchronization".
 """
 
 from __future__ import annotations
 
 from predictor.common.errors import InputError
 
-#: Number of launches that stand for: only a synchronisation completes an event.
+#: Special number of launches: only a synchronisation completes an event.
 NEVER = -1
 
 
 def launches_until_complete(completion: str) -> int:
-    """0 for "immediate", N for "launches:N", NEVER for "synchronization"."""
+    """The number of kernel launches after which an event completes.
+
+    0 for "immediate", N for "launches:N", NEVER for "synchronization".
+    """
     if completion == "immediate":
         return 0
     if completion == "synchronization":
         return NEVER
-    kind, _, count = completion.partition(":")
-    if kind == "launches" and count.isascii() and count.isdigit() and int(count):
+    rule, _, count = completion.partition(":")
+    if rule == "launches" and count.isascii() and count.isdigit() and int(count):
         return int(count)
-    raise InputError(f'completion: "{completion}" is none of immediate, launches:N, synchronization')
+    raise InputError(f'completion: "{completion}" is not one of immediate, launches:N, synchronization')
 
 
 class Clock:
-    """Counts kernel launches and synchronisations; an event is a reading of both."""
+    """Counts kernel launches and synchronisations. An event stores both counts at its recording."""
 
     __slots__ = ("wait", "launches", "synchronizations")
 

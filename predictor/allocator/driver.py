@@ -1,4 +1,4 @@
-"""What the CUDA driver does for the allocator: device memory, and addresses for it."""
+"""The CUDA driver as the caching allocator uses it: device memory and its addresses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from predictor.allocator.constants import DRIVER_PAGE, FIRST_ADDRESS, LAST_ADDRE
 
 
 class Driver(Protocol):
-    """What the allocator asks of the driver; bytes. A replay answers with recorded addresses."""
+    """The driver functions that the allocator calls; sizes in bytes. A replay returns recorded addresses."""
 
-    #: Memory of the device, as cudaGetDeviceProperties says: sizes expandable segments and memory fractions.
+    #: Memory of the device, as cudaGetDeviceProperties reports it. Expandable segments and memory fractions depend
+    #: on it.
     total_bytes: int
 
     def allocate(self, size: int) -> int | None:
-        """cudaMalloc: an address, or None when it is refused."""
+        """cudaMalloc: an address, or None if the driver refuses."""
 
     def free(self, address: int) -> None:
         """cudaFree."""
@@ -27,27 +28,28 @@ class Driver(Protocol):
         """cuMemAddressFree."""
 
     def map(self, address: int, page_bytes: int, pages: int) -> bool:
-        """cuMemCreate and cuMemMap of so many pages at the address; False, and none of them, when refused."""
+        """cuMemCreate and cuMemMap of ``pages`` pages at the address. False if the driver refuses: it maps none."""
 
     def unmap(self, address: int, page_bytes: int, pages: int) -> None:
         """cuMemUnmap and cuMemRelease."""
 
     def adopt(self, address: int, size: int, mapped_bytes: int) -> None:
-        """Take over a range that is in use already, with so much memory behind it (see CachingAllocator.seed)."""
+        """Register a range that is in use already, with ``mapped_bytes`` of memory (see CachingAllocator.seed)."""
 
     def free_bytes(self) -> int | None:
-        """What could still be allocated; None without limit."""
+        """Bytes that can still be allocated; None without a limit."""
 
 
-def _up(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
 class SimulatedDriver:
-    """Memory up to a capacity, addresses by first fit, as on the emulated GPU (calibrate/emulator/csrc/device.c).
+    """A driver with a capacity and first-fit addresses, like the emulated GPU's (calibrate/emulator/csrc/device.c).
 
-    ``capacity_bytes`` is what the allocator can have (None: no limit); ``total_bytes`` what the device calls its
-    memory, where that is more (the CUDA context has taken its part). ``refusals`` counts what went beyond it.
+    ``capacity_bytes`` is the memory that the allocator can use (None: no limit). ``total_bytes`` is the memory that the
+    device reports; it is larger where the CUDA context has taken a part. ``refusals`` counts the requests beyond the
+    capacity.
     """
 
     def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None) -> None:
@@ -58,7 +60,7 @@ class SimulatedDriver:
         self._gaps: list[tuple[int, int]] = [(FIRST_ADDRESS, LAST_ADDRESS)]  # (start, end), by address
 
     def allocate(self, size: int) -> int | None:
-        size = _up(size, DRIVER_PAGE)
+        size = _round_up(size, DRIVER_PAGE)
         return self.reserve(size) if self._book(size) else None
 
     def free(self, address: int) -> None:
@@ -66,13 +68,13 @@ class SimulatedDriver:
         self.unreserve(address)
 
     def reserve(self, size: int) -> int:
-        size = _up(size, DRIVER_PAGE)
+        size = _round_up(size, DRIVER_PAGE)
         for index, (start, end) in enumerate(self._gaps):
             if start + size <= end:
                 self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
                 self._sizes[start] = size
                 return start
-        raise RuntimeError(f"no {size} free addresses in a row")
+        raise RuntimeError(f"no free range of {size} addresses")
 
     def unreserve(self, address: int) -> None:
         start, end = address, address + self._sizes.pop(address)
@@ -95,7 +97,7 @@ class SimulatedDriver:
 
     def adopt(self, address: int, size: int, mapped_bytes: int) -> None:
         self.used_bytes += mapped_bytes
-        self._sizes[address] = size = _up(size, DRIVER_PAGE)
+        self._sizes[address] = size = _round_up(size, DRIVER_PAGE)
         for index, (start, end) in enumerate(self._gaps):
             if start <= address and address + size <= end:
                 pieces = (start, address), (address + size, end)

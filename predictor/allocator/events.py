@@ -1,7 +1,7 @@
-"""Deferred frees: a block that other streams use is free when the events recorded at its free are complete.
+"""Deferred frees. A block that other streams used becomes free when the events recorded at its free are complete.
 
 Source: insert_events, process_events and synchronize_and_free_events, CUDACachingAllocator.cpp, PyTorch 2.11.
-In which order streams are looked at makes no difference: free blocks merge to the same result.
+The order of the streams makes no difference: free blocks merge to the same result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from predictor.allocator.allocator import CachingAllocator
 
 
-class Outstanding:
-    """Events not seen complete yet: a queue for each stream, and how many a block waits for."""
+class OutstandingEvents:
+    """Events that are not known to be complete: a queue for each stream, and the number that each block waits for."""
 
     __slots__ = ("queues", "counts")
 
@@ -34,7 +34,7 @@ def insert(allocator: CachingAllocator, block: Block, streams: set[int]) -> None
 
 
 def process(allocator: CachingAllocator) -> None:
-    """Free the blocks whose events are complete; a queue stops at its first event that is not."""
+    """Free the blocks whose events are complete. Each queue is processed up to its first incomplete event."""
     queues, is_complete = allocator.outstanding.queues, allocator.clock.is_complete
     for stream in list(queues):
         queue = queues[stream]
@@ -45,7 +45,7 @@ def process(allocator: CachingAllocator) -> None:
 
 
 def synchronize_and_free(allocator: CachingAllocator) -> None:
-    """Wait for every event."""
+    """Wait for every event, and free the blocks that waited."""
     queues = allocator.outstanding.queues
     if not queues:
         return

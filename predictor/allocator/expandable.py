@@ -1,4 +1,4 @@
-"""Expandable segments: a range of addresses for each pool and stream, mapped in pages as it is needed.
+"""Expandable segments: one range of addresses for each pool and stream. Its pages are mapped as they are needed.
 
 Source: ExpandableSegment, find_expandable_block, try_allocate_expandable_block, map_block and unmap_block,
 CUDACachingAllocator.cpp, PyTorch 2.11.
@@ -16,32 +16,31 @@ if TYPE_CHECKING:
 
 
 def allocate(allocator: CachingAllocator, arena: Arena, size: int) -> Block | None:
-    """A block of at least ``size`` bytes out of mapped and newly mapped pages; it is not among the free ones.
+    """A block of at least ``size`` bytes, from mapped and newly mapped pages. It is in no free list.
 
-    None when the driver refuses a page; what was mapped until then stays.
+    None if the driver refuses a page. Pages mapped before that stay mapped.
     """
-    block = _find(allocator, arena, size)
-    if block.state == UNMAPPED:
+    block: Block | None = _find(allocator, arena, size)
+    if block is not None and block.state == UNMAPPED:
         block = _map(allocator, block, min(block.size, size))
-        if block is None:
-            return None
-    while block.size < size:  # free, then unmapped: mapping more of it makes one block of both
-        block = _map(allocator, block.next, min(size - block.size, block.next.size))
-        if block is None:
-            return None
-    arena.remove(block)
+    while block is not None and block.size < size:  # mapping the unmapped pages that follow merges them into the block
+        following = block.next
+        assert following is not None  # _find has checked that there is room; a replayed history may break this
+        block = _map(allocator, following, min(size - block.size, following.size))
+    if block is not None:
+        arena.remove(block)
     return block
 
 
 def _find(allocator: CachingAllocator, arena: Arena, size: int) -> Block:
-    """The lowest free or unmapped block from which ``size`` bytes without a gap can be had."""
+    """The lowest free or unmapped block that begins ``size`` contiguous bytes of free or unmapped memory."""
     for address in arena.unmapped_addresses:
         block = arena.unmapped[address]
         if block.prev is not None and block.prev.state == FREE:
             block = block.prev
         if _has_room(block, size):
             return block
-    # 1 1/8 of the device's memory, so that pages can move behind ones that were unmapped.
+    # 1 1/8 of the device's memory: pages that are mapped anew need addresses behind those that were unmapped.
     page, driver = arena.pool.page_bytes, allocator.driver
     total = -(-(driver.total_bytes + driver.total_bytes // 8) // page) * page
     segment = ExpandableSegment(driver.reserve(total), total, page)
@@ -58,7 +57,8 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
-    """Map pages at the start of an unmapped block; returns the free block they became part of."""
+    """Map pages at the start of an unmapped block. Returns the free block that now contains them, or None."""
+    assert block.expandable is not None  # only expandable segments have unmapped blocks
     arena, page = block.arena, block.expandable.page_bytes
     pages = -(-size // page)
     mapped = pages * page
@@ -72,12 +72,12 @@ def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
     block = joined(block, arena.remove)
     arena.insert(block)
     allocator.reserve(mapped)
-    allocator.tell("segment_map", address, mapped, arena.stream)
+    allocator.notify("segment_map", address, mapped, arena.stream)
     return block
 
 
 def joined(block: Block, take_out: Callable[[Block], None]) -> Block:
-    """The block with its neighbours of the same state, which ``take_out`` takes out of their list."""
+    """Merge a block with its neighbours of the same state. ``take_out`` removes a neighbour from its list."""
     following, previous = block.next, block.prev
     if following is not None and following.state == block.state:
         take_out(following)
@@ -89,8 +89,9 @@ def joined(block: Block, take_out: Callable[[Block], None]) -> Block:
 
 
 def release(allocator: CachingAllocator, block: Block) -> None:
-    """Unmap every whole page of a free block; give the addresses back when nothing of the segment is left."""
+    """Unmap every whole page of a free block. Give the addresses back when the whole segment is unmapped."""
     segment, arena = block.expandable, block.arena
+    assert segment is not None  # callers pass blocks of expandable segments
     page, base = segment.page_bytes, segment.address
     first = base + -(-(block.address - base) // page) * page
     last = base + (block.address + block.size - base) // page * page
@@ -109,7 +110,7 @@ def release(allocator: CachingAllocator, block: Block) -> None:
     block = joined(block, arena.remove_unmapped)
     arena.insert_unmapped(block)
     allocator.reserve(first - last)
-    allocator.tell("segment_unmap", first, last - first, arena.stream)
+    allocator.notify("segment_unmap", first, last - first, arena.stream)
     if block.prev is None and block.next is None:
         arena.remove_unmapped(block)
         allocator.remove_segment(block)
@@ -117,7 +118,7 @@ def release(allocator: CachingAllocator, block: Block) -> None:
 
 
 def split(block: Block, size: int) -> Block:
-    """Cut a block at ``size`` bytes; the upper part is new and in no list."""
+    """Cut a block at ``size`` bytes. The upper part is a new block and in no list."""
     upper = Block(block.address + size, block.size - size, block.state, block, block.next, block.arena,
                   block.expandable)
     if upper.next is not None:
@@ -128,8 +129,9 @@ def split(block: Block, size: int) -> Block:
 
 
 def absorb(block: Block) -> Block:
-    """Make one block of it and the one above, which must be in no list."""
+    """Merge a block with the next higher one, which must be in no list."""
     upper = block.next
+    assert upper is not None  # callers have looked
     block.size += upper.size
     block.next = upper.next
     if block.next is not None:

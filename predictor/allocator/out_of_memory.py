@@ -1,14 +1,14 @@
-"""The allocator's answer when nothing is left to try."""
+"""The simulated allocator's out-of-memory error."""
 
 from __future__ import annotations
 
 
 class OutOfMemory(Exception):
-    """What ``torch.OutOfMemoryError`` says; bytes.
+    """The numbers of ``torch.OutOfMemoryError``, in bytes.
 
-    ``tried_to_allocate_bytes`` is the segment that was wanted ("Tried to allocate ..."), ``requested_bytes`` what
-    the program asked for. ``allowed_bytes`` is the limit of a memory fraction, None without one; ``free_bytes`` what
-    the driver had left, None if it has no limit.
+    ``tried_to_allocate_bytes`` is the size of the new segment ("Tried to allocate ..."), ``requested_bytes`` the size
+    of the program's request. ``allowed_bytes`` is the limit of the memory fraction, None without one. ``free_bytes`` is
+    the memory that the driver has left, None if it has no limit.
     """
 
     def __init__(self, *, tried_to_allocate_bytes: int, requested_bytes: int, allocated_bytes: int,

@@ -1,4 +1,4 @@
-"""Giving cached memory back to the driver.
+"""Release of cached memory to the driver.
 
 Source: garbage_collect_cached_blocks, release_available_cached_blocks, release_cached_blocks, release_blocks and
 release_block, CUDACachingAllocator.cpp, PyTorch 2.11.
@@ -24,7 +24,7 @@ def is_split(block: Block) -> bool:
 def segment(allocator: CachingAllocator, block: Block) -> None:
     """cudaFree one whole segment, which is a free block."""
     if is_split(block):
-        # max_split_size_mb was set, or lowered, while the job ran: PyTorch frees a part as if it were a segment.
+        # max_split_size_mb was set, or lowered, while the job ran: PyTorch would free a part as if it were a segment.
         raise RuntimeError("PyTorch would fail here: it releases a part of a segment (max_split_size_mb was changed)")
     block.arena.remove(block)
     allocator.remove_segment(block)
@@ -32,11 +32,11 @@ def segment(allocator: CachingAllocator, block: Block) -> None:
     allocator.clock.synchronizations += 1  # cudaFree waits for the device
     allocator.driver.free(block.address)
     allocator.reserve(-block.size)
-    allocator.tell("segment_free", block.address, block.size, block.arena.stream)
+    allocator.notify("segment_free", block.address, block.size, block.arena.stream)
 
 
 def cached_blocks(allocator: CachingAllocator) -> None:
-    """Wait for every event, then release every segment and page that nothing uses."""
+    """Wait for every event, then release every unused segment and page."""
     events.synchronize_and_free(allocator)
     for pool in (allocator.large, allocator.small):
         _blocks(allocator, pool)
@@ -55,30 +55,33 @@ def _blocks(allocator: CachingAllocator, pool: Pool) -> None:
 
 
 def available_cached_blocks(allocator: CachingAllocator, arena: Arena, size: int) -> bool:
-    """With max_split_size_mb: release oversize blocks of this stream, only as much as ``size`` needs."""
+    """With max_split_size_mb: release oversize blocks of this stream until ``size`` bytes are free.
+
+    Returns whether it released enough.
+    """
     limit = allocator.settings.max_split_size_bytes
     if limit == UNLIMITED:
         return False
-    wanted = max(size, limit)
+    needed = max(size, limit)
     blocks = arena.blocks()
-    at = bisect_left(arena.keys, wanted << ADDRESS_BITS)
-    if at < len(blocks) and blocks[at].expandable is None:
-        segment(allocator, blocks[at])
+    index = bisect_left(arena.keys, needed << ADDRESS_BITS)
+    if index < len(blocks) and blocks[index].expandable is None:
+        segment(allocator, blocks[index])
         return True
     released = 0
-    for block in reversed(blocks[:at]):  # the largest first
-        if released >= wanted or block.size < limit:
+    for block in reversed(blocks[:index]):  # the largest first
+        if released >= needed or block.size < limit:
             break
         if block.expandable is None:
             released += block.size
             segment(allocator, block)
-    return released >= wanted
+    return released >= needed
 
 
 def collect_garbage(allocator: CachingAllocator, allowed_bytes: int) -> None:
     """With garbage_collection_threshold: above that part of the limit, release large segments of average age or more.
 
-    A block's age is how often the large pool was searched since the block became free.
+    The age of a block is the number of searches of the large pool since the block became free.
     """
     pool = allocator.large
     threshold = int(allocator.settings.garbage_collection_threshold * allowed_bytes)

@@ -1,4 +1,6 @@
-"""Which free block serves a request, where there are more rules than best fit.
+"""Chooses the free block for a request where more rules than best fit apply.
+
+Such rules come from expandable segments, ``max_split_size_mb`` and garbage collection.
 
 Source: get_free_block, CUDACachingAllocator.cpp, PyTorch 2.11.
 """
@@ -13,39 +15,43 @@ if TYPE_CHECKING:
     from predictor.allocator.allocator import CachingAllocator
 
 
-def choose(allocator: CachingAllocator, arena: Arena, size: int, at: int) -> int:
-    """The index in ``arena.keys`` of the block to take, given that of the best fit; their number if none will do."""
-    arena.pool.searches += allocator.collects
+def choose(allocator: CachingAllocator, arena: Arena, size: int, index: int) -> int:
+    """The index in ``arena.keys`` of the block to take, or ``len(arena.keys)`` if none is suitable.
+
+    ``size`` is the rounded request in bytes, ``index`` that of the best fit.
+    """
+    arena.pool.searches += allocator.collects_garbage
     keys, settings = arena.keys, allocator.settings
-    if at < len(keys) and arena.free[keys[at]].expandable is not None:
-        at = _expandable(arena, at) if settings.expandable_segments else _not_expandable(arena, at)
-    if at == len(keys):
-        return at
-    found, limit = arena.free[keys[at]].size, settings.max_split_size_bytes
+    if index < len(keys) and arena.free[keys[index]].expandable is not None:
+        index = _expandable(arena, index) if settings.expandable_segments else _not_expandable(arena, index)
+    if index == len(keys):
+        return index
+    block_size, limit = arena.free[keys[index]].size, settings.max_split_size_bytes
     if size < limit:
-        return at if found < limit else len(keys)
-    return at if found < size + settings.max_non_split_rounding_bytes else len(keys)
+        return index if block_size < limit else len(keys)
+    return index if block_size < size + settings.max_non_split_rounding_bytes else len(keys)
 
 
-def _expandable(arena: Arena, at: int) -> int:
-    """Best fit by the size a block can grow to: go on while the next larger block could grow less."""
-    block = arena.free[arena.keys[at]]
-    while block.expandable is not None and at + 1 < len(arena.keys):
-        following = arena.free[arena.keys[at + 1]]
-        if _reach(following) >= _reach(block):
+def _expandable(arena: Arena, index: int) -> int:
+    """Best fit by the size that a block can grow to: continue while the next larger block could grow less."""
+    block = arena.free[arena.keys[index]]
+    while block.expandable is not None and index + 1 < len(arena.keys):
+        following = arena.free[arena.keys[index + 1]]
+        if _size_with_growth(following) >= _size_with_growth(block):
             break
         block = following
-        at += 1
-    return at
+        index += 1
+    return index
 
 
-def _not_expandable(arena: Arena, at: int) -> int:
-    """Expandable segments were switched off while some exist: theirs are passed over."""
-    while at < len(arena.keys) and arena.free[arena.keys[at]].expandable is not None:
-        at += 1
-    return at
+def _not_expandable(arena: Arena, index: int) -> int:
+    """Skip blocks of expandable segments: the setting was switched off while some exist."""
+    while index < len(arena.keys) and arena.free[arena.keys[index]].expandable is not None:
+        index += 1
+    return index
 
 
-def _reach(block: Block) -> int:
+def _size_with_growth(block: Block) -> int:
+    """Bytes of a block and of the unmapped block behind it."""
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)

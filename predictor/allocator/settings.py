@@ -1,7 +1,7 @@
 """The allocator's settings, in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``.
 
 Keys, values and limits are those of PyTorch 2.11: c10/core/AllocatorConfig.{h,cpp} and
-c10/cuda/CUDAAllocatorConfig.{h,cpp}. Where PyTorch reads on over a slip of syntax ("=" for ":"), this refuses.
+c10/cuda/CUDAAllocatorConfig.{h,cpp}. PyTorch ignores some syntax errors ("=" for ":"); this module rejects them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from predictor.allocator.constants import (
     LARGE_REQUEST,
@@ -19,19 +20,19 @@ from predictor.allocator.constants import (
     UNLIMITED_TOTAL,
 )
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 
 _NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
 
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """How the allocator behaves; sizes in bytes. ``AllocatorSettings()`` is PyTorch's default.
+    """The allocator's settings; sizes in bytes. ``AllocatorSettings()`` is PyTorch's default.
 
-    ``max_non_split_rounding_bytes`` is how much larger a block may be than a request of ``max_split_size_bytes`` or
-    more; where it is not said, PyTorch takes large_segment_size_mb (parseArgs, AllocatorConfig.cpp).
-    ``roundup_power2_divisions`` has a number for each power of 2 from 1 MiB (and below) to 32 GiB (and above); 0: off.
-    ``without_effect`` keeps what does not change device memory, as (key, value).
+    ``max_non_split_rounding_bytes``: a block may be larger by this than a request of ``max_split_size_bytes`` or more.
+    Its default is large_segment_size_mb (parseArgs, AllocatorConfig.cpp). ``roundup_power2_divisions`` has a number for
+    each power of 2 from 1 MiB (and below) to 32 GiB (and above); 0 is off. ``without_effect`` holds the settings that
+    do not change device memory, as (key, value).
     """
 
     large_segment_size_bytes: int = LARGE_SEGMENT
@@ -45,15 +46,19 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """The settings of a ``PYTORCH_CUDA_ALLOC_CONF``; an unknown key or a bad value is an InputError."""
+        """The settings in the text of a ``PYTORCH_CUDA_ALLOC_CONF``.
+
+        Raises:
+            InputError: an unknown key or a bad value.
+        """
         settings = cls()
-        pairs = _pairs(text)  # two others are measured by large_segment_size_mb, which PyTorch therefore reads first
+        pairs = _pairs(text)  # PyTorch reads large_segment_size_mb first: it limits two others
         for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
             settings = _reader(key)(settings, key, value)
         return settings
 
     def __str__(self) -> str:
-        """Text that ``parse`` reads back to the same settings; only what is not the default."""
+        """The settings that are not the default, as text that ``parse`` reads back."""
         default = AllocatorSettings(max_non_split_rounding_bytes=self.large_segment_size_bytes)
         changed = {field.name: getattr(self, field.name) for field in fields(self)
                    if getattr(self, field.name) != getattr(default, field.name)}
@@ -63,25 +68,25 @@ class AllocatorSettings:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """(key, value) in order; blanks do not count. ``key:value,key:[a:b,c:d]``."""
+    """The (key, value) pairs of ``key:value,key:[a:b,c:d]``, in order. White space is ignored."""
     text = re.sub(r"\s", "", text)
     pairs = []
-    at = 0
-    while at < len(text):
-        match = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(,|$)").match(text, at)
+    position = 0
+    while position < len(text):
+        match = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(,|$)").match(text, position)
         if match is None:
-            raise InputError(f"allocator settings: cannot read {show(text[at:])}; write key:value,key:value")
+            raise InputError(f"allocator settings: cannot read {quoted(text[position:])}; write key:value,key:value")
         pairs.append((match[1], match[2]))
-        at = match.end()
+        position = match.end()
     return pairs
 
 
-def _wrong(key: str, value: str, must: str) -> InputError:
-    return InputError(f"allocator setting {key}: {show(value)} must be {must}")
+def _wrong(key: str, value: str, expected: str) -> InputError:
+    return InputError(f"allocator setting {key}: {quoted(value)} must be {expected}")
 
 
 def _whole(key: str, value: str) -> int:
-    """64 bits, as PyTorch reads it (ConfigTokenizer::toSizeT, AllocatorConfig.h)."""
+    """A whole number of 64 bits, as PyTorch reads it (ConfigTokenizer::toSizeT, AllocatorConfig.h)."""
     if not value.isascii() or not value.isdigit():
         raise _wrong(key, value, "a whole number")
     digits = value.lstrip("0") or "0"
@@ -95,19 +100,20 @@ def _power_of_2(number: int) -> bool:
 
 
 def _mebibytes(field: str) -> _Reader:
-    """A size of at least large_segment_size_mb (AllocatorConfig.cpp)."""
+    """A reader of a size in MiB, at least large_segment_size_mb (AllocatorConfig.cpp)."""
 
     def read(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
         size, least = _whole(key, value), settings.large_segment_size_bytes // MIB
         if size < least:
             raise _wrong(key, value, f"{least} or more (MiB)")
-        return replace(settings, **{field: min(size, UNLIMITED // MIB) * MIB})
+        changes: dict[str, Any] = {field: min(size, UNLIMITED // MIB) * MIB}
+        return replace(settings, **changes)
 
     return read
 
 
 def _large_segment_size(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    """PyTorch sets no upper limit; here it is 1 TiB, of which the simulated driver has addresses for some dozens."""
+    """large_segment_size_mb. PyTorch has no upper limit. Here it is 1 TiB: the driver has few dozens of such ranges."""
     size = _whole(key, value) * MIB
     if size <= LARGE_REQUEST:
         raise _wrong(key, value, f"more than {LARGE_REQUEST // MIB} (MiB)")
@@ -117,15 +123,16 @@ def _large_segment_size(settings: AllocatorSettings, key: str, value: str) -> Al
 
 
 def _fraction(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    """garbage_collection_threshold lies in (0, 1), per_process_memory_fraction in [0, 1]."""
-    ends_belong = key == "per_process_memory_fraction"
+    """garbage_collection_threshold is in (0, 1), per_process_memory_fraction in [0, 1]."""
+    includes_ends = key == "per_process_memory_fraction"
     try:
         number = float(value)
     except ValueError:
         number = float("nan")
-    if not (0 <= number <= 1 if ends_belong else 0 < number < 1):
-        raise _wrong(key, value, "from 0 to 1" if ends_belong else "above 0 and below 1")
-    return replace(settings, **{key: number})
+    if not (0 <= number <= 1 if includes_ends else 0 < number < 1):
+        raise _wrong(key, value, "from 0 to 1" if includes_ends else "above 0 and below 1")
+    changes: dict[str, Any] = {key: number}
+    return replace(settings, **changes)
 
 
 def _boolean(key: str, value: str) -> bool:
@@ -159,7 +166,7 @@ def _roundup(settings: AllocatorSettings, key: str, value: str) -> AllocatorSett
         if not _power_of_2(size):
             raise _wrong(key, value, "a list of sizes (MiB) that are powers of 2")
         last = min(size.bit_length() - 1, ROUNDUP_INTERVALS - 1)
-        if is_first:  # smaller sizes than the first of the list go by it
+        if is_first:  # the first number of the list holds for all smaller sizes, too
             table[:last] = [divisions] * last
         table[last] = divisions
         is_first = False
@@ -175,8 +182,8 @@ def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSett
     return replace(settings, without_effect=(*settings.without_effect, (key, value)))
 
 
-def _noted(check: Callable[[str, str], object]) -> _Reader:
-    """A setting that does not change device memory: checked and kept."""
+def _without_effect(check: Callable[[str, str], object]) -> _Reader:
+    """A reader of a setting that does not change device memory. The setting is checked and kept."""
 
     def read(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
         check(key, value)
@@ -206,24 +213,24 @@ _READERS: dict[str, _Reader] = {
     "expandable_segments": _expandable_segments,
     "per_process_memory_fraction": _fraction,
     "backend": _backend,
-    "release_lock_on_cudamalloc": _noted(_boolean),
-    "release_lock_on_hipmalloc": _noted(_boolean),
-    "graph_capture_record_stream_reuse": _noted(_boolean),
-    "pinned_use_background_threads": _noted(_boolean),
-    "pinned_use_cuda_host_register": _noted(_boolean),
-    "pinned_use_hip_host_register": _noted(_boolean),
-    "pinned_num_register_threads": _noted(_register_threads),
-    "pinned_reserve_segment_size_mb": _noted(_reserve_segment),
+    "release_lock_on_cudamalloc": _without_effect(_boolean),
+    "release_lock_on_hipmalloc": _without_effect(_boolean),
+    "graph_capture_record_stream_reuse": _without_effect(_boolean),
+    "pinned_use_background_threads": _without_effect(_boolean),
+    "pinned_use_cuda_host_register": _without_effect(_boolean),
+    "pinned_use_hip_host_register": _without_effect(_boolean),
+    "pinned_num_register_threads": _without_effect(_register_threads),
+    "pinned_reserve_segment_size_mb": _without_effect(_reserve_segment),
 }
 
 
 def _reader(key: str) -> _Reader:
     if key not in _READERS:
-        raise InputError(f"unknown allocator setting {show(key)}{nearest(key, _READERS)}")
+        raise InputError(f"unknown allocator setting {quoted(key)}{nearest(key, _READERS)}")
     return _READERS[key]
 
 
-#: Field -> key, and how its value is written.
+#: Field of AllocatorSettings -> its key; below, field -> function that writes its value.
 _KEYS = {
     "large_segment_size_bytes": "large_segment_size_mb",
     "max_split_size_bytes": "max_split_size_mb",

@@ -1,27 +1,30 @@
-"""A list of events run through the allocator: what it peaks at, and where it fails."""
+"""Runs a list of events through the simulated allocator and reports the peak and the first failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.blocks import Block
 from predictor.allocator.out_of_memory import OutOfMemory
-from predictor.events.events import Kind
+from predictor.events.events import EventType
 
-OF_NO_BUFFER = {Kind.EMPTY_CACHE: CachingAllocator.empty_cache, Kind.SYNCHRONIZE: CachingAllocator.synchronize}
-"""Kind of an event that concerns no buffer -> what the allocator does."""
+_WITHOUT_BUFFER: dict[int, Callable[[CachingAllocator], None]] = {
+    EventType.EMPTY_CACHE: CachingAllocator.empty_cache, EventType.SYNCHRONIZE: CachingAllocator.synchronize}
+"""Type of an event that concerns no buffer -> the allocator's method."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What became of a list of events; bytes.
+    """The result of running a list of events.
 
     Attributes:
-        peak_at: event at which allocated bytes were highest (the first of equals).
-        reserved_at_peak_bytes: reserved bytes when allocated ones were highest.
-        failed_at: event that ran out of memory; None if all is well.
-        out_of_memory: what was asked for then.
+        allocator: the allocator after the last event.
+        peak_at: index of the event with the most allocated bytes (the first of equals).
+        reserved_at_peak_bytes: reserved bytes after that event.
+        failed_at: index of the event that ran out of memory; None if none did.
+        out_of_memory: the error of that event.
     """
 
     allocator: CachingAllocator
@@ -46,12 +49,14 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
     """Run events through an allocator until they end or one runs out of memory.
 
     Args:
-        kinds: of the events, as :class:`predictor.events.events.Kind` says.
-        buffers: the buffer that each event concerns.
-        sizes: bytes of every buffer; one of none is not allocated, as in PyTorch.
+        kinds: the type of each event, a value of :class:`predictor.events.events.EventType`.
+        buffers: the buffer of each event, as an index.
+        sizes: bytes of every buffer. A buffer of 0 bytes is not allocated, as in PyTorch.
         streams: the stream of every buffer.
+        allocator: an empty or a seeded allocator; it is changed.
     """
-    malloc, free, blocks = allocator.malloc, allocator.free, {}
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
     peak = peak_at = reserved_at_peak = 0
     for index, (kind, buffer) in enumerate(zip(kinds, buffers)):
         size = sizes[buffer]
@@ -67,8 +72,8 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
                 return Simulation(allocator, peak_at, reserved_at_peak, index, error)
             if allocator.peak_allocated_bytes > peak:
                 peak, peak_at, reserved_at_peak = allocator.peak_allocated_bytes, index, allocator.reserved_bytes
-        elif kind < Kind.RECORD_STREAM:
-            OF_NO_BUFFER[kind](allocator)
+        elif kind < EventType.RECORD_STREAM:
+            _WITHOUT_BUFFER[kind](allocator)
         elif size:
-            allocator.record_stream(blocks[buffer], kind - Kind.RECORD_STREAM)
+            allocator.record_stream(blocks[buffer], kind - EventType.RECORD_STREAM)
     return Simulation(allocator, peak_at, reserved_at_peak)

@@ -1,4 +1,4 @@
-"""From a request to a block's size, and from a block's size to a segment's; bytes.
+"""Rounds a request to the size of its block, and a block to the size of its segment. All sizes are bytes.
 
 Source: round_size, roundup_power2_next_division and get_allocation_size, CUDACachingAllocator.cpp;
 roundup_power2_divisions(size), AllocatorConfig.cpp; PyTorch 2.11.
@@ -19,7 +19,10 @@ from predictor.allocator.settings import AllocatorSettings
 
 
 def round_to_division(size: int, divisions: tuple[int, ...]) -> int:
-    """A request rounded up to the next of so many equal steps between two powers of 2, but to whole blocks if small."""
+    """A request rounded up with roundup_power2_divisions: to the next of equal steps between two powers of 2.
+
+    Small requests, and those without divisions, are rounded up to a multiple of 512 bytes.
+    """
     log2 = size.bit_length() - 1
     steps = divisions[min(max(log2 - ROUNDUP_START_LOG2, 0), ROUNDUP_INTERVALS - 1)]
     if steps <= 1 or size <= MIN_BLOCK * steps:
@@ -29,7 +32,7 @@ def round_to_division(size: int, divisions: tuple[int, ...]) -> int:
 
 
 def segment_size(rounded: int, settings: AllocatorSettings) -> int:
-    """The cudaMalloc for a block of that size."""
+    """The size of the segment that cudaMalloc allocates for a block of that size."""
     if rounded <= SMALL_SIZE:
         return SMALL_SEGMENT
     if rounded < LARGE_REQUEST:

@@ -1,4 +1,4 @@
-"""From a composed run to the prediction: the peak, what is alive there, and how sure it is."""
+"""Turns a simulated run into a prediction: the peaks with their intervals, and the tensors alive at the peak."""
 
 from __future__ import annotations
 
@@ -28,25 +28,33 @@ LOOP = "data loaders, {}, checkpoint saving, and what Hugging Face's Trainer hol
 
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
            minimum_capacity_bytes: int | None) -> Prediction:
-    """The prediction that a run and its simulation amount to."""
+    """Builds the prediction from a job's run and its allocator simulation.
+
+    Args:
+        outcome: the run of the rank that requests the most, its simulation, and those of the ranks that allocate and
+            reserve the most.
+        with_timeline: also return the curve of live bytes and the candidates for the peak.
+        with_history: also return the memory history, as PyTorch would record it.
+        minimum_capacity_bytes: the result of that search; None if it was not run.
+    """
     workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
-    of_blocks, blocks = outcome.allocated or (run, simulation)
+    allocated_run, blocks = outcome.allocated or (run, simulation)
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
-    modules, layers = _split(of_blocks, blocks.peak_at, peak_allocated, job)
+    modules, layers = _split(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
-        peak_requested=_bound(run.peak, margin.of("requested")),
-        peak_allocated=_bound(peak_allocated, margin.of("allocated")),
-        peak_reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
-        peak_device=_device(reserved.bytes, job),
+        requested=_bound(run.peak, margin.of("requested")),
+        allocated=_bound(peak_allocated, margin.of("allocated")),
+        reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
+        device=_device(reserved.bytes, job),
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
-        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, of_blocks.rank),
+        peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, allocated_run.rank),
         factors=_sum(modules), modules=modules, layers=layers,
-        moments={moment: _point(run, index) for moment, index in timeline.highest(run.events, run.live)},
+        moments={moment: _point(run, index) for moment, index in timeline.highest_events(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
             workload.source.left_out(workload) if workload.source else ()),
@@ -59,6 +67,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
 
 
 def _frozen(job: Job) -> int | None:
+    """Bytes of frozen parameters, where every GPU holds them in full; None where the engine shards them."""
     engine = ENGINES.get(job.setup.engine)
     if engine is None or not engine.whole:
         return None
@@ -66,8 +75,10 @@ def _frozen(job: Job) -> int | None:
 
 
 def _passed(run: Run, job: Job) -> dict[str, int]:
-    """Modality modules of which nothing trains, that backward computes in all the same, and what activations they keep
-    for it at the end of the last forward."""
+    """Activation bytes that frozen modality modules keep for backward at the end of the last forward, by module.
+
+    Backward still runs through such a module if a module before it trains.
+    """
     parameters = [tensor for tensor in job.formula.facts.parameters if not tensor.buffer]
     frozen = {job.module_of(tensor.module) for tensor in parameters} - {
         job.module_of(tensor.module) for tensor in parameters if tensor.trainable}
@@ -79,13 +90,19 @@ def _passed(run: Run, job: Job) -> dict[str, int]:
     forward = np.flatnonzero(events.moment == MOMENTS.index(Moment.FORWARD))
     if not passed or not len(forward):
         return {}
-    kept = [row for row in timeline.alive(events, forward[-1]) if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
+    kept = [row for row in timeline.alive_buffers(events, forward[-1])
+            if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
     return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
             for name in sorted(passed)}
 
 
 def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:
-    """A size with its interval: from the profile, and from what is not known beforehand; None where neither says."""
+    """A size with its interval.
+
+    Args:
+        relative: lower and upper relative error from the profile; None without a profile.
+        low, high: range of the size itself, in bytes, if the run leaves it open.
+    """
     if relative is None:
         return Bound(size, low, high)
     below, above = relative
@@ -94,28 +111,32 @@ def _bound(size: int, relative: tuple[float, float] | None, low: int | None = No
 
 
 def _device(reserved: int, job: Job) -> Bound | None:
-    """What ``nvidia-smi`` shows, where a profile knows the runtime."""
+    """The device peak that ``nvidia-smi`` shows; None without a profile, which has the runtime's size."""
     if job.profile is None:
         return None
     margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
     inside = _bound(reserved, margin.of("reserved"))
-    if inside.low is None:
+    if inside.low is None or inside.high is None:
         return Bound(reserved + expected)
     return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
 
 
 def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
-    """What a profile measured on a real GPU covers is left out."""
+    """Sentences about memory that the prediction leaves out. A profile measured on a real GPU covers some of it.
+
+    Args:
+        loop: what the training loop holds beyond the reference loop.
+    """
     if profile is None:
         return (RUNTIME, WORKSPACES, loop)
-    found = profile.profile
-    notes = [] if found.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
-    if found.measured_on != "device":
+    data = profile.profile
+    notes = [] if data.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
+    if data.measured_on != "device":
         notes.append(WORKSPACES)
     notes.append(loop)
     if profile.extrapolates:
         notes.append(f"what the profile {profile.name} did not cover: {', '.join(profile.extrapolates)}")
-    unknown = [counter for counter in COUNTERS[:3] if counter not in found.residuals]
+    unknown = [counter for counter in COUNTERS[:3] if counter not in data.residuals]
     if unknown:
         notes.append(f"how far measured peaks are from predicted ones: the profile {profile.name} has no intervals for "
                      f"{', '.join(unknown)} (no held-out job was measured)")
@@ -123,10 +144,11 @@ def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
 
 
 def _failure(outcome: Outcome) -> OutOfMemory | None:
-    """Where the job runs out of memory; if that is uncertain, where it would with the least room."""
+    """The allocation that fails. If the verdict is uncertain, the one that fails with the least memory assumed."""
     if outcome.failure is None:
         return None
     run, simulation = outcome.failure.run, outcome.failure.simulation
+    assert simulation.failed_at is not None and simulation.out_of_memory is not None  # a failure has both
     tag, error = run.events[simulation.failed_at].tag, simulation.out_of_memory
     return OutOfMemory(tag.moment, tag.module, tag.operator, tag.step, run.rank, error.requested_bytes,
                        error.allocated_bytes, error.reserved_bytes)
@@ -138,15 +160,16 @@ def _point(run: Run, index: int) -> dict:
 
 
 def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
-    """Requested bytes alive at an event by modality and by layer, then factor; what blocks hold more as ``allocator``.
+    """Requested bytes alive at an event, by modality module and by layer, then by factor.
 
-    An engine's flat buffers hold every modality that trains: they are split by trainable parameters.
+    The factor ``allocator`` is ``total`` minus them: what blocks hold beyond the requested bytes. An engine's flat
+    buffers hold all modalities that train, so they are split in proportion to trainable parameters.
     """
     buffers, names = run.events.buffers, run.events.names
     modules: dict[str, Counter] = {}
     layers: dict[str, Counter] = {}
     requested = 0
-    for buffer in timeline.alive(run.events, index):
+    for buffer in timeline.alive_buffers(run.events, index):
         size = int(run.row_bytes[buffers.size[buffer]])
         factor, layer = FACTORS[buffers.factor[buffer]], names[buffers.module[buffer]]
         shares = _shares(job, size) if not layer and factor in FLAT else {job.module_of(layer): size}
@@ -160,16 +183,16 @@ def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
 
 
 FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
-"""What ZeRO keeps in flat buffers."""
+"""Factors that ZeRO keeps in flat buffers."""
 
 
 def _shares(job: Job, size: int) -> dict[str, int]:
-    """A flat buffer's bytes by modality, whole bytes; the largest takes what rounding leaves."""
-    trainable = Counter()
+    """A flat buffer's bytes by modality module, in whole bytes. The largest module takes the rounding remainder."""
+    trainable: Counter[str] = Counter()
     for parameter in job.formula.facts.parameters:
         if parameter.trainable:
             trainable[job.module_of(parameter.module)] += parameter.numel
-    if not trainable:  # a learned job whose model was never seen
+    if not trainable:  # a learned formula does not list the model's parameters
         return {job.module_of(""): size}
     total = sum(trainable.values())
     shares = {name: size * numel // total for name, numel in trainable.items()}
@@ -190,7 +213,7 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     for row in np.argsort(-totals, kind="stable"):
         tag = run.events[int(form.index[row])].tag
         coefficients = form.sizes.coefficients[row]
-        if tag.moment is Moment.EVALUATION:  # its sizes are of its own batch (engine/evaluation.py)
+        if tag.moment is Moment.EVALUATION:  # its sizes belong to another batch size (engine/evaluation.py)
             coefficients = np.zeros_like(coefficients)
         terms = {str(term): int(c) for term, c in zip(form.sizes.terms, coefficients) if c}
         result.append(Candidate(tag.moment, tag.module, tag.operator, tag.step, int(totals[row]), terms))

@@ -1,4 +1,4 @@
-"""The batches of a dataset, padded to their longest sample: the worst one's job, and how likely the others fit."""
+"""Batches of a dataset, padded to their longest sample: the job of the worst batch, and how likely others fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from predictor.answer import random_batches
 from predictor.answer.prediction import Chances
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import thaw
 from predictor.events import timeline
 from predictor.events.sizes import Shape
@@ -21,20 +21,20 @@ from predictor.formula import learned
 from predictor.formula.formula_key import check_pictures, regimes_at
 from predictor.jobs import training_job
 from predictor.model import models
-from predictor.model.model_config import Kind
+from predictor.model.model_config import Modality
 from predictor.model.request import Request
 from predictor.workload import compared
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 MOST_IN_A_BATCH = 512
-"""Binomial coefficients of larger batches leave the range of floats."""
+"""Samples; the binomial coefficients of larger batches overflow floats."""
 VERDICTS = ("fits", "uncertain", "does_not_fit")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A workload whose batches are drawn from samples; what is longer than its ``sequence_length`` is cut to that."""
+    """A workload whose batches are drawn from samples. Longer samples are truncated to its ``sequence_length``."""
 
     NOTES = ("what the allocator's cache keeps of batches of other shapes",
              "batches that are not drawn at random: group_by_length puts the longest together")
@@ -45,47 +45,53 @@ class Dataset:
 
     @classmethod
     def of(cls, workload: Workload, samples: Samples, progress: Progress | None = None) -> Dataset:
-        """Where samples differ in length, batches hide padding unless the workload says otherwise.
+        """The dataset of a workload. If samples differ in length, padding is masked unless the workload says otherwise.
 
         Raises:
-            InputError: fewer samples than a batch has, or a workload that says how many images each has.
+            InputError: there are fewer samples than a batch has, or the workload sets ``images_per_sample``.
         """
         _check_workload(workload)
         _check_size(workload.per_device_train_batch_size, samples)
         samples = _of_model(samples, workload)
         if workload.sequence_length is None:
             workload = workload.fill(sequence_length=int(samples.tokens.max()))
+        assert workload.sequence_length is not None  # just filled
         samples = samples.cut(workload.sequence_length)
         varied = workload.per_device_train_batch_size > 1 and samples.tokens.min() < samples.tokens.max()
         return cls(workload.fill(padding="right") if varied else workload, samples, progress)
 
     @property
     def size(self) -> int:
-        """Samples in a batch."""
+        """Number of samples in a batch."""
         return self.workload.per_device_train_batch_size
 
     def job(self, tokens: int, images: int) -> training_job.Job:
-        """Of a batch with so many tokens a sample, padding included, and images in all."""
+        """The job of a batch.
+
+        Args:
+            tokens: tokens of each sample, padding included.
+            images: images of all samples together.
+        """
         workload = self.workload.replace(sequence_length=tokens).fill(padding=self.workload.padding)
         shape = Shape(self.size, tokens, max(images, self.least_images))
-        return training_job.at(Request.of(workload, shape), self.progress)
+        return training_job.job_of_request(Request.of(workload, shape), self.progress)
 
     @property
     def least_images(self) -> int:
-        """Batches with fewer are answered as if they had so many: formulas are traced from there on."""
-        return min(self.size, 2) if models.find(self.workload.model).kind is Kind.IMAGE_TEXT else 0
+        """The smallest number of images that formulas cover. Batches with fewer are predicted with this number."""
+        return min(self.size, 2) if models.find(self.workload.model).kind is Modality.IMAGE_TEXT else 0
 
     def worst(self) -> training_job.Job:
-        """Of the batch with the highest requested peak.
+        """The job of the batch with the highest requested peak.
 
         Raises:
-            InputError: a sample without room for its images, or as :func:`predictor.jobs.dispatch.prepare`.
+            InputError: a sample has no room for its images, or as :func:`predictor.jobs.dispatch.prepare`.
         """
         jobs = [self.job(*batch) for batch in random_batches.largest(self.samples, self.size)]
         self._check_room(jobs[0].formula.facts.tokens_per_image)
         if not all(job.formula.regime.is_wide for job in jobs):
-            raise InputError(f"samples: {self.workload.model} goes over images or tokens one by one, so that each "
-                             "batch would have to be traced: predict the largest ones without samples")
+            raise InputError(f"samples: {self.workload.model} handles images or tokens one by one, so that each "
+                             "batch would have to be traced: predict the largest batches without samples")
         return max(jobs, key=lambda job: job.run(None).peak)
 
     def _check_room(self, tokens_per_image: int) -> None:
@@ -98,13 +104,17 @@ class Dataset:
                              f"images too, and let sequence_length leave {least[first]:,}")
 
     def chances(self, worst: training_job.Job) -> Chances:
-        """What random batches need, and how likely one fits, if the workload has a capacity."""
+        """Memory that random batches need and, if the workload has a capacity, how likely a batch fits.
+
+        Args:
+            worst: the job of the worst batch.
+        """
         lengths = np.unique(self.samples.tokens)
         largest = dict(random_batches.largest(self.samples, self.size))
         most_images = max(largest.values())
 
         def below(first: np.ndarray) -> float:
-            """Probability of batches shorter than the length at ``first``, by images."""
+            """Probability that a batch is shorter than ``lengths[first[images]]``, for its number of images."""
             return random_batches.probability(self.samples, self.size, np.append(0, lengths)[first])
 
         peaks = self._peaks(lengths, most_images)
@@ -117,9 +127,9 @@ class Dataset:
         verdicts = None
         if self.workload.capacity is not None:
             judge = cache(lambda tokens, images: self.job(tokens, images).judge().verdict)
-            surely, possibly = (below(_falling(lengths, most_images, lambda *batch, bad=bad: judge(*batch) in bad))
-                                for bad in (VERDICTS[1:], VERDICTS[2:]))
-            verdicts = dict(zip(VERDICTS, (surely, possibly - surely, 1 - possibly)))
+            fits, may_fit = (below(_falling(lengths, most_images, lambda *batch, bad=bad: judge(*batch) in bad))
+                             for bad in (VERDICTS[1:], VERDICTS[2:]))
+            verdicts = dict(zip(VERDICTS, (fits, may_fit - fits, 1 - may_fit)))
         return Chances(
             samples=len(self.samples), tokens=worst.shape.sequence, images=largest[worst.shape.sequence],
             answered_images=worst.shape.images, varied=bool(np.ptp(self.samples.tokens)),
@@ -127,38 +137,41 @@ class Dataset:
             percentile_99_peak_requested_bytes=quantile(0.99), verdicts=verdicts)
 
     def _peaks(self, lengths: np.ndarray, most_images: int) -> np.ndarray:
-        """Requested bytes by number of images, from none, and by length; without a profile."""
+        """Requested peak in bytes, without a profile: ``int64[images, lengths]``, for 0 to ``most_images`` images."""
         plain = replace(self, workload=self.workload.replace(profile="none").fill(padding=self.workload.padding))
         images = np.maximum(np.arange(most_images + 1), self.least_images)
         peaks = np.empty((len(images), len(lengths)), dtype=np.int64)
         for few in np.unique(np.minimum(images, 2)).tolist():  # a regime has one image or more
             rows = np.minimum(images, 2) == few
             shapes = [Shape(self.size, tokens, few) for tokens in lengths.tolist()]
-            of_lengths = regimes_at(Request.of(self.workload, shapes[0]), shapes)
-            for regime in set(of_lengths):
-                columns = np.array([one == regime for one in of_lengths])
+            regimes = regimes_at(Request.of(self.workload, shapes[0]), shapes)
+            for regime in set(regimes):
+                columns = np.array([other == regime for other in regimes])
                 job = plain.job(int(lengths[columns.argmax()]), few)
                 form = timeline.closed_form(job.run(None).events, at_least=job.lowest())
                 image, tokens = np.meshgrid(images[rows], lengths[columns], indexing="ij")
-                found = form.peaks(np.full(tokens.size, self.size), tokens.ravel(), image.ravel(), job.gpu)
-                peaks[np.ix_(rows, columns)] = found.reshape(tokens.shape)
+                flat = form.peaks(np.full(tokens.size, self.size), tokens.ravel(), image.ravel(), job.gpu)
+                peaks[np.ix_(rows, columns)] = flat.reshape(tokens.shape)
         return peaks
 
 
 def _first(reached: np.ndarray) -> np.ndarray:
-    """Of each row, where it first holds; its length if nowhere."""
+    """Index of the first true value in each row; the row's length if all are false."""
     return np.where(reached.any(axis=1), reached.argmax(axis=1), reached.shape[1])
 
 
 def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int], bool]) -> np.ndarray:
-    """By number of images, from none, the first length at which it holds: where it does, it does with more too."""
+    """Index of the first length at which ``reached(tokens, images)`` is true, for 0 to ``most_images`` images.
+
+    If it is true, it is also true for more tokens or more images, so the indices never rise and halving finds them.
+    """
 
     @cache
     def first(images: int) -> int:
         return bisect_left(lengths, True, key=lambda tokens: reached(int(tokens), images))
 
     def between(low: int, high: int) -> list[int]:
-        """From ``low`` images up to, and without, ``high``."""
+        """The indices for ``low`` to ``high - 1`` images."""
         if first(low) == first(high) or high - low == 1:
             return [first(low)] * (high - low)
         middle = (low + high) // 2
@@ -168,36 +181,37 @@ def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int]
 
 
 def _check_workload(workload: Workload) -> None:
-    """Refuses a workload that says what samples say, or that is not predicted with them."""
-    if learned.is_named(workload.model):
-        raise InputError(f"model {show(workload.model, 200)}: a learned formula answers for one shape, not for "
-                         "samples yet: ask it for the tokens of the longest batch")
+    """Rejects a workload that contradicts the samples, or that is not predicted together with them."""
+    if learned.is_learned_file(workload.model):
+        raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and does not "
+                         "take samples yet: leave them out, and give the tokens of the longest batch")
     if "images_per_sample" not in workload.filled_in:
         raise InputError("images_per_sample: the samples say how many images each has; leave it out")
     if workload.per_device_eval_batch_size:
-        raise InputError("per_device_eval_batch_size: the samples are those of training; leave it out")
+        raise InputError("per_device_eval_batch_size: the samples are for training only; leave it out")
     for key in compared.SAMPLES.unseen(vars(workload)):
-        raise InputError(f"{key} {show(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
+        raise InputError(f"{key} {quoted(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
                          "leave one of them out")
     if len(workload.image_sizes) > 1:
-        raise InputError(f"image_size {workload.image_size}: samples do not say which has which: give one")
+        raise InputError(f"image_size {workload.image_size}: samples do not say which size each has: give one size")
 
 
 def _check_size(size: int, samples: Samples) -> None:
-    """Refuses a batch that samples do not fill, or that is too large to say how likely others are."""
+    """Rejects a batch that is larger than the dataset, or too large to compute how likely other batches are."""
     if size > len(samples):
-        raise InputError(f"per_device_train_batch_size {size}: there are {len(samples):,} samples only")
+        raise InputError(f"per_device_train_batch_size {size}: there are only {len(samples):,} samples")
     if size > MOST_IN_A_BATCH:
         raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
 
 
 def _of_model(samples: Samples, workload: Workload) -> Samples:
-    """What the workload's model takes of them."""
+    """The samples as the model takes them: without the image of each sample if it takes only text."""
     config = models.find(workload.model)
     check_pictures(workload, config)
-    if config.kind is Kind.IMAGE:
-        raise InputError(f"samples: {config.name} takes no tokens: all its batches are alike")
-    if config.kind is Kind.TEXT:
+    if config.kind is Modality.IMAGE:
+        raise InputError(f"samples: {config.name} takes no tokens, so all its batches need the same memory: leave "
+                         "samples out")
+    if config.kind is Modality.TEXT:
         if samples.images.max() > 1:
             raise InputError(f"samples: some have images, which {config.name} does not take")
         samples = replace(samples, images=np.zeros_like(samples.images))

@@ -1,4 +1,4 @@
-"""What a prediction of inference says besides: weights, cache, each turn, and blocks of paged serving."""
+"""Details of an inference prediction: weights, KV cache, each turn of the conversation, and paged serving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from predictor.answer.prediction import Inference, Paged, TurnMemory
 from predictor.common.errors import InputError
-from predictor.engine.generation import Call, longer
+from predictor.engine.generation import Call, extended_call
 from predictor.events import timeline
 from predictor.events.events import MOMENTS, Factor, Moment
 from predictor.jobs.inference_job import InferenceJob
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def inference(job: InferenceJob) -> Inference:
-    """Of a job.
+    """Weights, cache, turns and paged blocks of an inference job, in bytes.
 
     Raises:
         InputError: paged serving of a workload without a GPU.
     """
     run = job.run(job.workload.capacity)
-    calls = [longer(piece, job.gpu) for piece in job.pieces]
+    calls = [extended_call(piece, job.gpu) for piece in job.pieces]
     last, sequences = calls[-1], job.shape.batch
     per_token = _token_bytes(job, last)
     weights = int(run.live[np.flatnonzero(run.events.step == 0)[-1]])
@@ -35,28 +35,35 @@ def inference(job: InferenceJob) -> Inference:
     return Inference(
         weights_bytes=weights, cache_bytes=last.cache_bytes, cache_bytes_per_token=per_token // sequences,
         turns=tuple(TurnMemory(number, turn.role, turn.tokens, turn.images, turn.new_tokens, turn.cached,
-                               call.cache_bytes, highest.get((number, Moment.PREFILL)),
+                               call.cache_bytes, highest[number, Moment.PREFILL],
                                highest.get((number, Moment.DECODE)))
                     for number, (turn, call) in enumerate(zip(job.turns, calls), 1)),
         paged=_paged(job, run, weights, per_token // sequences))
 
 
 def _token_bytes(job: InferenceJob, last: Call) -> int:
-    """What the last token of all sequences added to the cache, if two decode steps tell; of a static cache, or else,
-    the share of each that it has room for."""
+    """Cache bytes that one more token of all sequences takes.
+
+    With a dynamic cache it is the growth between the last two decode steps. With a static cache, or with too few decode
+    steps, it is the cache's size divided by the tokens that it has room for.
+    """
     if job.workload.cache_implementation == "dynamic" and last.growth_bytes is not None:
         return last.growth_bytes
     return last.cache_bytes // max(job.turns[-1].cached, job.workload.max_cache_len or 0)
 
 
 def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged | None:
-    """vLLM's accounting: what ``gpu_memory_utilization`` of the GPU leaves beside weights, what a forward of the
-    prompts takes, and the runtime (vllm/v1/worker/gpu_worker.py, determine_available_memory), in blocks of all layers
-    (vllm/v1/core/kv_cache_utils.py, get_num_blocks)."""
+    """The paged KV cache by vLLM's accounting; None without ``gpu_memory_utilization``.
+
+    The cache gets that fraction of the GPU, minus weights, the activations of a forward pass over the prompts, and the
+    runtime (vllm/v1/worker/gpu_worker.py, determine_available_memory). It is divided into blocks of all layers
+    (vllm/v1/core/kv_cache_utils.py, get_num_blocks).
+    """
     workload = job.workload
     utilization, block = workload.gpu_memory_utilization, workload.block_size
     if utilization is None:
         return None
+    assert block is not None  # the workload fills it in together with gpu_memory_utilization
     if workload.capacity is None:
         raise InputError("gpu_memory_utilization: of which GPU? add --gpu NAME or --capacity-bytes SIZE")
     if find(workload.model).windows:
@@ -64,11 +71,11 @@ def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged
                          "it out")
     first = (run.events.step == 1) & (run.events.moment == MOMENTS.index(Moment.PREFILL))
     peak = int(np.argmax(np.where(first, run.live, -1)))
-    held = timeline.by_factor(run.events, run.row_bytes)
-    activations = int(run.live[peak] - held[Factor.PARAMETERS][peak] - held[Factor.KV_CACHE][peak])
+    by_factor = timeline.by_factor(run.events, run.row_bytes)
+    activations = int(run.live[peak] - by_factor[Factor.PARAMETERS][peak] - by_factor[Factor.KV_CACHE][peak])
     runtime = job.margin.runtime_high
     reserved = max(0, int(workload.capacity * utilization) - weights - activations - runtime)
-    blocks, each = reserved // (token_bytes * block), -(-job.turns[-1].cached // block)
-    least = weights + activations + runtime + each * token_bytes * block
+    blocks, per_sequence = reserved // (token_bytes * block), -(-job.turns[-1].cached // block)
+    least = weights + activations + runtime + per_sequence * token_bytes * block
     return Paged(utilization, block, token_bytes * block, activations, runtime, reserved,
-                 math.ceil(100 * least / workload.capacity) / 100, blocks, blocks * block, blocks // each)
+                 math.ceil(100 * least / workload.capacity) / 100, blocks, blocks * block, blocks // per_sequence)

@@ -1,4 +1,4 @@
-"""What is known of a model by name: the figures of ``peakcast models``, shipped so that the list needs no torch."""
+"""Figures of the known models, for ``peakcast models``. They are shipped, so that the list needs no torch."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from predictor.common.json_dataclasses import from_plain
 from predictor.events.model_facts import modality
 from predictor.model import models
 from predictor.model.code_models import CodeModel
-from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.model_config import Modality, ModelConfig
 
 TABLE = "model_facts.json"
-"""Written by ``scripts/list_models.py``."""
+"""The shipped figures; ``scripts/list_models.py`` writes the file."""
 STATED = (672, 672)
-"""Height and width of the picture that models of any size are asked about."""
+"""Height and width of the reference picture, for models that take pictures of any size."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """One model in figures.
+    """Figures of one model.
 
     Attributes:
-        architecture: transformers' class.
-        takes: what a sample has: ``images``, ``text``.
-        parameters: each once, where several modules share one; 0 where nobody built the model yet.
+        architecture: name of the class in transformers.
+        takes: parts of a sample: ``images``, ``text``, ``sound``.
+        parameters: number of parameters, shared ones counted once; 0 if the table does not have the model.
         modules: the same by modality module.
-        tokens_per_image: by the picture's ``HEIGHTxWIDTH``; empty without images among tokens.
-        cross_attention: whether the language model looks at images that are no tokens of its own.
+        tokens_per_image: by the picture's ``HEIGHTxWIDTH``; empty if images do not become tokens.
+        cross_attention: whether images reach the language model by cross-attention instead of as tokens.
     """
 
     architecture: str
@@ -47,63 +47,66 @@ class Known:
     cross_attention: bool = False
 
 
-TAKES = {Kind.IMAGE_TEXT: ("images", "text"), Kind.TEXT: ("text",), Kind.IMAGE: ("images",),
-         Kind.AUDIO_TEXT: ("sound", "text"), Kind.SPEECH: ("sound", "text")}
-"""What a sample of a model has."""
+TAKES = {Modality.IMAGE_TEXT: ("images", "text"), Modality.TEXT: ("text",), Modality.IMAGE: ("images",),
+         Modality.AUDIO_TEXT: ("sound", "text"), Modality.SPEECH: ("sound", "text")}
+"""Parts of a sample, by the model's modality type."""
 
 
 def listed() -> dict[str, Known]:
-    """Every known name; those that the table lacks have what their configuration says."""
+    """The figures of every known name. Models that the table lacks have only what their configuration says."""
     table = shipped()
     return {name: table.get(name) or _unbuilt(models.find(name)) for name in models.known_names()}
 
 
 def _unbuilt(config: ModelConfig) -> Known:
-    named = config.document.get("architectures") or [""]
-    return Known(named[0], config.document["model_type"], TAKES[config.kind])
+    architectures = config.document.get("architectures") or [""]
+    return Known(architectures[0], config.document["model_type"], TAKES[config.kind])
 
 
 @lru_cache(maxsize=1)
 def shipped() -> Mapping[str, Known]:
-    """The table that comes with the package."""
+    """The table of figures that comes with the package."""
     document = json.loads((Path(str(resources.files("predictor.answer"))) / TABLE).read_text())
-    return {name: from_plain(Known, one, f"{TABLE}: {name}") for name, one in document.items()}
+    return {name: from_plain(Known, row, f"{TABLE}: {name}") for name, row in document.items()}
 
 
 def built(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> Known:
-    """The figures of a model that was built; ``sizes`` are of its pictures, where it takes any.
+    """The figures of a built model.
+
+    Args:
+        sizes: heights and widths of pictures; without any, the reference picture. Ignored if the model has one size.
 
     Raises:
-        InputError: its processor takes no such picture.
+        InputError: the model's processor refuses a picture of that size.
     """
     modules: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         modules[modality(name)] = modules.get(modality(name), 0) + parameter.numel()
     tokens = tokens_of(config, model, *(sizes or (STATED,)))
     return Known(type(model).__name__, config.document["model_type"], TAKES[config.kind], sum(modules.values()),
-                 modules, tokens, config.kind is Kind.IMAGE_TEXT and not isinstance(config, CodeModel)
+                 modules, tokens, config.kind is Modality.IMAGE_TEXT and not isinstance(config, CodeModel)
                  and not hasattr(model, "get_image_features"))
 
 
 def tokens_of(config: ModelConfig, model: Any, *sizes: tuple[int, int]) -> dict[str, int]:
-    """Tokens that a picture becomes, by size; a model of one size has that one only.
+    """Number of tokens that a picture becomes, by ``HEIGHTxWIDTH``. A model of one picture size has only that size.
 
     Raises:
-        InputError: its processor takes no such picture.
+        InputError: the model's processor refuses a picture of that size.
     """
     from predictor.trace.inputs import Inputs
 
-    if config.kind is not Kind.IMAGE_TEXT or isinstance(config, CodeModel):
+    if config.kind is not Modality.IMAGE_TEXT or isinstance(config, CodeModel):
         return {}
     if config.image_size:
-        sizes = ((config.image_size,) * 2,)
+        sizes = ((config.image_size, config.image_size),)
     return {f"{size[0]}x{size[1]}": Inputs(config, model, () if config.image_size else (size,)).tokens_per_image
             for size in sizes}
 
 
 @contextlib.contextmanager
 def building(config: ModelConfig) -> Iterator[None]:
-    """Builds and asks quietly, and turns whatever a configuration leads torch and transformers to into one line.
+    """A context for building a model: silences warnings, and turns exceptions of torch or transformers into one line.
 
     Raises:
         InputError: torch or transformers is missing, or the model cannot be built.

@@ -1,9 +1,10 @@
-"""From a workload to its prediction."""
+"""``predict()``: from a workload to its prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from predictor.answer import inference_details
 from predictor.answer.answer import answer
@@ -13,6 +14,7 @@ from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.jobs import dispatch
+from predictor.jobs.inference_job import InferenceJob
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -20,42 +22,46 @@ from predictor.workload.workload import Workload
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool | Callable[[int], None] = False, maximum_load: bool = False,
             samples: Samples | None = None, progress: Progress | None = None) -> Prediction:
-    """Predict one workload's peak memory.
+    """Predict the peak GPU memory of one workload, in bytes.
 
     Args:
-        workload: what is trained and how.
+        workload: the model, the shape, the engine and all other settings.
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
-        history: keep the memory history that it is of (for ``--snapshot``).
-        minimum_capacity: also search the smallest GPU memory that the job survives in: a second or two, with
-            ``max_split_size_mb`` up to a minute; a function in place of True hears of each limit, in bytes, that the
-            search tries.
-        maximum_load: of inference, also search the longest prompt, or the most turns, and the most sequences that fit:
-            some seconds.
-        samples: what batches are drawn from; the answer is the worst batch's, and says how likely others are.
+        history: keep the simulated memory history (for ``--snapshot``).
+        minimum_capacity: also search the smallest GPU memory in which the job survives. It takes a second or two, with
+            ``max_split_size_mb`` up to a minute. Pass a function instead of True to receive each limit, in bytes, that
+            the search tries.
+        maximum_load: for inference, also search the longest prompt (or the number of turns) and the largest number of
+            concurrent sequences that fit. It takes some seconds.
+        samples: lengths and image counts of the dataset's samples. The prediction is for its worst batch, and says how
+            likely other batches fit.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not
             modelled, or a model that must be traced while torch is not installed.
     """
+    if not isinstance(workload, Workload):
+        raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
     if samples is not None and workload.mode == "inference":
-        raise InputError("samples are of training: leave them out, or mode inference")
+        raise InputError("samples are for training only: leave them out, or leave out mode inference")
     if samples is not None:
-        drawn = Dataset.of(workload, samples, progress)
-        job = drawn.worst()
+        dataset = Dataset.of(workload, samples, progress)
+        job = dataset.worst()
     else:
         job = dispatch.prepare(workload, progress)
-    searching = [minimum_capacity] if callable(minimum_capacity) else []
-    found = answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                   minimum_capacity_bytes=job.minimum_capacity(*searching) if minimum_capacity else None)
+    listeners = [minimum_capacity] if callable(minimum_capacity) else []
+    prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
+                        minimum_capacity_bytes=job.minimum_capacity(*listeners) if minimum_capacity else None)
     if workload.mode == "inference":
-        held = inference_details.inference(job)
-        held = searched(job, held, progress) if maximum_load else held
-        return replace(found, inference=held, **{"verdict": "does_not_fit"} if held.paged and not held.paged.sequences
-                       else {})
+        inference_job = cast(InferenceJob, job)  # dispatch chooses the class by the mode
+        details = inference_details.inference(inference_job)
+        details = searched(inference_job, details, progress) if maximum_load else details
+        no_room = details.paged is not None and not details.paged.sequences
+        return replace(prediction, inference=details, verdict="does_not_fit" if no_room else prediction.verdict)
     if maximum_load:
-        raise InputError("maximum_load is of inference: add mode inference, or leave it out")
+        raise InputError("maximum_load is for inference only: add mode inference, or leave it out")
     if samples is None:
-        return found
-    return replace(found, samples=drawn.chances(job), not_modelled=found.not_modelled + drawn.NOTES,
-                   filled_in=tuple(name for name in found.filled_in if name != "images_per_sample"))
+        return prediction
+    return replace(prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
+                   filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))

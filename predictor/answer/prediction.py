@@ -1,18 +1,22 @@
-"""What a prediction is: plain frozen data between the computation and whoever shows it."""
+"""The prediction: plain, frozen data that ``predict()`` returns and reports render. Sizes are whole bytes."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.events.events import Factor, Moment
 from predictor.workload.value_sources import Source
 
+if TYPE_CHECKING:
+    import pandas
+
 
 @dataclass(frozen=True)
 class Bound:
-    """A byte count with the interval that the profile's residuals give it (null without one)."""
+    """A byte count with the interval that the profile's residuals give it (None without an interval)."""
 
     bytes: int
     low: int | None = None
@@ -21,10 +25,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Peak:
-    """Where the peak is: the outermost call, the module and operator whose allocation made it.
+    """The moment of the peak, with the module and the operator whose allocation reaches it.
 
-    ``rank`` requests the most, ``reserved_rank`` reserves the most, ``allocated_rank``, of which the factors are,
-    allocates the most.
+    ``operator`` is the outermost call. ``rank`` requests the most memory of all ranks, ``reserved_rank`` reserves the
+    most, and ``allocated_rank`` allocates the most; the factors are those of ``allocated_rank``.
     """
 
     moment: Moment
@@ -38,7 +42,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The allocation that fails, and what PyTorch holds then; bytes."""
+    """The allocation that fails, and what PyTorch's allocator holds at that time, in bytes."""
 
     moment: Moment
     module: str
@@ -52,11 +56,11 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point of the step that can be the highest, with its size as a formula.
+    """A point of the step that can be its highest, with its size as a formula.
 
     ``terms`` maps a term of the shape (``"1"``, ``"batch·sequence"``, a workspace's name …) to its
-    coefficient: the sum of coefficient times term is ``requested_bytes`` at this shape. Empty for a moment of an
-    evaluation, whose sizes are of a batch of its own.
+    coefficient: the sum of coefficient times term is ``requested_bytes`` at this shape. ``terms`` is empty for a
+    moment of an evaluation, because an evaluation has its own batch size.
     """
 
     moment: Moment
@@ -83,17 +87,19 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Chances:
-    """What the random batches of a dataset need.
+    """Memory that random batches of a dataset need.
 
     Attributes:
-        samples: how many there are.
-        tokens, images: of the worst batch, the longest sample's tokens and the images of all.
-        answered_images: the images that it was answered with: formulas are of batches with some.
+        samples: number of samples in the dataset.
+        tokens, images: of the worst batch: the tokens of its longest sample, and the images of all its samples.
+        answered_images: number of images that the worst batch was predicted with. Formulas start at two images, or at
+            one in a batch of one sample; ``images`` below that are raised to it.
         varied: whether samples differ in length.
-        probability: of a batch that needs as much as the worst.
-        median_peak_requested_bytes: half of the batches stay within it; without a profile.
-        percentile_99_peak_requested_bytes: 99 of 100 do.
-        verdicts: probability that a batch fits, that this is uncertain, that it does not fit; None without a capacity.
+        probability: probability of a batch that needs as much memory as the worst batch.
+        median_peak_requested_bytes: half of the batches stay within this peak; the profile is not applied.
+        percentile_99_peak_requested_bytes: 99 of 100 batches stay within this peak; the profile is not applied.
+        verdicts: probability of each verdict (``fits``, ``uncertain``, ``does_not_fit``) for a batch; None without a
+            capacity.
     """
 
     samples: int
@@ -109,15 +115,15 @@ class Chances:
 
 @dataclass(frozen=True)
 class TurnMemory:
-    """One call of ``generate``; ``tokens``, ``images``, ``new_tokens`` and ``cached_tokens`` are of each sequence.
+    """Memory of one call of ``generate``. Token and image counts are per sequence.
 
     Attributes:
-        role: whose words come in, ``user`` or ``tool``.
-        tokens: that the model sees at once.
-        cached_tokens: in the cache afterwards.
-        cache_bytes: of keys and values of all sequences afterwards.
-        prefill_peak_requested_bytes: the highest until the first token is there.
-        decode_peak_requested_bytes: the highest from then on; None where there is one token.
+        role: who wrote the new words of the prompt: ``user`` or ``tool``.
+        tokens: number of tokens in the prefill.
+        cached_tokens: number of tokens in the cache after the call.
+        cache_bytes: keys and values of all sequences after the call.
+        prefill_peak_requested_bytes: peak until the first new token exists.
+        decode_peak_requested_bytes: peak from the second new token on; None if the reply has one token.
     """
 
     turn: int
@@ -133,14 +139,15 @@ class TurnMemory:
 
 @dataclass(frozen=True)
 class Paged:
-    """What paged serving would reserve, as vLLM accounts for it: assumed, never measured.
+    """The paged KV cache that vLLM would reserve by its own accounting. It is assumed, and was never measured.
 
     Attributes:
         block_bytes: keys and values of ``block_size`` tokens, of all layers.
-        reserved_bytes: what ``gpu_memory_utilization`` gives less weights, activations and runtime; 0 if less.
-        least_gpu_memory_utilization: that the blocks of one sequence need; above 1, no such GPU has them.
-        tokens: that the blocks hold.
-        sequences: of the workload's length that they hold at once.
+        reserved_bytes: ``gpu_memory_utilization`` of the GPU minus weights, activations and runtime; at least 0.
+        least_gpu_memory_utilization: the fraction of the GPU with which the blocks of one sequence fit. Above 1, this
+            GPU is too small.
+        tokens: number of tokens that the blocks hold.
+        sequences: number of sequences of the workload's length that the blocks hold at once.
     """
 
     gpu_memory_utilization: float
@@ -157,22 +164,23 @@ class Paged:
 
 @dataclass(frozen=True)
 class Inference:
-    """What inference holds.
+    """Memory of inference.
 
     Attributes:
-        weights_bytes: of the model on the GPU.
-        cache_bytes: of keys and values at the end of the last reply.
-        cache_bytes_per_token: what the last token of a sequence added to them, nothing in a sliding window that is
-            full; of a static cache, or of replies too short to tell, its share.
-        turns: each call of ``generate``.
+        weights_bytes: the model's weights on the GPU.
+        cache_bytes: keys and values at the end of the last reply.
+        cache_bytes_per_token: bytes that the last token of a sequence added to the cache (nothing in a sliding window
+            that is full). With a static cache, or with replies too short to show growth, the cache's size per token.
+        turns: the calls of ``generate``, in order.
         paged: None without ``gpu_memory_utilization``.
-        longest_prompt_tokens: the longest prompt that fits with this reply, 0 if none does; None if nobody asked, or of
-            a conversation.
-        most_turns: of a conversation that goes on with turns like its last one, how many fit; None if nobody asked, or
-            of a single prompt.
-        longest_context_tokens: in the cache after the reply to that prompt, or to the last of those turns.
-        concurrent_sequences: the most sequences (conversations) at once that fit; None if nobody asked.
-        search_limits: where a search ended for another reason than memory, in sentences.
+        longest_prompt_tokens: the longest prompt that fits with this reply, 0 if none fits; None for a conversation, or
+            if the maximum load was not searched.
+        most_turns: number of turns that fit if the conversation goes on with turns like its last one; None for a
+            single prompt, or if the maximum load was not searched.
+        longest_context_tokens: tokens in the cache after the reply to that prompt, or after the last of those turns.
+        concurrent_sequences: the largest number of concurrent sequences (conversations) that fit; None if the maximum
+            load was not searched.
+        search_limits: sentences that say where a search ended for another reason than memory.
     """
 
     weights_bytes: int
@@ -187,28 +195,59 @@ class Inference:
     search_limits: tuple[str, ...] = ()
 
 
+def _deprecated(name: str, interval: str) -> property:
+    """A property that still returns the interval under its old name, with a warning that names the new attributes."""
+    def get(prediction: Prediction) -> Bound | None:
+        warnings.warn(
+            f"prediction.{name} is deprecated: use the integers prediction.{name}_bytes, prediction.{name}_bytes_low "
+            f"and prediction.{name}_bytes_high, or the interval prediction.{interval}",
+            DeprecationWarning, stacklevel=2)
+        bound: Bound | None = getattr(prediction, interval)
+        return bound
+
+    return property(get)
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one workload. All sizes are whole bytes.
+    """The prediction for one workload. All sizes are whole bytes.
 
-    ``factors`` adds up to ``peak_allocated.bytes``; ``modules`` splits the same sum by modality
-    module, then factor; ``layers`` by dotted layer path, then factor; ``moments`` is the highest
-    requested point of each moment. ``fragmentation_bytes`` is what PyTorch holds beyond the allocated
-    bytes when these are highest; ``headroom_bytes`` what of the capacity it does not hold at most.
-    ``history`` is what ``torch.cuda.memory._snapshot()`` would return, if it was asked for.
-    ``samples``: what other batches of the dataset need, if the answer is of its worst.
-    ``inference``: of ``mode`` inference alone.
-    ``frozen_bytes`` are parameters that do not train and that every GPU holds whole; None where the engine shares them.
-    ``source``: where the workload's values came from, if a framework's configuration was read.
-    ``passed_bytes``: activations that modality modules which do not train keep for backward, which runs through them.
+    Every key of the result JSON that is a number of bytes is an ``int`` attribute of the same name, or None where the
+    JSON has null: ``peak_allocated_bytes``, ``peak_allocated_bytes_low``, ``headroom_bytes`` …
+
+    Attributes:
+        workload: the workload's keys with their values.
+        filled_in: keys that the user left out, and that have defaults.
+        requested, allocated, reserved, device: peaks with their intervals. ``requested`` counts what tensors need,
+            ``allocated`` whole blocks of PyTorch's caching allocator, ``reserved`` its segments, and ``device`` what
+            ``nvidia-smi`` shows (None without a profile).
+        headroom_bytes: the capacity minus the reserved peak.
+        verdict: ``fits``, ``uncertain`` or ``does_not_fit``; None without a capacity.
+        factors: allocated bytes at the peak, by factor. They add up to ``peak_allocated_bytes``.
+        modules: the same sum by modality module, then by factor.
+        layers: requested bytes at the same point by dotted layer path, then by factor.
+        moments: the highest requested point of each moment.
+        not_modelled: sentences that name what the prediction leaves out.
+        provenance: library versions, profile and formula behind the numbers.
+        candidates: points of the step that can be its highest; empty unless the timeline was requested.
+        curve: live bytes by factor; None unless the timeline was requested.
+        history: what ``torch.cuda.memory._snapshot()`` would return; None unless the history was requested.
+        fragmentation_bytes: reserved minus allocated bytes at the time of the allocated peak.
+        out_of_memory: the allocation that fails; None if none does.
+        minimum_capacity_bytes: the smallest GPU memory in which the job survives; None unless it was searched.
+        frozen_bytes: parameters that do not train and that every GPU holds in full; None where the engine shards them.
+        passed_bytes: activations that frozen modality modules keep for backward, which runs through them.
+        samples: memory of other batches of the dataset; None unless samples were passed.
+        source: the files that the workload's values came from, if a framework's configuration was read.
+        inference: memory of inference; None for training.
     """
 
     workload: Mapping[str, Any]
     filled_in: tuple[str, ...]
-    peak_requested: Bound
-    peak_allocated: Bound
-    peak_reserved: Bound | None
-    peak_device: Bound | None
+    requested: Bound
+    allocated: Bound
+    reserved: Bound
+    device: Bound | None
     capacity_bytes: int | None
     headroom_bytes: int | None
     verdict: str | None
@@ -231,14 +270,65 @@ class Prediction:
     source: Source | None = None
     inference: Inference | None = None
 
+    peak_requested = _deprecated("peak_requested", "requested")
+    peak_allocated = _deprecated("peak_allocated", "allocated")
+    peak_reserved = _deprecated("peak_reserved", "reserved")
+    peak_device = _deprecated("peak_device", "device")
+
+    @property
+    def peak_requested_bytes(self) -> int:
+        return self.requested.bytes
+
+    @property
+    def peak_requested_bytes_low(self) -> int | None:
+        return self.requested.low
+
+    @property
+    def peak_requested_bytes_high(self) -> int | None:
+        return self.requested.high
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return self.allocated.bytes
+
+    @property
+    def peak_allocated_bytes_low(self) -> int | None:
+        return self.allocated.low
+
+    @property
+    def peak_allocated_bytes_high(self) -> int | None:
+        return self.allocated.high
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.reserved.bytes
+
+    @property
+    def peak_reserved_bytes_low(self) -> int | None:
+        return self.reserved.low
+
+    @property
+    def peak_reserved_bytes_high(self) -> int | None:
+        return self.reserved.high
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        return None if self.device is None else self.device.bytes
+
+    @property
+    def peak_device_bytes_low(self) -> int | None:
+        return None if self.device is None else self.device.low
+
+    @property
+    def peak_device_bytes_high(self) -> int | None:
+        return None if self.device is None else self.device.high
+
     def to_json(self) -> dict[str, Any]:
-        """The result JSON (design, section 5): every key always present, unit in its name."""
+        """The result JSON: every key is always present, and names of numbers end with their unit."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
-        for name in ("peak_requested", "peak_allocated", "peak_reserved", "peak_device"):
-            bound = getattr(self, name) or Bound(None)  # type: ignore[arg-type]
-            document[f"{name}_bytes"] = bound.bytes
-            document[f"{name}_bytes_low"] = bound.low
-            document[f"{name}_bytes_high"] = bound.high
+        for counter in ("requested", "allocated", "reserved", "device"):
+            for name in (f"peak_{counter}_bytes", f"peak_{counter}_bytes_low", f"peak_{counter}_bytes_high"):
+                document[name] = getattr(self, name)
         document |= {
             "fragmentation_bytes": self.fragmentation_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -267,8 +357,11 @@ class Prediction:
         }
         return document
 
-    def to_frame(self):
-        """Factors by modality module at the peak, in bytes, as a pandas DataFrame (needs pandas)."""
+    def to_frame(self) -> pandas.DataFrame:
+        """The factors at the peak by modality module, in bytes, as a pandas DataFrame (needs pandas).
+
+        Rows are factors and columns are modules.
+        """
         import pandas
 
         return pandas.DataFrame(
@@ -276,7 +369,11 @@ class Prediction:
         ).fillna(0).astype("int64")
 
     def timeline(self) -> Timeline:
-        """Live bytes over start-up and three steps, by factor."""
+        """Live bytes over start-up and three steps, by factor.
+
+        Raises:
+            ValueError: the prediction was made without ``timeline=True``.
+        """
         if self.curve is None:
             raise ValueError("this prediction was made without its timeline: predict(workload, timeline=True)")
         return self.curve

@@ -1,1 +1,1 @@
-"""The subcommands of ``peakcast`` that predict: one module each."""
+"""The subcommands of ``peakcast`` that need no GPU, one module each."""

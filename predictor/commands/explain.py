@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXAMPLES = """examples:
   peakcast explain llava-1.5-7b --sequence-length 1024 --per-device-train-batch-size 16 \\
@@ -23,7 +26,7 @@ exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options, the output's, and how much to show."""
+    """Adds the options of the workload, of the output, and for how much to print."""
     options.add_workload(parser)
     options.add_from(parser)
     output.add_output(parser)
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predicts, explains, and draws; the exit code says whether it fits."""
+    """Predicts, explains, and draws. The exit code says whether the workload fits."""
     moments = _count("--moments", arguments.moments)
     layers = None if arguments.layers == "all" else _count("--layers", arguments.layers)
     for path in (arguments.output, arguments.picture):
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return document(prediction)
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         from predictor.report.explain import report
 
         report(console, prediction, moments=moments, layers=layers)

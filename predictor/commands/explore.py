@@ -1,7 +1,7 @@
-"""Explore a model in the browser: one page, offline, that predicts again as sliders move.
+"""Explore a model in the browser: one offline page that predicts again as sliders move.
 
-Controls for batch, sequence, images, GPUs, engine and GPU; what the peak is made of, the run over three steps, and a
-map of what fits redraw at once. Bytes and verdicts are those of peakcast predict.
+The page has controls for batch, sequence, images, GPUs, engine and GPU type. It redraws the factors of the peak, the
+timeline of three steps, and a map of what fits. Bytes and verdicts are those of peakcast predict.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
 from predictor.common.value_types import thaw
 from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXAMPLES = """examples:
   peakcast explore llava-1.5-7b -o page.html
@@ -25,53 +29,54 @@ EXAMPLES = """examples:
   peakcast explore --workload job.yaml --degrees 1,8,16 -o page.html --json
   peakcast explore --from finetune.sh --gpu a100-80gb -o page.html
 
-The workload's shape, engine and GPU are what the page starts with. Half a minute on idle cores for the
-usual engines and degrees, minutes on busy ones or for a model that must be traced first.
+The page starts with the workload's shape, engine and GPU. Writing it takes half a minute on idle cores for the
+usual engines and degrees, and minutes on busy cores or for a model that must be traced first.
 exit codes: 0 written, 2 bad input
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options, where the page goes, and its degrees."""
+    """Adds the options of the workload and of the page."""
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("page")
     group.add_argument("-o", "--output", metavar="FILE.html", help="where the page goes")
     group.add_argument("--force", action="store_true", help="overwrite a file that exists")
-    group.add_argument("--json", action="store_true", help="say in JSON what was written")
+    group.add_argument("--json", action="store_true", help="print a summary of the written page as JSON")
     group.add_argument("--degrees", metavar="N,N,…", help="data-parallel sizes to choose from; default: 1,2,4,8 and "
                        "the workload's")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Composes and writes the page."""
+    """Computes and writes the page."""
     if not arguments.output:
         raise InputError("explore writes a page: give -o FILE.html")
     output.check_path(arguments.output, arguments.force)
     workload = options.workload(arguments)
     if workload.mode != "training":
-        raise InputError(f"mode is {workload.mode}, but a page is of training: leave it out, or use peakcast predict")
+        raise InputError(f"mode is {workload.mode}, but a page is for training only: leave it out, or use peakcast "
+                         "predict")
     from predictor.explore import content, page, settings
 
     degrees = _degrees(arguments.degrees) if arguments.degrees is not None else settings.DEGREES
-    found = settings.find(workload, degrees, output.progress)
-    made = content.content(found, _words(arguments, workload, settings.PAGES_OWN), _composing, _trains(arguments))
+    choices = settings.find(workload, degrees, output.progress)
+    made = content.content(choices, _words(arguments, workload, settings.PAGES_OWN), _composing, _trains(arguments))
     text = page.page(made)
     output.write_file(arguments.output, text)
     written = {"path": arguments.output, "bytes": len(text.encode()), "model": workload.model,
                "engines": {engine["name"]: engine["degrees"] for engine in made.document["engines"]},
-               "gpus": list(found.gpus), "formulas": len(made.document["formulas"]),
+               "gpus": list(choices.gpus), "formulas": len(made.document["formulas"]),
                "runs": sum(len(formula["runs"]) for formula in made.document["formulas"]),
-               "left_out": found.left_out}
+               "left_out": choices.left_out}
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         engines = ", ".join(engine["label"] for engine in made.document["engines"])
-        console.print(f"{written['path']}: {written['bytes'] / 1024:,.0f} KiB, {engines}; {len(found.gpus)} GPUs. "
+        console.print(f"{written['path']}: {written['bytes'] / 1024:,.0f} KiB, {engines}; {len(choices.gpus)} GPUs. "
                       "Open it in a browser; it needs no network.", soft_wrap=True)
-        for what, why in found.left_out.items():
-            console.print(f"Left out: {what}: {why}", soft_wrap=True)
+        for name, reason in choices.left_out.items():
+            console.print(f"Left out: {name}: {reason}", soft_wrap=True)
 
-    arguments.output = None  # what was written is told on stdout
+    arguments.output = None  # -o named the page; the summary goes to stdout
     output.write(arguments, lambda: written, report)
     return 0
 
@@ -84,17 +89,17 @@ def _degrees(text: str) -> tuple[int, ...]:
 
 
 def _trains(arguments: argparse.Namespace) -> list[str]:
-    """What stands behind all options."""
+    """The words of a training command after ``--``, which follow all options."""
     return ["--", *map(shlex.quote, arguments.command)] if arguments.command else []
 
 
 def _words(arguments: argparse.Namespace, workload: Workload, controlled: Sequence[str]) -> list[str]:
-    """The workload as words of a command line, without what the page's controls say."""
+    """The workload as quoted words of a command line, without the keys that the page's controls set."""
     words = [arguments.model] if arguments.model else []
     for name, file in (("workload", arguments.workload), ("from", arguments.from_file),
                        ("from-format", arguments.from_format)):
         words += [f"--{name}", file] if file else []
-    for name in ("deepspeed", "ddp") if workload.source else ():  # the engine that a control says stands for all read
+    for name in ("deepspeed", "ddp") if workload.source else ():  # the page's engine option overrides what was read
         if getattr(arguments, name) is None and name not in workload.filled_in:
             words += [f"--{name}", json.dumps(thaw(getattr(workload, name)))]
     for name in KEYS:
@@ -109,8 +114,8 @@ def _words(arguments: argparse.Namespace, workload: Workload, controlled: Sequen
     return [shlex.quote(word) for word in words]
 
 
-def _composing(rows: Sequence):
-    """A bar over the runs, where a terminal shows it."""
+def _composing(rows: Sequence[Any]) -> Iterable[Any]:
+    """The runs, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return rows
     from rich.console import Console

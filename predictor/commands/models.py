@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
+from predictor.workload.keys import KEYS
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXAMPLES = """examples:
   peakcast models
@@ -13,24 +18,24 @@ EXAMPLES = """examples:
   peakcast models qwen2.5-vl-7b --recipe lora --image-size 768x1024 --sequence-length 2048
   peakcast models path/to/config.json --no-step --json
 
-Without MODEL: every known name with its parameters, by module, and what an image of it becomes; needs no
-torch. With one, the model is built on PyTorch's meta device (pip install 'peakcast[trace]'), which takes no
-memory for its weights. The options of a workload are those of peakcast predict; what a training step needs
-and was not given is chosen, and named.
+Without MODEL, the command lists every known name with its parameters by module and its tokens per image. This
+needs no torch. With MODEL, it builds the model on PyTorch's meta device (pip install 'peakcast[trace]'), which
+takes no memory for weights, and predicts a training step. The options of a workload are those of peakcast
+predict; the command chooses values for needed options that are left out, and names them.
 
 exit codes: 0 all is well, 2 bad input, or a model that cannot be built
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options and the output's."""
+    """Adds the options of the workload and of the output."""
     options.add_workload(parser)
     output.add_output(parser)
     parser.add_argument("--no-step", action="store_true", help="do not predict a training step of the model")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lists or shows."""
+    """Lists the known models, or shows one."""
     output.check_path(arguments.output, arguments.force)
     if arguments.model is None and arguments.workload is None:
         _listed(arguments)
@@ -40,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     page = model_page.page(workload, step=not arguments.no_step, progress=output.progress)
 
-    def document() -> dict:
+    def document() -> dict[str, Any]:
         from predictor.report.models import document
 
         return document(page)
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         from predictor.report.models import report
 
         report(console, page)
@@ -55,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(arguments: argparse.Namespace) -> None:
-    """The list.
+    """Lists the known models.
 
     Raises:
-        InputError: options of a workload, but no model.
+        InputError: options of a workload are given, but no model.
     """
-    given = [name for name in options.KEYS if getattr(arguments, name) is not None]
+    given = [name for name in KEYS if getattr(arguments, name) is not None]
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: the list of models takes no options of a workload: name "
                          "a MODEL, or leave it out")
@@ -69,9 +74,9 @@ def _listed(arguments: argparse.Namespace) -> None:
 
     known = model_list.listed()
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         from predictor.report.models import overview
 
         overview(console, known)
 
-    output.write(arguments, lambda: {name: to_plain(one) for name, one in known.items()}, report)
+    output.write(arguments, lambda: {name: to_plain(model) for name, model in known.items()}, report)

@@ -1,4 +1,4 @@
-"""The options that every command on a workload shares: made from the keys of :class:`Workload`."""
+"""Options that all commands on a workload share. They are generated from the keys of :class:`Workload`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import named
-from predictor.common.value_types import Flag, Invalid, Later, Table
+from predictor.common.suggestions import file_name
+from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table
 from predictor.model import models
-from predictor.workload.contradictions import HOW_CHECKPOINTED
+from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS, check_names
 from predictor.workload.workload import Workload
 
@@ -27,16 +27,16 @@ GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compu
           "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
           "gpu": "GPU and software"}
 ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
-"""One of them given by an option stands for all of them that were read."""
+"""If an option sets one of these keys, all of them that were read from a configuration are dropped."""
 CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
-"""Ends of files that ``--from`` reads."""
+"""Suffixes of files that ``--from`` reads."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Adds ``MODEL``, ``--workload`` and one option a key; absent ones are None in the result."""
+    """Adds ``MODEL``, ``--workload`` and an option for each key. Options that are not given are None in the result."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help=KEYS["model"].metadata["help"])
-    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON with the same keys; options override "
-                        "it: those of KEY=VALUE that key of a mapping")
+    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON file with the same keys; options override "
+                        "it; an option KEY=VALUE overrides one key of a mapping")
     groups = {group: parser.add_argument_group(title) for group, title in GROUPS.items()}
     for name, entry in KEYS.items():
         if name != "model":
@@ -44,11 +44,11 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(section: argparse._ArgumentGroup, name: str, *, kind: Any, default: Any, help: str, group: str) -> None:
-    option, shown = "--" + name.replace("_", "-"), _default_text(default)
-    help = "; ".join(part for part in (help, shown) if part).replace("%", "%%")
+    option, default_text = "--" + name.replace("_", "-"), _default_text(default)
+    help = "; ".join(part for part in (help, default_text) if part).replace("%", "%%")
     if isinstance(kind, Flag):
         section.add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=help)
-    elif isinstance(kind, Later):  # known, so that it is refused by its own message
+    elif isinstance(kind, NotYetSupported):  # the option exists, so that the key's own message rejects it
         section.add_argument(option, nargs="?", const="true", help=argparse.SUPPRESS)
     else:
         action = "append" if getattr(kind, "repeated", False) else "store"
@@ -64,14 +64,14 @@ def _default_text(default: Any) -> str:
 
 
 def add_from(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--from``, ``--from-format`` and ``-- COMMAND``: a framework's own configuration instead of ours."""
-    group = parser.add_argument_group("a framework's own configuration", "in place of MODEL; options override it; the "
-                                      "command line of a training is given as it is run, at the end: -- COMMAND …")
+    """Adds ``--from``, ``--from-format`` and ``-- COMMAND``, which read a framework's own configuration."""
+    group = parser.add_argument_group("a framework's own configuration", "in place of MODEL; options override it; a "
+                                      "training's command line may follow all options, unchanged: -- COMMAND …")
     group.add_argument("--from", dest="from_file", metavar="FILE",
                        help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift or axolotl "
                             "(YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
-    group.add_argument("--from-format", metavar="NAME", help="which of these it is: llava, transformers, llamafactory, "
-                       "swift, axolotl, deepspeed; default: as its content says")
+    group.add_argument("--from-format", metavar="NAME", help="format of that file: llava, transformers, llamafactory, "
+                       "swift, axolotl, deepspeed; default: recognized by its content")
     original = parser.parse_known_args
 
     def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -80,11 +80,15 @@ def add_from(parser: argparse.ArgumentParser) -> None:
         arguments.command = None if end is None else words[end + 1:]
         return arguments, unknown
 
-    parser.parse_known_args = parse
+    parser.parse_known_args = parse  # type: ignore[method-assign,assignment]  # argparse has no hook for words after --
 
 
-def _read(arguments: argparse.Namespace, said: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
-    """What a framework's configuration says, if one is given; ``said`` is what options of ours say."""
+def _read(arguments: argparse.Namespace, from_options: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
+    """The keys of a framework's configuration, and its source; empty and None if none is given.
+
+    Args:
+        from_options: the keys that peakcast's own options set.
+    """
     path, command = getattr(arguments, "from_file", None), getattr(arguments, "command", None)
     form = getattr(arguments, "from_format", None)
     given = [name for name, item in (("--from", path), ("-- COMMAND", command), ("--workload", arguments.workload))
@@ -93,24 +97,24 @@ def _read(arguments: argparse.Namespace, said: Mapping[str, Any]) -> tuple[dict[
         raise InputError(f"{given[0]} and {given[1]} are both given: keep one")
     if path is None and command is None:
         if form is not None:
-            raise InputError("--from-format says what --from is: add --from FILE")
+            raise InputError("--from-format names the format of the --from file: add --from FILE")
         return {}, None
     if command == []:
         raise InputError("a command is missing after --: peakcast predict -- deepspeed train.py …")
     from predictor.readers import read
 
-    return read(path=path, words=command, form=form, options=said)
+    return read(path=path, words=command, form=form, options=from_options)
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user said of a workload.
+    """The keys that the user gave for a workload.
 
     Attributes:
-        values: by key.
-        from_options: keys that an option gave.
-        label: what a key is called in messages.
-        source: where the others were read, if that is a framework's own configuration.
+        values: the values by key.
+        from_options: keys that an option set.
+        label: the name of a key in messages.
+        source: the framework's configuration that the other keys were read from, if there is one.
     """
 
     values: dict[Any, Any]
@@ -123,41 +127,41 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """The workload that the options and the file describe.
 
     Raises:
-        InputError: with the file or the option in front.
+        InputError: a value is wrong. The message starts with the file or the option.
     """
-    found = given(arguments)
-    made = Workload.from_mapping(found.values, source=found.label)
-    return made.read_from(found.source) if found.source else made
+    user = given(arguments)
+    result = Workload.from_mapping(user.values, source=user.label)
+    return result.read_from(user.source) if user.source else result
 
 
 def given(arguments: argparse.Namespace) -> Given:
     """The keys that the options and the file give.
 
     Raises:
-        InputError: with the file or the option in front.
+        InputError: a value is wrong. The message starts with the file or the option.
     """
     path = arguments.workload
-    said = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
-            for name, entry in KEYS.items() if getattr(arguments, name) is not None}
-    values, source = _read(arguments, said)
+    parsed = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
+              for name, entry in KEYS.items() if getattr(arguments, name) is not None}
+    values, source = _read(arguments, parsed)
     if hasattr(arguments, "from_file"):
-        _check_model(said.get("model", ""))
+        _check_model(parsed.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}
-    file = named(path) if path else ""
+    file = file_name(path) if path else ""
     check_names(values, file)
-    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in said.items()}
-    from_options = said.keys()
+    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in parsed.items()}
+    from_options = parsed.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
-    overridden |= HOW_CHECKPOINTED if source and said.get("gradient_checkpointing") is False else set()
+    overridden |= CHECKPOINTING_KEYS if source and parsed.get("gradient_checkpointing") is False else set()
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     if str(values.get("model", "")).endswith(".npz"):
         from predictor.formula import learned
 
-        values = learned.fill(values)
+        values = learned.fill_recorded_keys(values)
 
     def label(name: str) -> str:
-        if source and name not in from_options and source.knows(name):  # whoever shows the message says where
+        if source and name not in from_options and source.knows(name):  # main() adds the file to the message
             return name
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
@@ -165,30 +169,36 @@ def given(arguments: argparse.Namespace) -> Given:
 
 
 def _check_model(model: str) -> None:
-    """Refuses a training's configuration where a model is expected."""
+    """Rejects a training's configuration file in place of a model."""
     if Path(model).suffix.lower() in CONFIGURATIONS and os.path.isfile(model):
         try:
             models.find(model)
         except InputError:
-            raise InputError(f"MODEL {named(model)}: is no configuration of a model: if a training is configured "
-                             f"there, give it as --from {named(model)}") from None
+            raise InputError(f"MODEL {file_name(model)}: is no configuration of a model: if it configures a training, "
+                             f"give it as --from {file_name(model)}") from None
 
 
-def _over(before: Any, given: Any, said: Any) -> Any:
-    """What an option says: ``key=value`` over the file's mapping, anything else in place of the file's value."""
-    pairs = isinstance(said, dict) and not any(text.lstrip().startswith("{") for text in given)
-    return {**before, **said} if pairs and isinstance(before, Mapping) else said
+def _over(file_value: Any, argument: Any, parsed: Any) -> Any:
+    """The value of a key that an option sets. ``key=value`` pairs update the file's mapping; other values replace it.
+
+    Args:
+        argument: the option's text or texts.
+        parsed: the value that they stand for.
+    """
+    pairs = isinstance(parsed, dict) and not any(text.lstrip().startswith("{") for text in argument)
+    return {**file_value, **parsed} if pairs and isinstance(file_value, Mapping) else parsed
 
 
-def _from_text(name: str, kind: Any, given: Any) -> Any:
-    if isinstance(given, bool):
-        return given
+def _from_text(name: str, value_type: Any, argument: Any) -> Any:
+    """The value of an option's argument, which is a text, a list of texts, or a flag."""
+    if isinstance(argument, bool):
+        return argument
     try:
-        if isinstance(given, list):
-            if isinstance(kind, Table):  # what each occurrence says, without the defaults
-                return {key: item for text in given for key, item in kind.said(text).items()}
-            return sum(map(kind.from_text, given), ())
-        return kind.from_text(given)
+        if isinstance(argument, list):
+            if isinstance(value_type, Table):  # only the given pairs, without the defaults
+                return {key: item for text in argument for key, item in value_type.said(text).items()}
+            return sum(map(value_type.from_text, argument), ())
+        return value_type.from_text(argument)
     except Invalid as error:
         raise InputError(f"{_called(name)} {error}") from None
 
@@ -200,12 +210,12 @@ def _called(name: str) -> str:
 def add_samples(group: argparse._ArgumentGroup) -> None:
     """Adds ``--samples``."""
     group.add_argument("--samples", metavar="FILE",
-                       help="tokens and images of each sample (.csv, .jsonl, .json): predict the worst batch of this "
-                       "dataset, and how likely others fit; sequence_length is what longer samples are cut to")
+                       help="file with tokens and images of each sample (.csv, .jsonl, .json): predict the worst batch "
+                       "of this dataset, and how likely others fit; longer samples are truncated to sequence_length")
 
 
 def samples(arguments: argparse.Namespace) -> Samples | None:
-    """The samples of the file that was named."""
+    """The samples in the ``--samples`` file; None without one."""
     if arguments.samples is None:
         return None
     from predictor.workload.samples import read
@@ -214,5 +224,5 @@ def samples(arguments: argparse.Namespace) -> Samples | None:
 
 
 def exit_code(prediction: Prediction) -> int:
-    """0 if it fits or no GPU was named, 1 if it does not fit or that is uncertain."""
+    """0 if the workload fits or no GPU was named; 1 if it does not fit or that is uncertain."""
     return 0 if prediction.verdict in (None, "fits") else 1

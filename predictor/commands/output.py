@@ -1,42 +1,43 @@
-"""Where a command's answer goes: the terminal or a file, for people or as JSON."""
+"""Writes a command's result to the terminal or to a file, as a report or as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.suggestions import named
+from predictor.common.suggestions import file_name
 from predictor.report.console import WIDTH, console
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds ``--json``, ``-o`` and ``--force``."""
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="machine form, and nothing else, on the output")
-    group.add_argument("-o", "--output", metavar="FILE", help="write there instead of to the terminal")
+    group.add_argument("--json", action="store_true", help="write JSON, and nothing else")
+    group.add_argument("-o", "--output", metavar="FILE", help="write to a file instead of the terminal")
     group.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
 def check_path(path: str | None, force: bool) -> None:
-    """Refuses, before anything is computed, a path that the answer could not be written to.
+    """Rejects a path that the result cannot be written to, before anything is computed.
 
     Raises:
-        InputError: it exists and ``force`` is false, it is no regular file, or its directory is missing
+        InputError: it exists and ``force`` is false, it is not a regular file, or its directory is missing
             or not writable.
     """
     if path is None:
         return
     if not path:
         raise InputError('the output is "": name a file')
-    name = named(path)
+    name = file_name(path)
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -55,29 +56,33 @@ def check_path(path: str | None, force: bool) -> None:
 
 
 def check_different(first: str | None, second: str | None, options: str) -> None:
-    """Refuses two outputs that are one file."""
+    """Rejects two outputs that are the same file."""
     if first and second and os.path.realpath(first) == os.path.realpath(second):
         raise InputError(f"{options} name the same file: give two")
 
 
 def write_file(path: str, text: str) -> None:
-    """Writes a whole text file or nothing."""
+    """Writes a text file atomically."""
     write_whole(path, text.encode())
 
 
 def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Callable[[Any], None]) -> None:
-    """Writes the JSON of ``document()``, or the text that ``report(console)`` prints, where the user asked."""
+    """Writes the result to the terminal or the file that the user named.
+
+    Args:
+        document: returns the JSON data, if the user asked for JSON.
+        report: prints the report on a console, otherwise.
+    """
     if arguments.json:
         _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False) + "\n")
     elif arguments.output:
-        import io
-
         stream = io.StringIO()
         report(console(stream, width=WIDTH))
         _emit(arguments.output, stream.getvalue())
     else:
-        if not (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a mark shows "?"
+        stdout = sys.stdout
+        if isinstance(stdout, io.TextIOWrapper) and not (stdout.encoding or "utf-8").lower().startswith("utf"):
+            stdout.reconfigure(errors="replace")  # "?" for characters that the terminal cannot show
         report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
 
 
@@ -88,8 +93,8 @@ def _emit(path: str | None, text: str) -> None:
         sys.stdout.write(text)
 
 
-def progress(shapes):
-    """Shapes to trace, with a bar on the terminal while that goes on; nothing where stderr is a file."""
+def progress(shapes: Sequence[Any]) -> Iterable[Any]:
+    """The shapes to trace, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return shapes
     from rich.console import Console
@@ -100,6 +105,6 @@ def progress(shapes):
 
 
 def searching(limit_bytes: int) -> None:
-    """The limit that a search has come to, in one line of the terminal that is written again and again."""
+    """Shows the limit that a search has reached, in one line of the terminal that is overwritten each time."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\rsurvives with {limit_bytes / 2**30:,.2f} GiB for PyTorch … ")

@@ -1,10 +1,14 @@
-"""Predict the peak GPU memory of a training job, or of inference: how much, when, of what, and whether it fits."""
+"""Predict the peak GPU memory of training or inference: its size, its moment, its factors, and whether it fits."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXAMPLES = """examples:
   peakcast predict llava-1.5-7b --recipe finetune --per-device-train-batch-size 16 \\
@@ -23,25 +27,25 @@ exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the workload's options and the output's."""
+    """Adds the options of the workload, of the output, and of further searches."""
     options.add_workload(parser)
     options.add_from(parser)
     output.add_output(parser)
     group = parser.add_argument_group("what else to find out")
     group.add_argument("--minimum-capacity", action="store_true",
-                       help="also search the smallest GPU memory that the job survives in (a second or two; with "
+                       help="also search the smallest GPU memory in which the job survives (a second or two; with "
                        "max_split_size_mb up to a minute)")
     group.add_argument("--maximum-load", action="store_true",
-                       help="of inference: also search the longest prompt (of a conversation: how many turns "
-                       "like its last one it may go on with) and the most sequences at once that fit")
+                       help="for inference: also search the longest prompt (for a conversation: the number of turns "
+                       "if it goes on with turns like its last one) and the most sequences at once that fit")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
-                       help="also write the predicted memory history, without limit if it does not fit; opens in "
-                       "https://pytorch.org/memory_viz")
+                       help="also write the predicted memory history for https://pytorch.org/memory_viz; if the job "
+                       "does not fit, it is that without a memory limit")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predicts and reports; the exit code says whether it fits."""
+    """Predicts and reports. The exit code says whether the workload fits."""
     for path in (arguments.output, arguments.snapshot):
         output.check_path(path, arguments.force)
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
@@ -57,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         snapshot.write(arguments.snapshot, prediction.history)
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         from predictor.report.table import report
 
         report(console, prediction)

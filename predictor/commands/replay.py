@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
 from predictor.common.errors import InputError
-from predictor.common.suggestions import named, show
+from predictor.common.suggestions import file_name, quoted
 from predictor.common.value_types import Invalid, Size
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from predictor.snapshot.records import Snapshot
 
 EXAMPLES = """examples:
@@ -18,29 +20,29 @@ EXAMPLES = """examples:
   peakcast replay snapshot.pickle.xz --device 1 --json -o replay.json
   peakcast replay snapshot.pickle --allocator-conf max_split_size_mb:512
 
-SNAPSHOT is what torch.cuda.memory._dump_snapshot(FILE) writes after
-torch.cuda.memory._record_memory_history(), or peakcast measure --snapshot FILE (PyTorch 2.1 or later),
-also compressed with xz, gzip or bzip2. Nothing in it is run. The history may begin in mid-run: what the
-allocator held before is worked out from its end.
+SNAPSHOT is a file that torch.cuda.memory._dump_snapshot(FILE) writes after
+torch.cuda.memory._record_memory_history(), or that peakcast measure --snapshot FILE writes (PyTorch 2.1 or
+later). It may be compressed with xz, gzip or bzip2. No code in it is run. The history may begin in the middle
+of a run: the blocks that the allocator held before are derived from the state at its end.
 
 exit codes: 0 simulation and recording agree, or nothing was recorded, 1 they differ, 2 bad input
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the file, the device, the settings, and the output's options."""
-    parser.add_argument("snapshot", metavar="SNAPSHOT", help="the recorded history")
-    parser.add_argument("--device", metavar="N", help="default: the only one that has a history")
+    """Adds the file, the device, the allocator's settings, and the options of the output."""
+    parser.add_argument("snapshot", metavar="SNAPSHOT", help="the recorded memory history")
+    parser.add_argument("--device", metavar="N", help="number of the device; default: the only one that has a history")
     parser.add_argument("--allocator-conf", metavar="SETTINGS",
-                        help="as PYTORCH_CUDA_ALLOC_CONF; default: what the snapshot names")
+                        help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF; default: those in the snapshot")
     parser.add_argument("--capacity-bytes", metavar="SIZE",
-                        help="the device's memory, such as 80GiB; only expandable segments need it; "
-                             "default: what the snapshot names (those of peakcast predict do)")
+                        help="the device's memory, such as 80GiB; only expandable segments need it; default: the one "
+                             "in the snapshot (peakcast predict writes it, PyTorch does not)")
     output.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Reads, replays and reports; the exit code says whether simulation and recording agree."""
+    """Reads, replays and reports. The exit code says whether simulation and recording agree."""
     output.check_path(arguments.output, arguments.force)
     device = None if arguments.device is None else _number(arguments.device)
     settings = None
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.snapshot.replay import replay
 
     path = arguments.snapshot
-    name = named(path)
+    name = file_name(path)
     snapshot = read(path)
     try:
         result = replay(snapshot, _only(snapshot) if device is None else device, settings, capacity)
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return document(result, path)
 
-    def report(console) -> None:
+    def report(console: Console) -> None:
         from predictor.report.replay import report
 
         report(console, result, name)
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _only(snapshot: Snapshot) -> int:
-    """The device with a history; without any, the first that holds memory."""
+    """The only device with a history; without a history, the first device that holds memory."""
     recorded = [number for number, trace in enumerate(snapshot.traces) if len(trace)]
     if len(recorded) > 1:
         raise InputError(f"it has the histories of devices {', '.join(map(str, recorded))}: choose one with --device")
@@ -94,5 +96,5 @@ def _size(text: str) -> int:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 5:
-        raise InputError(f"--device must be the number of a device, such as 0, not {show(text)}")
+        raise InputError(f"--device must be the number of a device, such as 0, not {quoted(text)}")
     return int(text)

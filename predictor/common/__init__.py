@@ -1,1 +1,1 @@
-"""What every step uses: errors, files, safe text, value types and GPUs."""
+"""Shared basics of all packages: errors, files, safe text, value types and GPUs."""

@@ -1,4 +1,4 @@
-"""Reads ``.npz`` files of arrays beside one JSON header, without pickles, and unpacks no more than is meant."""
+"""Reads ``.npz`` files that hold arrays and one JSON header, without pickles and with a limit on the unpacked size."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from predictor.common.files import opened
+from predictor.common.files import open_bounded
 
 MOST_BYTES = 256 << 20
-"""Of all arrays of a file, unpacked; the largest formula that is shipped has one."""
+"""Limit on all unpacked arrays of one file. The largest shipped formula unpacks to 1 MiB."""
 
 
 class TooLarge(Exception):
-    """It would unpack to more."""
+    """A file whose arrays would unpack to more than :data:`MOST_BYTES`."""
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a file by name, and its header.
+    """The arrays of a file by name, and its JSON header.
 
     Raises:
-        TooLarge: it would unpack to more than :data:`MOST_BYTES`.
-        Exception: damage shows as any of zipfile's, zlib's, json's and numpy's errors.
+        TooLarge: the arrays would unpack to more than :data:`MOST_BYTES`.
+        Exception: any error of zipfile, zlib, json or numpy, if the file is damaged.
     """
-    with opened(path, pipes=False) as stream, zipfile.ZipFile(stream) as archive:
+    with open_bounded(path, pipes=False) as stream, zipfile.ZipFile(stream) as archive:
         parts = archive.infolist()
         if sum(part.file_size for part in parts) > MOST_BYTES:
             raise TooLarge(f"unpacks to more than {MOST_BYTES >> 20} MiB")
@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
 
 
 def _array(data: bytes) -> np.ndarray:
-    """One array; numpy itself would first make room for whatever shape its header says."""
+    """Reads one array after checking its shape: numpy would first allocate whatever shape the header claims."""
     stream = io.BytesIO(data)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     shape, _, dtype = read_header[np.lib.format.read_magic(stream)](stream)

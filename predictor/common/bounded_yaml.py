@@ -1,4 +1,7 @@
-"""YAML whose aliases, merges and numbers stay within bounds: a few lines can stand for more than any memory holds."""
+"""Reads YAML with limits on its size after aliases and merges are expanded.
+
+Without limits, aliases let a few lines expand to more values than any memory holds.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,21 @@ from typing import Any, NamedTuple
 import yaml
 
 MOST_VALUES = 100_000
-"""Scalars, lists and mappings of a document, each counted as often as it is referred to."""
+"""Limit on the scalars, lists and mappings of a document. Each counts once for every reference to it."""
 MOST_CHARACTERS = 4 << 20
-"""Of its scalars, counted likewise."""
+"""Limit on the characters of all scalars, counted in the same way."""
 DEEPEST = 100
+"""Limit on the levels of nesting."""
 LONGEST_NUMBER = 1_000
-"""Characters of one number; Python takes the square of them, and beyond 4,300 digits it prints none."""
+"""Limit on the characters of one number: Python's time grows with the square, and it prints at most 4,300 digits."""
 
 
 class TooMuch(Exception):
-    """A bound that the document passes."""
+    """The document exceeds one of the limits. The message says which."""
 
 
 class _Size(NamedTuple):
-    """What a node stands for, with all that it refers to."""
+    """The size of a node with its aliases expanded."""
 
     values: int
     characters: int
@@ -30,7 +34,7 @@ class _Size(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts what each node stands for, with all that it refers to, before anything is made of it."""
+    """Computes the expanded size of each node before any Python object is made of it."""
 
     def __init__(self, text: str, check_keys: Callable[[list[Any]], Any]) -> None:
         super().__init__(text)
@@ -44,10 +48,11 @@ class _Loader(yaml.SafeLoader):
         self._composed += 1
         _check(self._composed, 0, self._level)
         node = super().compose_node(parent, index)
+        assert node is not None  # PyYAML makes a node of every event
         self._level -= 1
         if node not in self._sizes:
             if alias:
-                raise TooMuch("an alias stands inside of what it refers to")
+                raise TooMuch("an alias is inside the value that it refers to")
             self._sizes[node] = self._size(node)
         return node
 
@@ -56,8 +61,8 @@ class _Loader(yaml.SafeLoader):
             return _Size(1, len(node.value), 1)
         inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
         sizes = [self._sizes[part] for part in inner]
-        size = _Size(1 + sum(one.values for one in sizes), sum(one.characters for one in sizes),
-                     1 + max((one.depth for one in sizes), default=0))
+        size = _Size(1 + sum(part.values for part in sizes), sum(part.characters for part in sizes),
+                     1 + max((part.depth for part in sizes), default=0))
         _check(*size)
         return size
 
@@ -81,19 +86,19 @@ def _check(values: int, characters: int, depth: int) -> None:
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+for _type in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_type}", _Loader.construct_number)
 
 
 def load(text: str, check_keys: Callable[[list[Any]], Any]) -> Any:
-    """The one document of a text as plain data.
+    """The single YAML document of a text, as plain data.
 
     Args:
-        check_keys: is given the plain keys of each mapping, before it is made.
+        check_keys: called with the scalar keys of each mapping before the mapping is made.
 
     Raises:
-        TooMuch: it passes one of the bounds.
-        yaml.YAMLError: it is no YAML.
+        TooMuch: the document exceeds one of the limits.
+        yaml.YAMLError: the text is not valid YAML.
     """
     loader = _Loader(text, check_keys)
     try:

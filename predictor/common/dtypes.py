@@ -1,4 +1,4 @@
-"""The dtypes of weights, by our names and by PyTorch's."""
+"""Names of the dtypes of weights: peakcast's short names and PyTorch's names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The one exception a user's mistake raises."""
+"""The exception for a user's mistake."""
 
 
 class InputError(Exception):
-    """Bad input or environment: one line that says what, where and what to do (exit code 2)."""
+    """Wrong input or environment. The message is one line: what is wrong, where, and what to do (exit code 2)."""

@@ -1,7 +1,7 @@
-"""Reads the users' YAML and JSON files, and writes files whole; whatever is wrong with one becomes one line.
+"""Reads the user's YAML and JSON files, and writes files atomically. Every problem becomes a one-line InputError.
 
-Every file from outside is opened by :func:`opened`, and what is read of it is bounded: what was read counts, not the
-size that the file system tells, which pipes and devices do not have.
+Every file from outside is opened by :func:`open_bounded` and read up to a limit. The limit applies to the bytes that
+were read, not to the size that the file system reports: pipes and devices have none.
 """
 
 from __future__ import annotations
@@ -17,61 +17,62 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import named, show
+from predictor.common.suggestions import file_name, quoted
 
 LARGEST_FILE_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 WRITER_COMES_SECONDS = 0.3
-"""A pipe that nobody has opened for writing by then has no writer."""
+"""A pipe counts as having no writer if nobody opens it for writing within this time."""
 SILENT_SECONDS = 30.0
-"""What writes into a pipe may compute for so long before it writes on."""
+"""Longest wait for a pipe's writer to continue."""
 
 
 def read_mapping(path: str | os.PathLike[str], what: str, strict_for: str = "") -> dict[Any, Any]:
     """The mapping in a ``.json`` file, or in a YAML file of any other name.
 
     Args:
-        path: relative to the current directory.
-        what: what the file is for, for the messages: "the DeepSpeed config".
-        strict_for: who takes plain JSON alone, whatever the file is called.
+        path: absolute, or relative to the current directory.
+        what: the purpose of the file, for messages: "the DeepSpeed config".
+        strict_for: name of a program that accepts only plain JSON. If given, the file is read as JSON, whatever its
+            name, and comments and trailing commas are errors.
 
     Raises:
-        InputError: no such file, not readable, not UTF-8, a syntax error, a repeated key, no mapping.
+        InputError: no such file, not readable, not UTF-8, a syntax error, a repeated key, or not a mapping.
     """
-    name = named(path)
+    name = file_name(path)
     text = read_text(path, what)
     value = parse_json(text, name, strict_for) if strict_for or name.lower().endswith(".json") else \
         parse_yaml(text, name)
     if not isinstance(value, dict):
-        raise InputError(f"{name}: holds {_kind(value)}, not a mapping of keys to values")
+        raise InputError(f"{name}: holds {_type_text(value)}, not a mapping of keys to values")
     return value
 
 
 def read_text(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST_FILE_BYTES) -> str:
-    """The text of a file of at most so many bytes.
+    """The text of a file of at most ``most_bytes`` bytes.
 
     Raises:
-        InputError: no such file, not readable, larger, or not UTF-8.
+        InputError: no such file, not readable, too large, or not UTF-8.
     """
     data = read_bytes(path, what, most_bytes)
     try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()  # as text files are: line ends are \n
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()  # as open() does: line ends become \n
     except UnicodeDecodeError:
-        raise InputError(f"{named(path)}: is not a text file in UTF-8") from None
+        raise InputError(f"{file_name(path)}: is not a text file in UTF-8") from None
 
 
 def read_bytes(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
-    """What a file of at most so many bytes holds; nothing is read beyond.
+    """The content of a file of at most ``most_bytes`` bytes. It reads at most one byte more.
 
     Raises:
-        InputError: no such file, not readable, or larger.
+        InputError: no such file, not readable, or too large.
     """
-    name = named(path)
+    name = file_name(path)
     try:
-        with opened(path) as stream:
+        with open_bounded(path) as stream:
             data = bytearray()
             while len(data) <= most_bytes and (chunk := stream.read(min(CHUNK_BYTES, most_bytes + 1 - len(data)))):
                 data += chunk
@@ -88,17 +89,17 @@ def read_bytes(path: str | os.PathLike[str], what: str, most_bytes: int = LARGES
 
 
 class NotAFile(OSError):
-    """What lies there is of a kind that is not read."""
+    """The path is not a regular file (nor a pipe, where pipes are accepted)."""
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], *, pipes: bool = True) -> Iterator[BinaryIO]:
-    """A file from outside, open for reading: a regular file or, if ``pipes``, a pipe that somebody writes to.
+def open_bounded(path: str | os.PathLike[str], *, pipes: bool = True) -> Iterator[io.BufferedReader]:
+    """Opens a file from outside for reading: a regular file or, if ``pipes``, a pipe that has a writer.
 
-    Nothing waits here for what may never come: a pipe without a writer is refused, and so is any device.
+    It never waits for ever: a pipe without a writer is rejected, and so is any device.
 
     Raises:
-        OSError: it cannot be opened, is something else, or nothing comes out of the pipe.
+        OSError: the file cannot be opened, is neither a regular file nor an accepted pipe, or the pipe stays silent.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -107,14 +108,14 @@ def opened(path: str | os.PathLike[str], *, pipes: bool = True) -> Iterator[Bina
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(mode) and not (pipes and stat.S_ISFIFO(mode)):
             raise NotAFile(errno.EINVAL, f"it is no regular file{' and no pipe' if pipes else ''}")
-        raw = _Pipe(handle) if stat.S_ISFIFO(mode) else open(handle, "rb", buffering=0, closefd=False)  # noqa: SIM115
+        raw: io.RawIOBase = _Pipe(handle) if stat.S_ISFIFO(mode) else open(handle, "rb", buffering=0, closefd=False)  # noqa: SIM115
         yield io.BufferedReader(raw)
     finally:
         os.close(handle)
 
 
 class _Pipe(io.RawIOBase):
-    """The reading end of a pipe, which does not block: it waits for its writer, but not for ever."""
+    """The reading end of a non-blocking pipe. It waits for the writer, up to a time limit."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -130,7 +131,7 @@ class _Pipe(io.RawIOBase):
             ready = self._events.poll(seconds * 1000)
             try:
                 count = os.readv(self._handle, [buffer])
-            except BlockingIOError:  # it has a writer, which is silent
+            except BlockingIOError:  # the pipe has a writer, which has not written yet
                 continue
             if not count and not ready and not self._begun:
                 raise OSError(errno.EPIPE, "it is a pipe, and nobody writes to it")
@@ -140,10 +141,10 @@ class _Pipe(io.RawIOBase):
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Writes a whole file or nothing: to a temporary neighbour, then renamed over ``path``.
+    """Writes a file atomically: to a temporary file in the same directory, then renamed to ``path``.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the file cannot be written there.
     """
     try:
         handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
@@ -158,25 +159,37 @@ def write_whole(path: str, data: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"{named(path)}: cannot be written: {error.strerror}") from None
+        raise InputError(f"{file_name(path)}: cannot be written: {error.strerror}") from None
 
 
 def parse_json(text: str, name: str, strict_for: str = "") -> Any:
-    """JSON, with the comments and trailing commas that DeepSpeed's own reader (hjson) also accepts; without them where
-    somebody else reads it."""
-    text = text if strict_for else _plain(text)
+    """Parses JSON. Comments and trailing commas are accepted, as by DeepSpeed's reader (hjson), unless ``strict_for``.
+
+    Args:
+        text: the content of the file.
+        name: the file's name, for messages.
+        strict_for: name of the program that accepts only plain JSON; empty if none does.
+
+    Raises:
+        InputError: a syntax error, a repeated key, or a number or nesting that is too long.
+    """
+    text = text if strict_for else _without_comments(text)
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
     except json.JSONDecodeError as error:
         raise InputError(f"{name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}" + (
             f" ({strict_for} takes no comments and trailing commas)" if strict_for else "")) from None
-    except (ValueError, RecursionError):  # an integer of thousands of digits; thousands of brackets
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or thousands of brackets
         raise InputError(f"{name}: not valid JSON: a number or the nesting is too long") from None
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """YAML 1.1 as PyYAML reads it, except that ``5e8`` is a number, as in JSON; bounded once aliases are put in."""
-    from yaml import MarkedYAMLError  # imported late: most commands read none
+    """Parses YAML 1.1 as PyYAML does, except that ``5e8`` is a number, as in JSON. The expanded size is limited.
+
+    Raises:
+        InputError: a syntax error, a repeated key, or a document beyond the limits of ``bounded_yaml``.
+    """
+    from yaml import MarkedYAMLError  # imported late: most commands read no YAML
 
     from predictor.common import bounded_yaml
 
@@ -189,23 +202,23 @@ def parse_yaml(text: str, name: str) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InputError(f"{name}: not valid YAML{where}: {show(error.problem or 'syntax error')[1:-1]}") from None
-    except Exception as error:  # PyYAML lets through whatever its constructors raise
-        raise InputError(f"{name}: not valid YAML: {show(str(error))[1:-1]}") from None
+        raise InputError(f"{name}: not valid YAML{where}: {quoted(error.problem or 'syntax error')[1:-1]}") from None
+    except Exception as error:  # PyYAML's constructors may raise anything
+        raise InputError(f"{name}: not valid YAML: {quoted(str(error))[1:-1]}") from None
 
 
-# Strings and comments go to the end of the text where they do not end: looking for the end again from each further
-# quote or comment would take the square of the text.
+# An unterminated string or comment matches up to the end of the text. Otherwise the search for its end would start
+# again at each further quote, which takes quadratic time.
 _STRING = r'("(?:\\.|[^"\\])*(?:"|\\?\Z))'
 _COMMENT = re.compile(_STRING + r"|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _TRAILING_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])", re.DOTALL)
 
 
-def _plain(text: str) -> str:
-    """``text`` without comments and trailing commas; line numbers stay."""
-    def blank(found: re.Match[str]) -> str:
-        endless = found[0].startswith("/*") and (len(found[0]) < 4 or not found[0].endswith("*/"))
-        return found[0] if found[1] or endless else re.sub(r"[^\n]", " ", found[0])
+def _without_comments(text: str) -> str:
+    """``text`` without comments and trailing commas. Spaces replace them, so that line numbers stay correct."""
+    def blank(match: re.Match[str]) -> str:
+        unterminated = match[0].startswith("/*") and (len(match[0]) < 4 or not match[0].endswith("*/"))
+        return match[0] if match[1] or unterminated else re.sub(r"[^\n]", " ", match[0])
 
     return _TRAILING_COMMA.sub(lambda m: m[1] or "", _COMMENT.sub(blank, text))
 
@@ -214,10 +227,13 @@ def _no_repeats(pairs: list[tuple[Any, Any]], name: str) -> dict[Any, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         seen: set[Any] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise InputError(f"{name}: the key {show(repeated)} is given twice: keep one")
+        for key, _ in pairs:
+            if key in seen:
+                raise InputError(f"{name}: the key {quoted(key)} is given twice: keep one")
+            seen.add(key)
     return mapping
 
 
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else {list: "a list", str: "text"}.get(type(value), "a single value")
+def _type_text(value: Any) -> str:
+    names: dict[type, str] = {list: "a list", str: "text"}
+    return "nothing" if value is None else names.get(type(value), "a single value")

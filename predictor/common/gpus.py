@@ -1,4 +1,4 @@
-"""GPUs by name: what the driver offers of each one's memory, and the numbers that kernels ask for."""
+"""A table of GPU models by name: usable memory and the hardware numbers on which kernels depend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Gpu:
     """One GPU model.
 
     Attributes:
-        name: the name that a workload gives.
-        capacity_bytes: total of ``cudaMemGetInfo``: the label less what driver and ECC keep. It moves
-            by some tens of MiB with the driver.
-        memory_label: what is printed on the box.
+        name: the name to write in a workload.
+        capacity_bytes: the total that ``cudaMemGetInfo`` reports: the advertised memory minus the share of driver and
+            ECC. It varies by some tens of MiB with the driver version.
+        memory_label: the advertised memory, such as "80 GB".
         compute_capability: major and minor.
-        multiprocessors: streaming multiprocessors.
-        shared_memory_bytes: of one multiprocessor.
-        shared_memory_block_bytes: the most that one block can opt in to.
-        measured: whether ``capacity_bytes`` was read on a device; otherwise it is assumed.
-        source: where it was read.
+        multiprocessors: number of streaming multiprocessors.
+        shared_memory_bytes: shared memory of one multiprocessor.
+        shared_memory_block_bytes: the most shared memory that one thread block can opt in to.
+        measured: whether ``capacity_bytes`` was read on a device. Otherwise it is assumed.
+        source: the web page with that reading.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Gpu:
 
 
 DEFAULT = "h100-80gb"
-"""Kernels and workspaces are Hopper's when no GPU is named."""
+"""The GPU whose kernels and workspaces are predicted when the user names none."""
 MIB, GIB = 1 << 20, 1 << 30
-# KiB of shared memory, of a multiprocessor and of a block, by compute capability (CUDA programming guide).
+# Compute capability -> KiB of shared memory of a multiprocessor and of a block (CUDA programming guide).
 SHARED_KIB = {(7, 0): (96, 96), (8, 0): (164, 163), (8, 6): (100, 99), (8, 9): (100, 99), (9, 0): (228, 227),
               (10, 0): (228, 227), (12, 0): (100, 99)}
 ASSUMED = "assumed: no figure read on a device was found"
@@ -81,7 +81,7 @@ TABLE = (
 )
 GPUS = {gpu.name: gpu for gpu in TABLE}
 
-# Names without a size mean the size that training clusters have most of.
+# A name without a memory size means the size that is most common in training clusters.
 ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "h100-80gb", "h800": "h100-80gb",
                "h100-pcie": "h100-pcie-80gb", "h200-141gb": "h200", "b200-180gb": "b200", "a100": "a100-80gb",
                "a100-sxm4-40gb": "a100-40gb", "a100-sxm4-80gb": "a100-80gb", "a100-sxm": "a100-80gb",
@@ -91,7 +91,7 @@ ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "
 
 
 def find(name: str) -> Gpu:
-    """The GPU of that name; case, spaces, underscores and the maker's name do not matter.
+    """The GPU with a name. Case, spaces, underscores and the maker's name do not matter.
 
     Raises:
         InputError: no such GPU is known.
@@ -103,5 +103,5 @@ def find(name: str) -> Gpu:
         spelling = ALSO_CALLED.get(spelling, spelling)
         if spelling in GPUS:
             return GPUS[spelling]
-    raise InputError(f"unknown GPU {show(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; "
+    raise InputError(f"unknown GPU {quoted(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; "
                      "or give capacity_bytes")

@@ -1,8 +1,8 @@
-"""The progress of long work."""
+"""The type of functions that show the progress of long work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
 Progress = Callable[[Sequence], Iterable]
-"""Wraps a list of things to do, for example with a progress bar."""
+"""Wraps a list of work items, for example with a progress bar, and yields them in order."""

@@ -1,6 +1,6 @@
-"""Text from outside as it may be shown: no character of it steers a terminal or turns the text around.
+"""Escapes text from outside before it is shown, so that it cannot control a terminal or reverse the text direction.
 
-Names, keys and messages of other people's files may hold anything. Letters of every language are shown as they are.
+Names, keys and messages from other people's files may hold any character. Letters of every language stay as they are.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 import html
 import re
 
-_STEERS = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # control characters, escape among them
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # which way text runs
-    "\u2028\u2029"  # breaks of lines
-    "\xad\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what nobody sees
-    "\ud800-\udfff]")  # bytes of a file's name that are no UTF-8, which no stream takes
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, such as escape
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # text direction
+    "\u2028\u2029"  # line and paragraph separators
+    "\xad\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible characters
+    "\ud800-\udfff]")  # surrogates: bytes of a file name that are not UTF-8, which no stream can encode
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with ``\\x1b`` for an escape character, and so on; those in ``keep`` stay."""
-    return _STEERS.sub(lambda found: found[0] if found[0] in keep else _written(found[0]), text)
+    """``text`` with unsafe characters escaped, such as ``\\x1b``. Characters in ``keep`` stay."""
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), text)
 
 
 def markup(text: str) -> str:
-    """The same as a part of HTML or SVG, where white space is no more than that."""
+    """``text`` escaped for HTML or SVG. Tabs and line breaks stay: they are only white space there."""
     return html.escape(printable(text, keep="\t\n\r"))
 
 
-def _written(character: str) -> str:
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

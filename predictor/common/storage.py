@@ -1,4 +1,4 @@
-"""Where peakcast keeps what it made for the next time. A user without a home directory has no such place."""
+"""Directories for peakcast's cache and temporary files. A user without a home directory has no cache directory."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from predictor.common.errors import InputError
 
 
 def cache_directory() -> Path | None:
-    """``$PEAKCAST_CACHE``, or ``peakcast`` in the user's cache directory."""
-    named = os.environ.get("PEAKCAST_CACHE")
-    return Path(named) if named else of_user()
+    """``$PEAKCAST_CACHE``, or ``peakcast`` in the user's cache directory. None if there is neither."""
+    chosen = os.environ.get("PEAKCAST_CACHE")
+    return Path(chosen) if chosen else user_cache_directory()
 
 
-def of_user() -> Path | None:
-    """``peakcast`` in the user's cache directory, which is an absolute path (XDG Base Directory Specification)."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():
-        return named / "peakcast"
+def user_cache_directory() -> Path | None:
+    """``peakcast`` in the user's cache directory (XDG Base Directory Specification). None without a home directory.
+
+    The specification says that a relative ``XDG_CACHE_HOME`` is ignored.
+    """
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if cache_home.is_absolute():
+        return cache_home / "peakcast"
     try:
         home = Path.home()
-    except RuntimeError:  # no HOME, and no user of this number
+    except RuntimeError:  # HOME is not set, and the user id has no entry in the password database
         return None
     return home / ".cache" / "peakcast" if home.is_absolute() else None
 
 
 @lru_cache(maxsize=1)
-def private() -> Path:
-    """A directory that nobody else can write. It goes when this process ends, and stays if another program takes the
-    process's place.
+def private_directory() -> Path:
+    """A temporary directory that only this user can write. It is removed when this process ends.
+
+    It stays if the process calls ``exec``: another program then takes its place.
 
     Raises:
-        InputError: there is no room for temporary files.
+        InputError: no temporary directory can be made.
     """
     try:
         directory = tempfile.mkdtemp(prefix="peakcast-")
@@ -48,9 +52,12 @@ def private() -> Path:
     return Path(directory)
 
 
-def name_user() -> None:
-    """Give a user without a name the number for one: PyTorch names a directory of its own after the user, and parts of
-    it cannot be imported otherwise (torch 2.11, torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir)."""
+def ensure_user_name() -> None:
+    """Sets ``LOGNAME`` to the user id where the user has no name.
+
+    PyTorch names a directory after the user, and parts of it cannot be imported without a name (torch 2.11,
+    torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir).
+    """
     try:
         getpass.getuser()
     except (KeyError, OSError):  # OSError since Python 3.13
@@ -58,5 +65,5 @@ def name_user() -> None:
 
 
 def _drop(directory: str, owner: int) -> None:
-    if os.getpid() == owner:  # a process that was forked from it ends earlier
+    if os.getpid() == owner:  # a forked child runs this at its end, too, and must not remove its parent's directory
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,18 +1,18 @@
-"""How a wrong name or value is shown in a one-line message."""
+"""Formats wrong names and values for one-line messages, and suggests the nearest known name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 
-def show(value: object, limit: int = 60) -> str:
-    """``value`` as it was written, on one line, cut at ``limit`` characters."""
+def quoted(value: object, limit: int = 60) -> str:
+    """The text of a value on one line, cut at ``limit`` characters. Text is quoted."""
     try:
         text = value if isinstance(value, str) else _beginning(value, limit)
-    except Exception:  # a foreign object's __repr__ must not become the user's traceback
+    except Exception:  # an error in an object's __repr__ must not become the user's traceback
         text = f"<{type(value).__name__}>"
     text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: limit + 1])
     text = text if len(text) <= limit else text[: limit - 1] + "…"
@@ -20,8 +20,10 @@ def show(value: object, limit: int = 60) -> str:
 
 
 def _beginning(value: object, limit: int) -> str:
-    """The first characters of ``repr(value)``, a few more than ``limit`` at most: plain data can be shared so that all
-    of it fits into no memory."""
+    """The first characters of ``repr(value)``, a few more than ``limit`` at most.
+
+    The whole text may be too large for any memory, because lists can refer to the same list many times.
+    """
     text = ""
     for piece in _pieces(value, limit, ()):
         text += piece
@@ -31,42 +33,44 @@ def _beginning(value: object, limit: int) -> str:
 
 
 def _pieces(value: Any, limit: int, around: tuple[int, ...]) -> Iterator[str]:
-    """``repr(value)`` piece by piece; ``around`` are the containers that it stands in."""
-    kind = type(value)
-    if kind in (bytes, bytearray) and len(value) > limit:
+    """``repr(value)`` piece by piece. ``around`` has the ids of the containers around the value."""
+    value_type = type(value)
+    if value_type in (bytes, bytearray) and len(value) > limit:
         yield repr(value[:limit + 1])
-    elif kind is str and len(value) > limit:
+    elif value_type is str and len(value) > limit:
         yield repr(value[:limit + 1])[:-1]
-    elif kind not in _BRACKETS or not value:
+    elif value_type not in _BRACKETS or not value:
         yield repr(value)
     elif id(value) in around or len(around) > limit:
-        yield "...".join(_BRACKETS[kind])
+        yield "...".join(_BRACKETS[value_type])
     else:
-        opening, closing = _BRACKETS[kind]
+        opening, closing = _BRACKETS[value_type]
         yield opening
-        for at, item in enumerate(islice(value.items() if kind is dict else value, limit)):
-            inner = (_pieces(part, limit, (*around, id(value))) for part in (item if kind is dict else (item,)))
+        is_mapping = value_type is dict
+        for index, item in enumerate(islice(value.items() if is_mapping else value, limit)):
+            inner = (_pieces(part, limit, (*around, id(value))) for part in (item if is_mapping else (item,)))
             first, *others = inner
-            yield from chain((", ",) if at else (), first, *(chain((": ",), other) for other in others))
-        yield "," + closing if kind is tuple and len(value) == 1 else closing
+            yield from chain((", ",) if index else (), first, *(chain((": ",), other) for other in others))
+        yield "," + closing if value_type is tuple and len(value) == 1 else closing
 
 
-_BRACKETS = {dict: "{}", list: "[]", tuple: "()", set: "{}", frozenset: ("frozenset({", "})")}
+_BRACKETS: dict[type, Sequence[str]] = {
+    dict: "{}", list: "[]", tuple: "()", set: "{}", frozenset: ("frozenset({", "})")}
 
 
 def version_text(value: object) -> str:
-    """A ``schema_version`` in a message; None is a document without one."""
-    return "missing" if value is None else show(value)
+    """The text of a ``schema_version`` in a message. None means that the document has none."""
+    return "missing" if value is None else quoted(value)
 
 
-def named(path: str | os.PathLike[str]) -> str:
-    """The path of a file, as messages show it."""
-    return show(os.fspath(path), 200)[1:-1]
+def file_name(path: str | os.PathLike[str]) -> str:
+    """The text of a file's path in a message."""
+    return quoted(os.fspath(path), 200)[1:-1]
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """`` (did you mean "…"?)`` with the known name most like ``name``, or nothing if none is."""
-    import difflib  # imported late: only a mistake needs it
+    """`` (did you mean "…"?)`` with the known name that is most similar to ``name``. Empty if none is similar."""
+    import difflib  # imported late: only error messages need it
 
     bare = {_bare(candidate): candidate for candidate in known}
     wrong = _bare(str(name)[:100])

@@ -1,8 +1,8 @@
-"""The kinds of value that a workload key can take: how each is checked and read from text.
+"""The value types of workload keys. Each one checks a value and reads it from text.
 
-A kind has ``check(value)``, which gives the normalised value or raises :class:`Invalid`, and
-``from_text(text)`` for the command line. Messages do not name the key: whoever knows where the
-value came from (a file, an option, a call) puts that in front.
+A value type has ``check(value)``, which returns the normalised value or raises :class:`Invalid`, and
+``from_text(text)`` for the command line. Messages do not name the key: the caller, who knows the source of the
+value (a file, an option, a call), puts the key in front.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 
 
 class Invalid(Exception):
-    """What is wrong with one value and what to write instead, on one line."""
+    """A wrong value. The message is one line: what is wrong, and what to write instead."""
 
 
 class FrozenMap(Mapping[str, Any]):
-    """A mapping that cannot change and can be hashed; nested mappings and lists are frozen too."""
+    """An immutable, hashable mapping. Nested mappings and lists are immutable, too."""
 
     __slots__ = ("_items", "_key")
 
     def __init__(self, items: Mapping[str, Any], depth: int = 0) -> None:
         for key in items:
             if not isinstance(key, str):
-                raise Invalid(f"has the key {show(key)}, which is not text")
+                raise Invalid(f"has the key {quoted(key)}, which is not text")
         self._items = {key: freeze(value, depth + 1) for key, value in items.items()}
         # canonical text, so that the order of keys does not matter
         self._key = json.dumps(thaw(self), sort_keys=True, default=str)
@@ -55,7 +55,11 @@ class FrozenMap(Mapping[str, Any]):
 
 
 def freeze(value: Any, depth: int = 0) -> Any:
-    """``value`` with mappings and lists made immutable; :class:`Invalid` if a key is no text."""
+    """``value`` with its mappings and lists made immutable.
+
+    Raises:
+        Invalid: a key is not text, or the nesting is deeper than 20 levels.
+    """
     if depth > 20:
         raise Invalid("is nested too deeply")
     if isinstance(value, Mapping):
@@ -64,14 +68,14 @@ def freeze(value: Any, depth: int = 0) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The plain dictionaries and lists behind :func:`freeze`, ready for JSON."""
+    """The inverse of :func:`freeze`: plain dictionaries and lists, ready for JSON."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     return [thaw(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _digits(text: str) -> str:
-    """The text; ValueError where it is a number to Python's own source alone (``1_0``)."""
+    """The text of a number. ValueError if it has underscores, which only Python accepts (``1_0``)."""
     if "_" in text:
         raise ValueError
     return text
@@ -79,7 +83,7 @@ def _digits(text: str) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number in ``low … high``."""
+    """A whole number from ``low`` to ``high``, both included."""
 
     low: int
     high: int
@@ -87,43 +91,43 @@ class Whole:
 
     def check(self, value: Any) -> int:
         if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-            raise Invalid(f"must be a whole number, not {show(value)}")
+            raise Invalid(f"must be a whole number, not {quoted(value)}")
         number = operator.index(value)
         if number < self.low:
-            raise Invalid(f"must be at least {self.low:,}, not {show(number)}")
+            raise Invalid(f"must be at least {self.low:,}, not {quoted(number)}")
         if number > self.high:
-            raise Invalid(f"must be at most {self.high:,}, not {show(number)}")
+            raise Invalid(f"must be at most {self.high:,}, not {quoted(number)}")
         return number
 
     def from_text(self, text: str) -> int:
         try:
             return self.check(int(_digits(text)))
         except ValueError:
-            raise Invalid(f"must be a whole number, not {show(text)}") from None
+            raise Invalid(f"must be a whole number, not {quoted(text)}") from None
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number of at least zero."""
+    """A finite number, 0 or more."""
 
     metavar: str = "X"
 
     def check(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise Invalid(f"must be a number, not {show(value)}")
+            raise Invalid(f"must be a number, not {quoted(value)}")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) or number < 0:
-            raise Invalid(f"must be a finite number of at least 0, not {show(value)}")
+            raise Invalid(f"must be a finite number of at least 0, not {quoted(value)}")
         return number
 
     def from_text(self, text: str) -> float:
         try:
             return self.check(float(_digits(text)))
         except ValueError:
-            raise Invalid(f"must be a number, not {show(text)}") from None
+            raise Invalid(f"must be a number, not {quoted(text)}") from None
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Flag:
 
     def check(self, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise Invalid(f"must be true or false, not {show(value)}")
+            raise Invalid(f"must be true or false, not {quoted(value)}")
         return value
 
     def from_text(self, text: str) -> bool:
@@ -150,9 +154,9 @@ class Text:
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise Invalid(f"must be text that is not empty, not {show(value)}")
+            raise Invalid(f"must be text that is not empty, not {quoted(value)}")
         if not value.isprintable():
-            raise Invalid(f"holds a character that cannot be printed: {show(value)}")
+            raise Invalid(f"holds a character that cannot be printed: {quoted(value)}")
         return value
 
     from_text = check
@@ -160,7 +164,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few names; ``later`` are known names that are refused, each with what to do instead."""
+    """One of a few names.
+
+    ``later`` maps names that are not supported yet to the advice for the message. ``spellings`` maps other spellings to
+    the names.
+    """
 
     names: tuple[Any, ...]
     later: Mapping[Any, str] = field(default_factory=dict)
@@ -177,9 +185,9 @@ class Choice:
             if value in self.names:
                 return value
             if value in self.later:
-                raise Invalid(f"{show(value)} is not supported yet: {self.later[value]}")
+                raise Invalid(f"{quoted(value)} is not supported yet: {self.later[value]}")
         names = ", ".join(map(str, self.names))
-        raise Invalid(f"must be one of {names}, not {show(value)}{nearest(value, map(str, self.names))}")
+        raise Invalid(f"must be one of {names}, not {quoted(value)}{nearest(value, map(str, self.names))}")
 
     def from_text(self, text: str) -> Any:
         by_text = {str(name): name for name in (*self.names, *self.later)}
@@ -188,7 +196,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Module path patterns: one text, or a list of them."""
+    """Module path patterns: one pattern, or a list of patterns."""
 
     metavar: str = "PATTERN"
     repeated = True
@@ -196,7 +204,7 @@ class Patterns:
     def check(self, value: Any) -> tuple[str, ...]:
         patterns = (value,) if isinstance(value, str) else value
         if not isinstance(patterns, (list, tuple)):
-            raise Invalid(f"must be a module path pattern or a list of them, not {show(value)}")
+            raise Invalid(f"must be a module path pattern or a list of them, not {quoted(value)}")
         return tuple(Text().check(pattern) for pattern in patterns)
 
     def from_text(self, text: str) -> tuple[str, ...]:
@@ -205,7 +213,7 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Size:
-    """A number of bytes: a whole number, or text with a unit such as ``80GiB``."""
+    """A number of bytes: a whole number, or a text with a unit such as ``80GiB``."""
 
     low: int = 1 << 20
     high: int = 1 << 50
@@ -218,7 +226,7 @@ class Size:
         if isinstance(value, str):
             match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)\s*", value)
             if not match or match[2].upper() not in self.UNITS:
-                raise Invalid(f"must be a size such as 80GiB, not {show(value)}")
+                raise Invalid(f"must be a size such as 80GiB, not {quoted(value)}")
             number, unit = match[1], self.UNITS[match[2].upper()]
             value = int(number) * unit if number.isdigit() else int(float(number) * unit)
         try:
@@ -231,7 +239,7 @@ class Size:
 
 @dataclass(frozen=True)
 class RankOrWorst:
-    """``worst``, or the number of a rank."""
+    """The number of a rank, or ``worst``: the rank with the highest peak."""
 
     metavar: str = "RANK"
 
@@ -249,7 +257,7 @@ class RankOrWorst:
 
 @dataclass(frozen=True)
 class Table:
-    """A mapping with known keys; absent keys keep their default."""
+    """A mapping with known keys. Absent keys get their default. ``kinds`` has the value type of each key."""
 
     kinds: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -258,46 +266,46 @@ class Table:
 
     def check(self, value: Any) -> FrozenMap:
         if not isinstance(value, Mapping):
-            raise Invalid(f"must be a mapping of {', '.join(self.kinds)}, not {show(value)}")
+            raise Invalid(f"must be a mapping of {', '.join(self.kinds)}, not {quoted(value)}")
         result = dict(self.defaults)
         for key, item in value.items():
             if key not in self.kinds:
-                raise Invalid(f"has no key {show(key)}{nearest(key, self.kinds)}: known are {', '.join(self.kinds)}")
+                raise Invalid(f"has no key {quoted(key)}{nearest(key, self.kinds)}: known are {', '.join(self.kinds)}")
             if item is not None:
-                result[key] = self._of(key, self.kinds[key].check, item)
+                result[key] = self._read(key, self.kinds[key].check, item)
         return FrozenMap(result)
 
     def usual(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What need not be said of a value: the defaults of its kind."""
+        """The entries that may be left out of ``value`` because they are the defaults."""
         return self.defaults
 
     @staticmethod
-    def _of(key: str, read: Callable[[Any], Any], item: Any) -> Any:
+    def _read(key: str, read: Callable[[Any], Any], item: Any) -> Any:
         try:
             return read(item)
         except Invalid as error:
             raise Invalid(f"{key} {error}") from None
 
     def from_text(self, text: str) -> FrozenMap:
-        """What :meth:`said` gives, checked, with the defaults."""
+        """The whole mapping: the entries of :meth:`said`, checked, with the defaults."""
         return self.check(self.said(text))
 
     def said(self, text: str) -> dict[str, Any]:
-        """What ``key=value`` says, or a JSON object as Hugging Face's command lines take it."""
+        """The entries of one option: ``key=value``, or a JSON object as on Hugging Face's command lines."""
         if text.lstrip().startswith("{"):
             try:
                 return json.loads(text)
             except (ValueError, RecursionError):
-                raise Invalid(f"must be KEY=VALUE or a JSON object, not {show(text)}") from None
+                raise Invalid(f"must be KEY=VALUE or a JSON object, not {quoted(text)}") from None
         key, equals, item = text.partition("=")
         if not equals:
-            raise Invalid(f"must be KEY=VALUE with a key of {', '.join(self.kinds)}, not {show(text)}")
-        return {key: self._of(key, self.kinds[key].from_text, item) if key in self.kinds else item}
+            raise Invalid(f"must be KEY=VALUE with a key of {', '.join(self.kinds)}, not {quoted(text)}")
+        return {key: self._read(key, self.kinds[key].from_text, item) if key in self.kinds else item}
 
 
 @dataclass(frozen=True)
-class Later:
-    """A key that has a place but no meaning yet: only its ``off`` values pass."""
+class NotYetSupported:
+    """A key of a feature that is not supported yet: only its ``off`` values are accepted."""
 
     instead: str
     off: tuple[Any, ...] = (False, "none", "false")

@@ -1,4 +1,16 @@
-"""Engines: pure functions from a traced micro-step to the events of a whole run.
+"""Engines: pure functions from a traced micro-step to the events of a whole training run.
 
-One file an engine. ``compose`` holds the pieces that all of them use.
+Each engine has a file of its own: a plain loop, DDP, FSDP2, and DeepSpeed's ZeRO stages. ``compose`` holds the parts
+that all of them use.
+
+Known limitations:
+
+- ZeRO stages 0 and 3, and offloading, are predicted for DeepSpeed 0.19.8 and later; ZeRO-1 for 0.18.3 and later.
+- ZeRO-3 is predicted for models with one parameter dtype, partitioned after they are whole on the GPU (no
+  ``zero.Init``).
+- ``grad_accum_dtype`` other than the training dtype and ``parameter_alignment`` are rejected.
+- DDP with trainable parameters that get no gradient is rejected, as are sharded weights that are frozen or shared.
+- FSDP2 rejects units whose trainable parameters differ in dtype, and reductions in a narrower dtype.
+- bitsandbytes optimizers reject tensors of 2**31 elements or more.
+- Three optimizer steps and at most three micro-steps of each are composed; later ones are assumed to be alike.
 """

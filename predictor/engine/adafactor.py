@@ -1,8 +1,8 @@
-"""Adafactor: rows and columns instead of a second moment, for tensors of two dimensions and more.
+"""Adafactor, which keeps row and column statistics instead of a second moment for tensors of two or more dimensions.
 
 transformers 5.17, transformers/optimization.py, class ``Adafactor``, with the arguments of its Trainer: no first
-moment, no scaling by the parameter. It goes tensor by tensor, in fp32, and its variables keep the last tensor's
-temporaries until the next one's take their place.
+moment, no scaling by the parameter. It updates tensor by tensor, in fp32. Its Python variables keep the temporaries of
+the previous tensor until those of the next tensor replace them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FP32 = 4
 
 
 class Adafactor:
-    """Of one run."""
+    """The optimizer of one run."""
 
     def __init__(self, arguments: Mapping[str, Any], gpu: Gpu) -> None:
         self.gpu = gpu
 
     def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
-        """Nothing: states are made in the first step."""
+        """Allocates nothing: the first step creates the states."""
 
     def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
         kept: dict[str, int] = {}
@@ -43,7 +43,7 @@ class _Tensor:
     """The update of one tensor.
 
     Args:
-        kept: the loop's variables that hold a buffer.
+        kept: the variables of the loop that hold a buffer: name -> buffer.
     """
 
     def __init__(self, tape: Tape, tensor: Parameter, kept: dict[str, int], gpu: Gpu) -> None:
@@ -68,7 +68,7 @@ class _Tensor:
         with self.tape.first_step_only():
             self._new((), Factor.OPTIMIZER_STATES, "RMS")
         rms = self._new(())
-        self._free(norm, rms)  # later steps' takes the place of the one before
+        self._free(norm, rms)  # in later steps the new RMS replaces the previous one
         square = self._new(self.whole)  # grad**2
         self._assign("update", square)  # + eps
         if self.factored:
@@ -83,7 +83,7 @@ class _Tensor:
         self._free(self._new(self.whole))  # -update
 
     def _approximate(self) -> None:
-        """Means into the states, then ``_approx_sq_grad``."""
+        """Adds row and column means to the states, then runs ``_approx_sq_grad``."""
         self._free(self._mean(self.row, math.prod(self.whole) // max(math.prod(self.row), 1), along_rows=1))
         self._free(self._mean(self.column, math.prod(self.whole) // max(math.prod(self.column), 1), along_rows=0))
         mean = self._mean((*self.row[:-1], 1), self.row[-1], along_rows=1)
@@ -94,7 +94,7 @@ class _Tensor:
         self._free(row, column)
         self._set("update", product)
 
-    # pieces ---------------------------------------------------------------------------------------
+    # operations -----------------------------------------------------------------------------------
 
     def _new(self, shape: tuple[int, ...], factor: Factor = Factor.TEMPORARIES, name: str = "update") -> int:
         return self.tape.allocate(FP32 * math.prod(shape), factor, f"adafactor::{name}", module=self.tensor.module)
@@ -112,10 +112,10 @@ class _Tensor:
         self.kept[variable] = buffer
 
     def _assign(self, variable: str, operand: int) -> None:
-        """A new buffer from another, which dies; then the variable's old one does."""
-        made = self._new(self.whole)
+        """Computes a variable's new value from an operand; then frees the operand and the variable's old value."""
+        result = self._new(self.whole)
         self._free(operand)
-        self._set(variable, made)
+        self._set(variable, result)
 
     def _norm(self) -> int:
         """``tensor.norm(2)``."""
@@ -125,13 +125,13 @@ class _Tensor:
         return self._reduced(shape, inputs, along_rows=along_rows)
 
     def _reduced(self, shape: tuple[int, ...], inputs: int, *, along_rows: int) -> int:
-        """A result, and for a moment what blocks share (``workspaces.reduction_buffer``)."""
+        """A reduction: its result, and temporary buffers of its thread blocks (``workspaces.reduction_buffer``)."""
         outputs = math.prod(shape)
         result = self._new(shape)
         dimensions = (outputs, inputs, FP32, along_rows, int(outputs == 1))
         sizes = [int(size(self.gpu, *dimensions)) for size in
                  (workspaces.reduction_buffer, workspaces.reduction_semaphores)]
-        made = [self.tape.allocate(size, Factor.TEMPORARIES, "adafactor::reduction", module=self.tensor.module)
-                for size in sizes if size]
-        self._free(*reversed(made))
+        partial = [self.tape.allocate(size, Factor.TEMPORARIES, "adafactor::reduction", module=self.tensor.module)
+                   for size in sizes if size]
+        self._free(*reversed(partial))
         return result

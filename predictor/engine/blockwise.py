@@ -1,9 +1,9 @@
-"""The optimizers of bitsandbytes: states in 8 bit by blocks of 256, or in 32 bit, in paged memory or not.
+"""Optimizers of bitsandbytes: states of 8 bits in blocks of 256 elements, or of 32 bits, in paged memory or not.
 
 bitsandbytes 0.50.2, bitsandbytes/optim/optimizer.py, ``Optimizer8bit`` and its ``Optimizer1State`` and
-``Optimizer2State``; kernels update in place and need no memory of their own. Hugging Face keeps the states of
-embeddings in 32 bit (transformers 5.17, Trainer.create_optimizer); under ZeRO, which hands over flat partitions,
-that rule finds nothing.
+``Optimizer2State``. Kernels update in place and need no memory of their own. Hugging Face keeps the states of
+embeddings in 32 bits (transformers 5.17, Trainer.create_optimizer). Under ZeRO that rule has no effect, because the
+optimizer gets flat partitions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.events.events import Factor, Kind
+from predictor.events.events import EventType, Factor
 from predictor.events.model_facts import Parameter
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 FP32 = 4
 BLOCK_ELEMENTS = 256
-"""Elements that share a maximum (``init_state``, blocksize)."""
+"""Elements that share one maximum (``init_state``, blocksize)."""
 MIN_8BIT_ELEMENTS = 4096
-"""``min_8bit_size``: smaller tensors stay in 32 bit."""
+"""``min_8bit_size``: the states of smaller tensors have 32 bits."""
 MIN_PAGED_ELEMENTS = 100_000
-"""``get_state_buffer``: smaller states are PyTorch's own."""
+"""``get_state_buffer``: smaller states are allocated by PyTorch, not paged."""
 MAP_BYTES = FP32 * 256
-"""``create_dynamic_map``: a table of all 8-bit values, one for signed and one for unsigned states."""
+"""``create_dynamic_map``: a table of all 8-bit values; one for signed and one for unsigned states."""
 MOST_ELEMENTS = (1 << 31) - 1
-"""``ct.c_int32(g.numel())``, backends/cuda/ops.py."""
+"""Largest element count of a tensor: ``ct.c_int32(g.numel())``, backends/cuda/ops.py."""
 
 
 class Blockwise:
-    """Of one run.
+    """The optimizer of one run.
 
     Args:
-        states: moments that it keeps.
-        bits: of each, 8 or 32.
-        paged: whether large ones lie in managed memory, which PyTorch's allocator does not see.
+        states: number of states for each parameter.
+        bits: bits of a state's element, 8 or 32.
+        paged: whether large states are in CUDA managed memory, which PyTorch's allocator does not see.
     """
 
     def __init__(self, arguments: Mapping[str, Any], gpu: Gpu, *, states: int, bits: int, paged: bool) -> None:
@@ -46,16 +46,16 @@ class Blockwise:
         self.mapped = False
 
     def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
-        """Nothing: states are made in the first step."""
+        """Allocates nothing: the first step creates the states."""
 
     def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
         for tensor in tensors:
             if tensor.numel > MOST_ELEMENTS:
-                raise InputError(f"optim of bitsandbytes: it counts elements in 32 bits, and {tensor.numel:,} come in "
-                                 "one piece: use a higher data_parallel_size, or an optimizer of PyTorch")
+                raise InputError(f"optim of bitsandbytes: it counts elements in 32 bits, and one tensor has "
+                                 f"{tensor.numel:,}: use a higher data_parallel_size, or an optimizer of PyTorch")
             with tape.first_step_only():
                 self._make(tape, tensor)
-            tape.mark(Kind.SYNCHRONIZE)  # sync_gpu
+            tape.mark(EventType.SYNCHRONIZE)  # sync_gpu
 
     def _make(self, tape: Tape, tensor: Parameter) -> None:
         eight = self.bits == 8 and tensor.numel >= MIN_8BIT_ELEMENTS and not tensor.is_embedding

@@ -1,6 +1,6 @@
-"""Builds the event list of a run from stretches: start-up, traced micro-steps with engine events between, steps.
+"""Composes the event list of a run from stretches: start-up, and steps of traced micro-steps with the engine's events.
 
-Within a step buffers are numbered once: those of its micro-steps first, then the engine's.
+Within a step, the buffers of its micro-steps are numbered first, then those of the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.engine.setup import STEPS
-from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
+from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
 MAIN_STREAM = 0
@@ -23,7 +23,7 @@ _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
 
 
 class Attributes(NamedTuple):
-    """What a tape says of one buffer; ``factor`` is an index into :data:`FACTORS`."""
+    """The attributes of one buffer of a tape; ``factor`` is an index into :data:`FACTORS`."""
 
     size_bytes: int
     stream: int
@@ -33,26 +33,29 @@ class Attributes(NamedTuple):
 
 
 Row = tuple[int, int, int, int]
-"""One event of a tape: :class:`Kind`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. Bare, because
-none leaves this file, a run has thousands that become columns at once, and names make composing it a tenth slower."""
+"""One event of a tape: :class:`EventType`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. A bare tuple,
+because a run has thousands of them that become columns at once; a named tuple makes composing a tenth slower."""
 
 
 class Rise(NamedTuple):
-    """How far the bytes that come and go in a stretch of events rise, and by how much they have grown at its end."""
+    """Change of live bytes over a stretch of events: its maximum, and its value at the end, relative to the start."""
 
     highest: int
     growth: int
 
 
 class Rises(NamedTuple):
-    """Of the first step and of a later one: they are alike."""
+    """The rise of the first step, and that of each later one."""
 
     first: Rise
     later: Rise
 
 
 class RankPeak(NamedTuple):
-    """Peak requested bytes of a rank: of its run, and of its steps alone, which tell ranks of one start-up apart."""
+    """Peak requested bytes of a rank: of its whole run, and of its steps without start-up.
+
+    The second compares ranks whose highest peak is that of start-up.
+    """
 
     run_bytes: int
     steps_bytes: int
@@ -60,11 +63,13 @@ class RankPeak(NamedTuple):
 
 @dataclass
 class Tape:
-    """An engine's own events, as they are said. Buffers are numbered from ``first``.
+    """Records the engine's own events in order. Its buffers are numbered from ``first``.
 
     Attributes:
-        moment: the outermost call they happen in.
-        position: before which event of a traced micro-step they happen, when they are woven into one.
+        moment: the outermost call that the next events happen in.
+        position: the event of a traced micro-step before which the next events are inserted (:func:`weave`).
+        rows: the events.
+        attributes: the buffers.
         once: rows that only the first step has.
     """
 
@@ -77,19 +82,19 @@ class Tape:
 
     @contextmanager
     def first_step_only(self) -> Iterator[None]:
-        """What is said inside happens in the first step only."""
+        """Events that are recorded inside this context happen in the first step only."""
         begin = len(self.rows)
         yield
         self.once.update(range(begin, len(self.rows)))
 
     def drop_once(self, begin: int) -> None:
-        """What only the first step has is not said, of all from row ``begin`` on: this is a later one."""
+        """Removes, from row ``begin`` on, the events that only the first step has."""
         self.rows[begin:] = [row for number, row in enumerate(self.rows[begin:], begin) if number not in self.once]
         self.once = {number for number in self.once if number < begin}
 
     def allocate(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                  stream: int = MAIN_STREAM) -> int:
-        """A new buffer lives from now on."""
+        """Allocates a new buffer and returns its number."""
         buffer = self.first + len(self.attributes)
         self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
         self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
@@ -97,63 +102,68 @@ class Tape:
 
     def declare(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                 stream: int = MAIN_STREAM) -> int:
-        """A buffer that is allocated later, by :meth:`again`."""
+        """Returns the number of a new buffer that is not allocated yet: :meth:`allocate_declared` does that later."""
         self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
         return self.first + len(self.attributes) - 1
 
-    def again(self, buffer: int) -> None:
-        """A declared buffer lives from now on."""
+    def allocate_declared(self, buffer: int) -> None:
+        """Allocates a buffer of :meth:`declare`."""
         self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
 
     def free(self, buffer: int) -> None:
-        """The buffer dies now."""
+        """Frees a buffer."""
         self.rows.append((-1, buffer, _MOMENT[self.moment], self.position))
 
-    def mark(self, kind: Kind) -> None:
-        """Something that concerns no buffer of its own: one of no bytes stands for it."""
-        buffer = self.declare(0, Factor.ALLOCATOR, kind.name.lower())
-        self.rows.append((kind, buffer, _MOMENT[self.moment], self.position))
+    def mark(self, event_type: EventType) -> None:
+        """Records an event that concerns no buffer, such as a synchronization. It gets a buffer of 0 bytes."""
+        buffer = self.declare(0, Factor.ALLOCATOR, event_type.name.lower())
+        self.rows.append((event_type, buffer, _MOMENT[self.moment], self.position))
 
     def record_stream(self, buffer: int, stream: int) -> None:
-        """Another stream than the buffer's own uses it too."""
-        self.rows.append((Kind.RECORD_STREAM + stream, buffer, _MOMENT[self.moment], self.position))
+        """Records that another stream than the buffer's own uses it (``Tensor.record_stream``)."""
+        self.rows.append((EventType.RECORD_STREAM + stream, buffer, _MOMENT[self.moment], self.position))
 
     def columns(self) -> np.ndarray:
-        """``int32[4, events]``: kind, buffer, moment, position."""
+        """``int32[4, events]``: event type, buffer, moment, position."""
         return np.fromiter(chain.from_iterable(self.rows), np.int32, 4 * len(self.rows)).reshape(-1, 4).T
 
-    def seldom(self) -> np.ndarray:
-        """``bool[events]``: what only the first step has."""
-        seldom = np.zeros(len(self.rows), dtype=bool)
-        seldom[list(self.once)] = True
-        return seldom
+    def first_step_mask(self) -> np.ndarray:
+        """``bool[events]``: whether only the first step has the event."""
+        mask = np.zeros(len(self.rows), dtype=bool)
+        mask[list(self.once)] = True
+        return mask
 
     def rises(self, other: Callable[[int], int]) -> Rises:
-        """Those of its steps; ``other`` gives the bytes of buffers that are not its own."""
-        sizes, first = [made.size_bytes for made in self.attributes], self.first
+        """The rises of the tape's events in the first step and in a later one.
+
+        Args:
+            other: gives the bytes of buffers that are not the tape's own.
+        """
+        sizes, first = [attributes.size_bytes for attributes in self.attributes], self.first
         changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
                    for kind, buffer, _, _ in self.rows]
-        again = changes
+        later = changes
         if self.once:
-            again = [0 if row in self.once else change for row, change in enumerate(changes)]
-        return Rises(rise_of(changes), rise_of(again))
+            later = [0 if row in self.once else change for row, change in enumerate(changes)]
+        return Rises(rise_of(changes), rise_of(later))
 
 
 def rise_of(changes: list[int]) -> Rise:
-    """Of bytes that come and go."""
+    """The rise of a list of changes of live bytes."""
     live = list(accumulate(changes, initial=0))
     return Rise(max(live), live[-1])
 
 
 def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:
-    """A traced micro-step with an engine's events in their places.
+    """Inserts an engine's events into a traced micro-step, each before the event at its position.
 
-    Returns ``int32[3, events]`` (kind, buffer, moment), and where each event of the tape went.
+    Returns:
+        ``int32[3, events]`` (event type, buffer, moment), and the new index of each event of the tape.
     """
     events = micro.events
     traced = np.stack([events.kind.astype(np.int32), events.buffer, events.moment.astype(np.int32)])
-    *said, positions = tape.columns()
-    columns = np.insert(traced, positions, np.stack(said), axis=1)
+    *inserted, positions = tape.columns()
+    columns = np.insert(traced, positions, np.stack(inserted), axis=1)
     order = np.argsort(positions, kind="stable")
     places = np.empty(len(positions), dtype=np.int64)
     places[order] = positions[order] + np.arange(len(positions))
@@ -161,7 +171,7 @@ def weave(micro: MicroStep, tape: Tape) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Vocabulary:
-    """Sizes and names of engine buffers as rows of the tables that the trace began; shared by all ranks."""
+    """Adds sizes and names of engine buffers as rows to the tables of the trace. All ranks share it."""
 
     def __init__(self, micro: MicroStep) -> None:
         self._events, self._persistent = micro.events, micro.persistent
@@ -170,11 +180,11 @@ class Vocabulary:
         self._constants: dict[int, int] = {}
 
     def size(self, size_bytes: int) -> int:
-        """Row of a byte count in the size table."""
+        """The row of a byte count in the size table."""
         return self._traced + self._constants.setdefault(size_bytes, len(self._constants))
 
     def buffers(self, attributes: Sequence[Attributes]) -> Buffers:
-        """One row a buffer of a tape."""
+        """The buffers of a tape, one row each."""
         def column(values: Sequence[int]) -> np.ndarray:
             return np.fromiter(values, np.int8, len(values))
 
@@ -188,10 +198,13 @@ class Vocabulary:
                        rows(modules, self._names), rows(operators, self._names))
 
     def assemble(self, start: Stretch, step: Stretch, second: np.ndarray | None = None) -> EventList:
-        """The events of a run: start-up, the first step, and the later ones, which are alike.
+        """The events of a run: start-up, the first step, and the later steps, which are alike.
 
-        In a step ``~n`` is start-up's buffer ``n``. ``second``: columns that the second step alone begins with.
+        Args:
+            step: the first step; in its columns, ``~n`` stands for buffer ``n`` of start-up.
+            second: columns that are inserted at the beginning of the second step only.
         """
+        assert step.once is not None  # only a start-up has none
         later = replace(step, columns=step.columns[:, ~step.once])
         stretches = [start, step] + [later] * (STEPS - 1)
         if second is not None:
@@ -211,12 +224,12 @@ class Vocabulary:
                          self._events.sizes.with_constants(list(self._constants)), tuple(self._names))
 
     def whole(self, tape: Tape, micro_steps: int, ends: Sequence[int]) -> EventList:
-        """The events of a run whose engine wrote all of it, start-up and steps, to one tape.
+        """The events of a run whose engine recorded start-up and all steps on one tape.
 
         Args:
             tape: its positions count the events of all micro-steps, one after the other.
-            micro_steps: how many there are, all steps together.
-            ends: rows of the tape after start-up and after each step.
+            micro_steps: number of micro-steps of all steps together.
+            ends: number of the tape's rows after start-up and after each step.
         """
         events, persistent = self._events, np.isin(self._events.buffer, self._persistent)
         traced = np.stack([events.kind.astype(np.int32), events.buffer, events.moment.astype(np.int32)])
@@ -225,10 +238,10 @@ class Vocabulary:
         columns = np.concatenate(parts, axis=1)
         kept = np.concatenate([np.ones_like(persistent), np.tile(~persistent, micro_steps - 1)])
         steps = np.repeat(np.arange(1, len(ends)), columns.shape[1] // (len(ends) - 1))
-        *said, positions = tape.columns()
+        *inserted, positions = tape.columns()
         step_of = np.searchsorted(ends, np.arange(len(positions)), side="right")
         columns = np.insert(np.concatenate([columns, steps[None], kept[None]]), positions,
-                            np.stack([*said, step_of, np.ones_like(step_of)]), axis=1)
+                            np.stack([*inserted, step_of, np.ones_like(step_of)]), axis=1)
         kind, buffer, moment, step = columns[:4, columns[4] > 0]
         buffers = Buffers.concatenate([events.buffers] * micro_steps + [self.buffers(tape.attributes)])
         return EventList(kind.astype(np.int8), buffer.astype(np.int32), moment.astype(np.int8), step.astype(np.int8),
@@ -237,13 +250,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Part of a run whose buffers are its own.
+    """Part of a run, either start-up or one step, with its own numbering of buffers.
 
     Attributes:
-        columns: ``int32[3, events]``: kind, buffer, moment.
-        micro_steps: how many micro-steps' buffers come before the engine's.
-        buffers: the engine's.
-        once: ``bool[events]``, what only the first step has; unused of a start-up.
+        columns: ``int32[3, events]``: event type, buffer, moment.
+        micro_steps: number of micro-steps whose buffers are numbered before the engine's.
+        buffers: the engine's buffers.
+        once: ``bool[events]``: whether only the first step has the event; None of a start-up.
     """
 
     columns: np.ndarray

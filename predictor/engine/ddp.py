@@ -1,9 +1,9 @@
-"""DistributedDataParallel: the plain loop with every gradient copied into buckets that are reduced; all ranks alike.
+"""DistributedDataParallel: the plain loop, with gradients copied into buckets that are all-reduced. Ranks are equal.
 
 torch 2.11: torch/nn/parallel/distributed.py (``DistributedDataParallel``); torch/csrc/distributed/c10d/reducer.cpp
 (``initialize_buckets``, ``mark_variable_ready_dense``, ``rebuild_buckets``, ``compute_bucket_assignment_by_size``,
-``verify_params_across_processes``) and comm.cpp (``broadcast_coalesced``). Collectives of ProcessGroupNCCL keep their
-tensors themselves and record no streams.
+``verify_params_across_processes``) and comm.cpp (``broadcast_coalesced``). Collectives of ProcessGroupNCCL hold
+references to their tensors and record no streams.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from predictor.events.model_facts import Parameter
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
-"""Limits of the first and the other buckets (reducer.hpp, kDefaultFirstBucketBytes and kDefaultBucketBytesCap)."""
+"""Size limits of the first and the other buckets (reducer.hpp, kDefaultFirstBucketBytes, kDefaultBucketBytesCap)."""
 BROADCAST_BYTES = 250 * MIB
-"""``broadcast_bucket_size``."""
+"""Size limit of a broadcast's bucket (``broadcast_bucket_size``)."""
 IN_FLIGHT = 2
-"""Broadcasts under way at once."""
+"""Most broadcasts that run at the same time."""
 INT32, INT64 = 4, 8
 
 
 class Ddp(AlikeRanks):
-    """The run of any rank."""
+    """A run under DDP."""
 
     takes_gradients: bool
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        assert setup.ddp is not None  # set for this engine
         tensors = setup.facts.parameters
         _refuse_unused(micro, tensors)
         self.takes_gradients = setup.ddp["gradient_as_bucket_view"]
@@ -50,7 +51,7 @@ class Ddp(AlikeRanks):
         to_device(start, setup)
         _verify(start, self._trainable, setup.data_parallel_size)
         _broadcast(start, tensors)
-        # with the whole gradient in one bucket at first; the limits hold once the order of arrival is known
+        # At first one bucket holds all gradients. The limits apply once the order in which gradients arrive is known.
         self._first = [self._bucket(start.allocate, same) for same in reversed(assign(self._trainable, [math.inf]))]
         arrival = [tensors[parameter] for parameter in micro.ready[:, 1].tolist()]
         self._rebuilt = [self._bucket(start.declare, part) for part in assign(arrival, limits(setup.ddp))]
@@ -64,7 +65,7 @@ class Ddp(AlikeRanks):
             Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), step, second)
 
     def begin(self, tape: Tape, index: int) -> None:
-        """``_pre_forward``: buckets are made anew before the second backward's forward; buffers are broadcast."""
+        """``_pre_forward``: rebuilds the buckets in the second forward, and broadcasts the model's buffers."""
         if index == 1:
             with tape.first_step_only():
                 self._rebuild(tape)
@@ -75,9 +76,10 @@ class Ddp(AlikeRanks):
         return make(sum(tensor.bytes for tensor in tensors), factor, "ddp::bucket")
 
     def _rebuild(self, tape: Tape) -> None:
-        """``rebuild_buckets``: rank 0's assignment is broadcast, then buckets take the place of the first ones.
+        """``rebuild_buckets``: broadcasts rank 0's assignment, then replaces the first buckets.
 
-        Accumulated gradients that lie in the first buckets move one new bucket at a time, so those die last.
+        Accumulated gradients that are views of the first buckets are copied into one new bucket after another. Then
+        the first buckets are freed last.
         """
         tape.moment = Moment.FORWARD
         order = tape.allocate(INT32 * (len(self._trainable) + 1), Factor.COMMUNICATION, "ddp::sync_bucket_indices")
@@ -88,20 +90,24 @@ class Ddp(AlikeRanks):
         for bucket in () if stay else self._first:
             tape.free(~bucket)
         for bucket in self._rebuilt:
-            tape.again(~bucket)
+            tape.allocate_declared(~bucket)
         for bucket in self._first if stay else ():
             tape.free(~bucket)
 
 
 def limits(ddp: Mapping[str, Any]) -> list[float]:
-    """Bytes at which a bucket is full: of the first, then of all others. Who gives a limit gives it for all."""
+    """Bytes at which a bucket is full: of the first bucket, then of all others. ``bucket_cap_mb`` applies to all."""
     if ddp["bucket_cap_mb"] is None:
         return [FIRST_BUCKET_BYTES, BUCKET_BYTES]
     return [int(ddp["bucket_cap_mb"] * MIB)]
 
 
 def assign(tensors: Iterable[Parameter], limits: Sequence[float]) -> list[list[Parameter]]:
-    """Tensors in buckets of one dtype (an item size stands for it): full ones as they fill, then the rest."""
+    """Assigns tensors to buckets of one dtype each; the item size stands for the dtype.
+
+    Returns:
+        The full buckets in the order in which they fill, then the others.
+    """
     done: list[list[Parameter]] = []
     filling: dict[int, list[Parameter]] = {}
     filled: dict[int, int] = {}
@@ -109,33 +115,33 @@ def assign(tensors: Iterable[Parameter], limits: Sequence[float]) -> list[list[P
         bucket = filling.setdefault(tensor.itemsize, [])
         bucket.append(tensor)
         number = filled.get(tensor.itemsize, 0)
-        if sum(one.bytes for one in bucket) >= limits[min(number, len(limits) - 1)]:
+        if sum(member.bytes for member in bucket) >= limits[min(number, len(limits) - 1)]:
             done.append(filling.pop(tensor.itemsize))
             filled[tensor.itemsize] = number + 1
     return done + list(filling.values())
 
 
 def _broadcast(tape: Tape, tensors: Sequence[Parameter]) -> None:
-    """``broadcast_coalesced``: tensors are flattened, bucket by bucket; a single one is viewed."""
+    """``broadcast_coalesced``: flattens tensors bucket by bucket; a single tensor is viewed, not copied."""
     place = {id(tensor): number for number, tensor in enumerate(tensors)}
-    flying: deque[int | None] = deque()
+    in_flight: deque[int | None] = deque()
 
     def finish() -> None:
-        flat = flying.popleft()
+        flat = in_flight.popleft()
         if flat is not None:
             tape.free(flat)
 
     for bucket in sorted(assign(tensors, [BROADCAST_BYTES]), key=lambda bucket: place[id(bucket[0])]):
-        if len(flying) == IN_FLIGHT:
+        if len(in_flight) == IN_FLIGHT:
             finish()
         size = sum(tensor.bytes for tensor in bucket)
-        flying.append(tape.allocate(size, Factor.COMMUNICATION, "ddp::broadcast") if len(bucket) > 1 else None)
-    while flying:
+        in_flight.append(tape.allocate(size, Factor.COMMUNICATION, "ddp::broadcast") if len(bucket) > 1 else None)
+    while in_flight:
         finish()
 
 
 def _verify(tape: Tape, tensors: Sequence[Parameter], ranks: int) -> None:
-    """``verify_params_across_processes``: the ranks' numbers of parameters, then sizes and strides of rank 0's."""
+    """``verify_params_across_processes``: compares the number of parameters, then sizes and strides, with rank 0."""
     def allocate(size: int) -> int:
         return tape.allocate(size, Factor.COMMUNICATION, "ddp::verify_params")
 
@@ -147,18 +153,29 @@ def _verify(tape: Tape, tensors: Sequence[Parameter], ranks: int) -> None:
 
 
 def _refuse_unused(micro: MicroStep, tensors: Sequence[Parameter]) -> None:
-    """A parameter whose gradient never comes stops DDP in the second step."""
+    """Rejects trainable parameters that get no gradient: DDP stops at them in the second step.
+
+    Raises:
+        InputError: there is such a parameter.
+    """
     arrived = set(micro.ready[:, 1].tolist())
     unused = [tensor.name for index, tensor in enumerate(tensors) if tensor.trainable and index not in arrived]
     if unused:
         raise InputError(f"engine ddp: {len(unused)} trainable parameters get no gradient, and DDP stops at that "
-                         f"(the first is {unused[0]}): add them to frozen, whose gradients find_unused_parameters "
-                         "would make, which is not modelled yet")
+                         f"(the first is {unused[0]}): add them to frozen; find_unused_parameters, which would "
+                         "make their gradients, is not modelled yet")
 
 
 def _check_sharded(tensors: Sequence[Parameter]) -> None:
-    """DDP makes plain parameters of what tensor parallelism sharded, all of which train, module by module: of one that
-    two modules share the second stays a DTensor (torch/distributed/tensor/parallel/ddp.py, ``_localize_dtensor``)."""
+    """Rejects sharded weights that DDP would treat differently.
+
+    DDP turns the DTensors of tensor parallelism into plain parameters that all train, module by module. Of a weight
+    that two modules share, the second module's stays a DTensor (torch/distributed/tensor/parallel/ddp.py,
+    ``_localize_dtensor``).
+
+    Raises:
+        InputError: a sharded weight is frozen, or shared by two modules.
+    """
     sharded = [tensor for tensor in tensors if tensor.sharded]
     frozen = next((tensor.name for tensor in sharded if not tensor.trainable), None)
     if frozen:

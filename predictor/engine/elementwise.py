@@ -1,9 +1,9 @@
-"""Optimizers of PyTorch's, whose states and temporaries are as large as their tensors.
+"""PyTorch's element-wise optimizers: each state and temporary is as large as its parameter.
 
 torch 2.11, torch/optim/: adam.py (which ``AdamW`` calls), sgd.py, rmsprop.py, adagrad.py; ``_init_group``, and
-``_multi_tensor_…``, which CUDA tensors take by default. ``differentiable`` and ``capturable`` are off, so step
-counters lie on the CPU, except those of fused ones. With foreach, temporaries of all tensors of a group live
-together, those of one dtype after the other's.
+``_multi_tensor_…``, which is the default for CUDA tensors. ``differentiable`` and ``capturable`` are off, so step
+counters are on the CPU, except those of fused optimizers. With foreach, the temporaries of all tensors of a group and
+dtype live at the same time; dtypes follow one another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTER_BYTES = 4
 
 
 class _ElementWise:
-    """What they share: states of the whole group first, then batch by batch."""
+    """Base class: creates the states of a whole group first, then updates batch by batch (one dtype, or one tensor)."""
 
     name: str
     states: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class _ElementWise:
     foreach = True
 
     def construct(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
-        """Nothing: states are made in the first step."""
+        """Allocates nothing: the first step creates the states."""
 
     def step(self, tape: Tape, tensors: Sequence[Parameter], weight_decay: float) -> None:
         with tape.first_step_only():
@@ -39,14 +39,14 @@ class _ElementWise:
         kept: list[list[int]] = []
         for batch in self._batches(tensors):
             live = self.temporaries(tape, batch, weight_decay)
-            for buffers in kept:  # the variables are set anew
+            for buffers in kept:  # variables of the previous batch are assigned again
                 free(tape, buffers)
             kept = live
         for buffers in kept:
             free(tape, buffers)
 
     def make(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
-        """States, tensor by tensor."""
+        """Allocates the states, tensor by tensor."""
         for tensor in tensors:
             if self.counts_on_gpu:
                 tape.allocate(COUNTER_BYTES, Factor.OPTIMIZER_STATES, f"{self.name}::step", module=tensor.module)
@@ -54,16 +54,16 @@ class _ElementWise:
                 tape.allocate(tensor.bytes, Factor.OPTIMIZER_STATES, f"{self.name}::{state}", module=tensor.module)
 
     def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
-        """What one batch needs, in order; returns the lists that live until the next batch's are there."""
+        """Allocates the temporaries of one batch; returns the lists that live until the next batch has its own."""
         raise NotImplementedError
 
     def like(self, tape: Tape, batch: Sequence[Parameter]) -> list[int]:
-        """A temporary for each tensor."""
+        """Allocates a temporary as large as each tensor."""
         return [tape.allocate(tensor.bytes, Factor.TEMPORARIES, f"{self.name}::update", module=tensor.module)
                 for tensor in batch]
 
     def decayed(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[int]:
-        """Gradients with weight decay added (coupled), new tensors."""
+        """Allocates the gradients plus coupled weight decay; no tensors without decay."""
         return self.like(tape, batch) if weight_decay else []
 
     def _batches(self, tensors: Sequence[Parameter]) -> list[list[Parameter]]:
@@ -73,26 +73,30 @@ class _ElementWise:
 
 
 def free(tape: Tape, buffers: Sequence[int]) -> None:
-    """A list dies, last item first (CPython's ``list_dealloc``)."""
+    """Frees the tensors of a list, last item first, as CPython's ``list_dealloc`` does."""
     for buffer in reversed(buffers):
         tape.free(buffer)
 
 
 class AdamW(_ElementWise):
-    """Decay is decoupled and in place."""
+    """AdamW. Its weight decay is decoupled and in place.
+
+    Args:
+        implementation: ``fused``, ``foreach`` or ``loop``.
+    """
 
     name, states = "adamw", ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, arguments: Mapping[str, Any], gpu: Gpu, *, kind: str) -> None:
-        self.kind = kind
-        self.counts_on_gpu = kind == "fused"
-        self.foreach = kind != "loop"
+    def __init__(self, arguments: Mapping[str, Any], gpu: Gpu, *, implementation: str) -> None:
+        self.implementation = implementation
+        self.counts_on_gpu = implementation == "fused"
+        self.foreach = implementation != "loop"
 
     def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
-        if self.kind == "fused":
+        if self.implementation == "fused":
             return []
-        root = self.like(tape, batch)  # exp_avg_sq_sqrt, then in place
-        if self.kind == "foreach":
+        root = self.like(tape, batch)  # exp_avg_sq_sqrt; later operations are in place
+        if self.implementation == "foreach":
             return [root]
         quotient = self.like(tape, batch)  # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)
         free(tape, root)
@@ -100,12 +104,12 @@ class AdamW(_ElementWise):
 
 
 class Sgd(_ElementWise):
-    """The first step's momentum is a copy of the gradient, made after the decay."""
+    """SGD. The momentum of the first step is a copy of the gradient after weight decay."""
 
     name = "sgd"
 
     def __init__(self, arguments: Mapping[str, Any], gpu: Gpu) -> None:
-        self.momentum = arguments.get("momentum", 0.0)  # Nesterov's is added in place
+        self.momentum = arguments.get("momentum", 0.0)  # Nesterov momentum is added in place
 
     def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         gradients = self.decayed(tape, batch, weight_decay)
@@ -117,7 +121,7 @@ class Sgd(_ElementWise):
 
 
 class RMSprop(_ElementWise):
-    """Square averages; the root lives until the step's end, and so do gradients with decay."""
+    """RMSprop. The root of the square average and gradients with decay live until the end of the step."""
 
     name = "rmsprop"
 
@@ -130,7 +134,7 @@ class RMSprop(_ElementWise):
 
 
 class Adagrad(_ElementWise):
-    """The only one whose states are there from its construction on."""
+    """Adagrad, the only optimizer here whose constructor creates the states."""
 
     name, states = "adagrad", ("sum",)
 
@@ -141,7 +145,7 @@ class Adagrad(_ElementWise):
         super().make(tape, tensors)
 
     def make(self, tape: Tape, tensors: Sequence[Parameter]) -> None:
-        """They are there."""
+        """Allocates nothing: the constructor has created the states."""
 
     def temporaries(self, tape: Tape, batch: Sequence[Parameter], weight_decay: float) -> list[list[int]]:
         gradients = self.decayed(tape, batch, weight_decay)

@@ -1,4 +1,7 @@
-"""What runs each engine: to add one, write its file, its line here, and its line in ``predictor.workload.engines``."""
+"""Table of the engines' classes.
+
+To add an engine, write its file, its line here, and its line in ``predictor.workload.engines``.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,34 @@ if TYPE_CHECKING:
     import numpy as np
 
     from predictor.engine.compose import RankPeak
+    from predictor.engine.host_memory import Host
     from predictor.engine.setup import Setup
     from predictor.events.events import EventList
     from predictor.events.micro_step import MicroStep
 
 
 class Engine(Protocol):
-    """A run under an engine, independent of the shape: what its ranks share is worked out once."""
+    """A run under an engine, independent of the shape. What its ranks share is computed once."""
 
     def rank(self, rank: int) -> EventList:
-        """Start-up and three steps of one rank."""
+        """The events of one rank: start-up and three optimizer steps."""
 
-    def part(self, rank: int) -> Hashable:
-        """All that the events of a rank depend on: ranks of which it is equal allocate and free alike."""
+    def rank_key(self, rank: int) -> Hashable:
+        """A key of everything that the events of a rank depend on. Ranks with equal keys have equal events."""
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
-        """Peak requested bytes of ranks: of the run, and of its steps alone; ``traced_bytes`` of the traced buffers."""
+        """Numbers by which ranks are compared: peak requested bytes of the run, and of its steps.
+
+        Args:
+            traced_bytes: the size of each traced buffer, in bytes.
+        """
+
+
+class Offloading(Engine, Protocol):
+    """An engine that can offload to the host's memory."""
+
+    def host(self) -> Host:
+        """The bytes that a rank offloads."""
 
 
 IMPLEMENTATIONS = {
@@ -37,10 +52,10 @@ IMPLEMENTATIONS = {
     "zero2": "predictor.engine.zero2.Zero2",
     "zero3": "predictor.engine.zero3.Zero3",
 }
-"""Name of an engine -> its class, an :class:`Engine`, made of a ``MicroStep`` and a ``Setup``."""
+"""Name of an engine -> its class, an :class:`Engine` that is constructed from a ``MicroStep`` and a ``Setup``."""
 
 
 def load(name: str) -> Callable[[MicroStep, Setup], Engine]:
-    """The class of an engine, imported now."""
+    """The class of an engine; its module is imported at this call."""
     module, _, attribute = IMPLEMENTATIONS[name].rpartition(".")
     return getattr(import_module(module), attribute)

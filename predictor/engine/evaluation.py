@@ -1,7 +1,8 @@
-"""An evaluation after the training steps, as Hugging Face's Trainer runs it when the loss is all that it keeps
-(transformers 5.17, trainer.py, prediction_step): one forward of the model alone, without gradients.
+"""Adds an evaluation after the training steps: one forward of the model alone, without gradients.
 
-What the engine holds stays. Workspaces are cuBLAS's of the same thread, which training has made; inputs die in the end.
+Hugging Face's Trainer runs it so when it keeps only the loss (transformers 5.17, trainer.py, prediction_step). The
+engine's memory stays allocated. The cuBLAS workspaces of the same thread exist since training; inputs are freed at the
+end.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from predictor.events.sizes import Shape
 
 
 def with_evaluation(events: EventList, micro: MicroStep, shape: Shape, gpu: Gpu) -> EventList:
-    """A run with an evaluation at its end.
+    """Adds an evaluation to the end of a run.
 
     Args:
         micro: the traced forward.
-        shape: of the evaluated batch; the sizes of what is added are right at this one only.
+        shape: the shape of the evaluation batch. The added sizes are right at this shape only.
     """
     added, names, stays = micro.events, len(events.names), micro.persistent
     is_input = added.buffers.factor[stays] == FACTORS.index(Factor.INPUTS)

@@ -1,4 +1,4 @@
-"""How PyTorch's foreach functions take a list of tensors."""
+"""The order in which PyTorch's foreach functions process a list of tensors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from predictor.events.model_facts import Parameter
 
 
 def by_dtype(tensors: Sequence[Parameter]) -> list[list[Parameter]]:
-    """Tensors as foreach functions take them: those of the dtype that came last come first.
+    """Groups tensors by dtype, in the order in which foreach functions take the groups.
 
-    A ``std::unordered_map`` of two keys (ATen/native/ForeachUtils.h, _group_tensors_by_first_tensors_device_and_dtype)
-    lists the newer one first. Widths tell dtypes apart: weights are bf16, adapters may be fp32.
+    The group whose first tensor comes last in ``tensors`` is the first. PyTorch collects the groups in a
+    ``std::unordered_map`` (ATen/native/ForeachUtils.h, _group_tensors_by_first_tensors_device_and_dtype). Such a map of
+    two keys lists the newer key first. Tensors of the same item size count as one dtype: weights are bf16, adapters
+    may be fp32.
     """
     widths = dict.fromkeys(tensor.itemsize for tensor in tensors)
     return [[tensor for tensor in tensors if tensor.itemsize == width] for width in reversed(widths)]

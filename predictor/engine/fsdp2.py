@@ -1,8 +1,8 @@
-"""FSDP2: every unit's parameters, gradients and optimizer states are sharded on their first dimension.
+"""FSDP2: the parameters, gradients and optimizer states of every unit are sharded on their first dimension.
 
-PyTorch 2.11, torch/distributed/fsdp/_fully_shard (``fully_shard``). ``fully_shard`` brings each unit to the device and
-shards it before the next one. Parts are padded to the first rank's, which so holds the most. The step that it is
-composed with must have been traced as wrapped (``predictor.trace.fsdp2_hooks``).
+PyTorch 2.11, torch/distributed/fsdp/_fully_shard (``fully_shard``). ``fully_shard`` moves each unit to the device and
+shards it before the next one. Shards are padded to the size of the first rank's, so the first rank holds the most. The
+micro-step must have been traced with FSDP2's hooks (``predictor.trace.fsdp2_hooks``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class Fsdp2:
     """A run under FSDP2."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        assert setup.fsdp is not None  # set for this engine
+        assert micro.marks is not None and micro.owners is not None  # traced with FSDP2's hooks
         self.micro, self.setup, self.keys = micro, setup, setup.fsdp
+        self.marks: list[list[int]] = micro.marks.tolist()
         self.tensors = setup.facts.parameters
         self.param, self.reduce = (ITEMSIZES[self.keys[name]] for name in ("param_dtype", "reduce_dtype"))
         self.owned: dict[int, list[int]] = defaultdict(list)
@@ -41,16 +44,16 @@ class Fsdp2:
                        for index, tensor in enumerate(self.tensors) if not tensor.buffer}
         self._refuse()
 
-    def part(self, rank: int) -> tuple[int, ...]:
-        """Rows of every parameter that its optimizer sees."""
+    def rank_key(self, rank: int) -> tuple[int, ...]:
+        """The number of rows of each parameter in the rank's shard."""
         return tuple(shard.of_rank(rank).shape[0] for shard in self.shards.values())
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
-        """Nothing to choose among but that the first rank holds the most."""
+        """Numbers that decrease with the rank: the first rank holds the most. They are not bytes."""
         return [RankPeak(-rank, -rank) for rank in ranks]
 
     def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
+        """The events of a rank: start-up and three optimizer steps."""
         micro, count, length = self.micro, self.setup.micro_steps, len(self.micro.events)
         tape = Tape(first=STEPS * count * len(micro.events.buffers))
         units = self._units(tape)
@@ -64,10 +67,10 @@ class Fsdp2:
                 reduce = self.keys["sync_each_batch"] or index == count - 1
                 self._micro_step(tape, units, step * count + index, reduce=reduce)
             tape.position, tape.moment = (step + 1) * count * length, Moment.OPTIMIZER_STEP
-            said = len(tape.rows)
+            begin = len(tape.rows)
             self._optimizer_step(tape, units, optimizer, local)
             if step:
-                tape.drop_once(said)
+                tape.drop_once(begin)
             ends.append(len(tape.rows))
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
@@ -82,7 +85,7 @@ class Fsdp2:
                      None if self.reduce == self.param else self.reduce, self.setup.gpu)
 
     def _start_up(self, tape: Tape) -> None:
-        """``_move_states_to_device``, then ``_init_sharded_param`` of each parameter."""
+        """Moves each unit to the device (``_move_states_to_device``), then shards it (``_init_sharded_param``)."""
         for tensors in self.owned.values():
             whole = []
             for index in tensors:
@@ -102,24 +105,24 @@ class Fsdp2:
         base, first_buffer = index * len(micro.events), index * len(micro.events.buffers)
         ready = micro.ready.tolist()
         tape.moment = Moment.FORWARD
-        for position, kind, what in micro.marks.tolist():
+        for position, mark, number in self.marks:
             tape.position = base + position
-            if kind == Mark.READY:
-                _, parameter, gradient = ready[what]
+            if mark == Mark.READY:
+                _, parameter, gradient = ready[number]
                 units.ready(parameter, first_buffer + gradient)
-            elif kind == Mark.AFTER_BACKWARD and what == ROOT:
+            elif mark == Mark.AFTER_BACKWARD and number == ROOT:
                 units.end_backward(reduce=reduce)
-            elif what not in units.by_number:  # it has no parameters
+            elif number not in units.by_number:  # the module has no parameters of its own
                 continue
-            elif kind == Mark.ENTER:
-                units.enter(units.by_number[what])
-            elif kind == Mark.LEAVE:
-                units.leave(units.by_number[what])
-            elif kind == Mark.BEFORE_BACKWARD:
+            elif mark == Mark.ENTER:
+                units.enter(units.by_number[number])
+            elif mark == Mark.LEAVE:
+                units.leave(units.by_number[number])
+            elif mark == Mark.BEFORE_BACKWARD:
                 tape.moment = Moment.BACKWARD
-                units.before_backward(units.by_number[what])
-            elif kind == Mark.AFTER_BACKWARD:
-                units.after_backward(units.by_number[what], reduce=reduce)
+                units.before_backward(units.by_number[number])
+            elif mark == Mark.AFTER_BACKWARD:
+                units.after_backward(units.by_number[number], reduce=reduce)
 
     def _optimizer_step(self, tape: Tape, units: Units, optimizer: Steps, local: Mapping[int, Parameter]) -> None:
         reached = set(self.micro.ready[:, 1].tolist())
@@ -128,11 +131,11 @@ class Fsdp2:
         for group in self.setup.groups():
             optimizer.step(tape, [local[index] for index in group if index in reached], decay=self.setup.decays(group))
         reduced = [units.unit_of[index] for group in self.setup.groups() for index in group if index in reached]
-        for unit in reversed(dict.fromkeys(reversed(reduced))):  # each goes with its last gradient
+        for unit in reversed(dict.fromkeys(reversed(reduced))):  # a unit's buffer is freed with its last gradient
             units.release_gradient(unit)
 
     def _refuse(self) -> None:
-        """Parameters that train must have one dtype in each unit (``_init_mp_dtypes``); reductions do not narrow."""
+        """Rejects units with trainable parameters of several dtypes (``_init_mp_dtypes``), and narrowing reductions."""
         for tensors in self.owned.values():
             shards = [self.shards[index] for index in tensors if index in self.shards and self.tensors[index].trainable]
             other = next((shard for shard in shards if shard.itemsize != shards[0].itemsize), None)

@@ -1,4 +1,4 @@
-"""What FSDP2's copies take for themselves: the table of addresses and blocks that their kernel reads.
+"""Metadata buffers of FSDP2's copies: the tables of addresses and blocks that their kernels read.
 
 PyTorch 2.11, aten/src/ATen/native/cuda/TensorShape.cu: ``split_with_sizes_copy_out_cuda_contiguous_no_cast``,
 ``get_chunk_cat_metadata``, ``pack_vecs``.
@@ -15,11 +15,11 @@ INT64 = 8
 TILE_BYTES = 2048
 """``TILE_SIZE``: 128 threads with 16 bytes each."""
 FEWER_THREADS = ((8, 6), (8, 9), (12, 0))
-"""Compute capabilities with 1,536 threads a multiprocessor; others have 2,048 (CUDA programming guide)."""
+"""Compute capabilities with 1,536 threads for each multiprocessor; others have 2,048 (CUDA programming guide)."""
 
 
 def split_copy_bytes(chunks: Sequence[int], ranks: int, gpu: Gpu) -> int:
-    """Of ``split_with_sizes_copy``, from the bytes of each parameter's part."""
+    """Bytes of the metadata of ``split_with_sizes_copy``; ``chunks`` are the bytes of each parameter's shard."""
     threads = 1536 if gpu.compute_capability in FEWER_THREADS else 2048
     most = gpu.multiprocessors * threads // 128 * 2
     factor = -(-sum(-(-chunk // TILE_BYTES) for chunk in chunks) * ranks // most)
@@ -29,5 +29,5 @@ def split_copy_bytes(chunks: Sequence[int], ranks: int, gpu: Gpu) -> int:
 
 
 def chunk_cat_bytes(chunks: Sequence[int]) -> int:
-    """Of ``_chunk_cat``, from the bytes of each gradient's part."""
+    """Bytes of the metadata of ``_chunk_cat``; ``chunks`` are the bytes of each gradient's shard."""
     return INT64 * (6 * len(chunks) + 2 + sum(-(-chunk // TILE_BYTES) for chunk in chunks))

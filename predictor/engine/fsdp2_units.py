@@ -1,9 +1,9 @@
-"""FSDP2's units: when each gathers its parameters, lets them go, and reduces its gradients.
+"""FSDP2's units: each gathers its parameters, reshards them, and reduces its gradients, at the hooks of its module.
 
 PyTorch 2.11, torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py (``FSDPParamGroup``: ``unshard``,
 ``wait_for_unshard``, ``post_backward``, ``_backward_prefetch``), _fsdp_state.py (``FSDPState``), _fsdp_collectives.py
-(``foreach_all_gather``, ``foreach_all_gather_copy_out``, ``foreach_reduce``). Streams wait for each other by events,
-and no block is recorded on a second one.
+(``foreach_all_gather``, ``foreach_all_gather_copy_out``, ``foreach_reduce``). Streams wait for each other by CUDA
+events, and no block is recorded on a second stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from predictor.events.model_facts import Parameter
 
 COPY_IN_STREAM, REDUCE_SCATTER_STREAM = 1, 2
 ROOT = 0
-"""Number of the module that is the model."""
+"""Number of the root module, which is the whole model."""
 
 
 class State(Enum):
@@ -36,13 +36,13 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Shard:
-    """One parameter of a unit.
+    """A sharded parameter of a unit.
 
     Attributes:
-        index: which one.
-        tensor: the whole one as its unit computes with it.
-        itemsize: bytes of an element of what is kept.
-        degree: among how many ranks.
+        index: index of the parameter in the model's facts.
+        tensor: the whole parameter, with the dtype in which its unit computes.
+        itemsize: bytes of an element of the shard.
+        degree: number of ranks that share the parameter.
     """
 
     index: int
@@ -52,21 +52,21 @@ class Shard:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of a rank's part, padded to the first rank's (``padded_sharded_param_size``)."""
+        """Elements of a rank's shard, padded to the size of the first rank's (``padded_sharded_param_size``)."""
         return self.rows * (self.tensor.numel // self.tensor.shape[0])
 
     @cached_property
     def rows(self) -> int:
-        """Of the first dimension, in the first rank's part."""
+        """Rows, of the first dimension, in the first rank's shard."""
         return -(-self.tensor.shape[0] // self.degree)
 
     @property
     def casts(self) -> bool:
-        """Whether it is gathered in another dtype than it is kept in."""
+        """Whether it is gathered in another dtype than that of the shard."""
         return self.itemsize != self.tensor.itemsize
 
     def of_rank(self, rank: int) -> Parameter:
-        """The part that a rank's optimizer sees: the last ones' may be shorter, or empty."""
+        """The unpadded shard that a rank's optimizer updates. Those of the last ranks may be shorter, or empty."""
         rows = min(max(self.tensor.shape[0] - rank * self.rows, 0), self.rows)
         return Parameter(self.tensor.name, (rows, *self.tensor.shape[1:]), self.itemsize, self.tensor.trainable,
                          self.tensor.decay, embedding=self.tensor.embedding)
@@ -74,18 +74,18 @@ class Shard:
 
 @dataclass(eq=False)
 class Unit:
-    """One module that ``fully_shard`` was called on. Gradients and buffers are numbers of the tape.
+    """A module that ``fully_shard`` was called on. Buffers and gradients are buffer numbers of the tape.
 
     Attributes:
-        number: of its module.
-        shards: of its parameters.
-        reshards: whether its parameters go after forward.
-        gathering: the all-gather's output that nobody has waited for (None in it: there is none, one rank).
-        gathered: the whole parameters, while they are there.
-        places: in the order of forward, of each time that it ran.
-        gradients: by parameter, as autograd left them.
-        accumulated: the same in the dtype of the reduction, of earlier micro-steps.
-        reduced: what the sharded gradients are parts of.
+        number: number of its module.
+        shards: shards of its parameters.
+        reshards: whether its whole parameters are freed after forward.
+        gathering: the output of an all-gather that has not been waited for; it is None with one rank.
+        gathered: the whole parameters, while they exist.
+        places: its positions in the forward order, one for each time that it ran.
+        gradients: parameter -> its unreduced gradient, as autograd left it.
+        accumulated: parameter -> its unreduced gradient of earlier micro-steps, in the dtype of the reduction.
+        reduced: the buffer that holds the sharded gradients.
     """
 
     number: int
@@ -101,11 +101,12 @@ class Unit:
 
 
 class Units:
-    """All units of one rank; each call writes what it allocates and frees to a tape.
+    """All units of one rank. Each method records its allocations and frees on a tape.
 
     Args:
-        units: in the order of the model's modules, the model first.
-        reduce_itemsize: bytes of an element that is reduced, None: as gradients are.
+        units: in the order of the model's modules, the root first.
+        degree: number of ranks.
+        reduce_itemsize: bytes of an element in the reduction; None for the gradients' own.
     """
 
     def __init__(self, tape: Tape, units: Sequence[Unit], degree: int, reduce_itemsize: int | None, gpu: Gpu) -> None:
@@ -133,12 +134,12 @@ class Units:
         self._order.append(unit)
         unit.state = State.IDLE
         if unit.number == ROOT:
-            self._let_go()
+            self._free_held()
 
     # backward ---------------------------------------------------------------------------------
 
     def before_backward(self, unit: Unit) -> None:
-        """``pre_backward``: once for each unit, at its first output whose gradient comes."""
+        """``pre_backward``: acts once for each unit, at the first gradient of its outputs."""
         if unit.state is State.PRE_BACKWARD:
             return
         unit.state = State.PRE_BACKWARD
@@ -148,7 +149,7 @@ class Units:
             self._unshard(self._order[place - 1])
 
     def ready(self, parameter: int, gradient: int) -> None:
-        """Autograd has a gradient; it is added into the one that is there."""
+        """A gradient is complete. If the parameter has one already, it is added to that and freed."""
         gradients = self.unit_of[parameter].gradients
         if parameter in gradients:
             self._tape.free(gradient)
@@ -174,7 +175,7 @@ class Units:
             if unit.state is not State.POST_BACKWARD:
                 self.after_backward(unit, reduce=reduce)
             unit.state = State.IDLE
-            while unit.gathering:  # for a unit that had no backward
+            while unit.gathering:  # prefetched for a unit that had no backward
                 self._free(unit.gathering.pop())
             unit.places.clear()
         self._order.clear()
@@ -182,7 +183,7 @@ class Units:
         self._reducing = None
 
     def release_gradient(self, unit: Unit) -> None:
-        """The last sharded gradient of a unit becomes None."""
+        """Frees the sharded gradients of a unit, when the last of them becomes None."""
         self._free(unit.reduced)
         unit.reduced = None
 
@@ -192,8 +193,8 @@ class Units:
         if buffer is not None:
             self._tape.free(buffer)
 
-    def _let_go(self) -> None:
-        """The last all-gather of forward, whose output the next one's copy may overlap with."""
+    def _free_held(self) -> None:
+        """Frees the output of forward's previous all-gather, which is kept while the next one's copy may overlap."""
         self._free(self._held)
         self._held = None
 
@@ -223,10 +224,10 @@ class Units:
         self._free(cast)
         if gathering is None:
             return
-        self._briefly(split_copy_bytes([shard.numel * shard.tensor.itemsize for shard in unit.shards], self._degree,
-                                       self._gpu), "fsdp2::split_with_sizes_copy")
+        chunks = [shard.numel * shard.tensor.itemsize for shard in unit.shards]
+        self._temporary(split_copy_bytes(chunks, self._degree, self._gpu), "fsdp2::split_with_sizes_copy")
         if unit.state is State.FORWARD:
-            self._let_go()  # a local variable holds it until here
+            self._free_held()  # a local variable holds it until here
             self._held = gathering
         else:
             self._tape.free(gathering)
@@ -241,7 +242,7 @@ class Units:
     def _communication(self, size: int, operator: str, stream: int = 0) -> int:
         return self._tape.allocate(size, Factor.COMMUNICATION, operator, stream=stream)
 
-    def _briefly(self, size: int, operator: str) -> None:
+    def _temporary(self, size: int, operator: str) -> None:
         self._tape.free(self._communication(size, operator))
 
     def _widen(self, unit: Unit, shards: Sequence[Shard]) -> None:
@@ -254,12 +255,12 @@ class Units:
                 self._tape.free(unit.gradients.pop(shard.index))
 
     def _reduce(self, unit: Unit, shards: Sequence[Shard]) -> None:
-        """``foreach_reduce``; its loop variable keeps the last gradient until it returns."""
+        """``foreach_reduce``. Its loop variable keeps the last gradient alive until it returns."""
         self._free(self._reducing)
         itemsize, kept = self._reduce_itemsize or shards[0].tensor.itemsize, shards[0].itemsize
         numel = sum(shard.numel for shard in shards)
         self._reducing = self._communication(numel * self._degree * itemsize, "fsdp2::reduce_scatter")
-        self._briefly(chunk_cat_bytes([shard.numel * itemsize for shard in shards]), "fsdp2::chunk_cat")
+        self._temporary(chunk_cat_bytes([shard.numel * itemsize for shard in shards]), "fsdp2::chunk_cat")
         both = unit.gradients | unit.accumulated
         gradients = [both[shard.index] for shard in shards]
         unit.gradients.clear()
@@ -275,7 +276,7 @@ class Units:
         if unit.reduced is None:
             unit.reduced = reduced
         else:
-            self._tape.free(reduced)  # added
+            self._tape.free(reduced)  # added to the previous micro-steps' gradients
 
     def _reduced(self, size: int) -> int:
         return self._tape.allocate(size, Factor.GRADIENTS, "fsdp2::reduce_scatter", stream=REDUCE_SCATTER_STREAM)

@@ -1,8 +1,8 @@
-"""A run of inference: start-up, then calls of ``generate`` one after the other, each as long as was asked for.
+"""Composes an inference run: start-up, then calls of ``generate`` one after the other, each with all its new tokens.
 
-Of a call, :data:`predictor.workload.conversation.TRACED_TOKENS` new tokens are traced, or more where a sliding window
-is reached. The two decode steps before the last one are alike but for sizes that grow by the same bytes in
-each; more tokens repeat the second of them.
+A trace covers :data:`predictor.workload.conversation.TRACED_TOKENS` new tokens of a call, or more where a sliding
+window is reached. The two decode steps before the last one have equal events, and sizes that grow by the same bytes
+from step to step. Further tokens repeat the second of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from predictor.events.sizes import Shape, SizeTable, Workspace
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One call: its trace, its shape, and how many tokens it generates."""
+    """One call of ``generate``: its trace, its shape, and the number of tokens that it generates."""
 
     micro: MicroStep
     shape: Shape
@@ -33,12 +33,12 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """All events of one call, buffers numbered from 0 on, with bytes.
+    """All events of one call, with the bytes of its buffers, which are numbered from 0.
 
     Attributes:
-        traced: how many buffers, the first ones, are as they were traced.
+        traced: number of buffers, from the first on, that are unchanged from the trace.
         cache: as in :class:`MicroStep`.
-        growth_bytes: of the cache in the last decode step; None without two to compare.
+        growth_bytes: growth of the cache in the last decode step; None with fewer than two decode steps.
     """
 
     kind: np.ndarray
@@ -52,42 +52,46 @@ class Call:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values after the last forward."""
+        """Bytes of the keys and values after the last forward."""
         return int(self.size_bytes[self.cache[:, 1]].sum())
 
 
 def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
-    """The events of a run. Sizes of what was traced of the first call are formulas of its shape; all others are right
-    at these shapes only."""
+    """The events of a run.
+
+    Sizes of the traced buffers of the first call are functions of its shape. All other sizes are right at these shapes
+    only.
+    """
     start, traced = Tape(), pieces[0].micro.events
     to_device(start, setup)
     names = {name: row for row, name in enumerate(traced.names)}
-    sizes = {}  # bytes -> row after those of the first trace
+    sizes: dict[int, int] = {}  # bytes -> row, counted from 0 after the last row of the first trace
 
-    def rows_of(found: Sequence[int]) -> np.ndarray:
-        return np.array([len(traced.sizes) + sizes.setdefault(size, len(sizes)) for size in found], dtype=np.int32)
+    def rows_of(byte_counts: Sequence[int]) -> np.ndarray:
+        return np.array([len(traced.sizes) + sizes.setdefault(size, len(sizes)) for size in byte_counts],
+                        dtype=np.int32)
 
-    def names_of(found: Sequence[str]) -> np.ndarray:
-        return np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int32)
+    def names_of(texts: Sequence[str]) -> np.ndarray:
+        return np.array([names.setdefault(name, len(names)) for name in texts], dtype=np.int32)
 
     size_bytes, streams, factors, modules, operators = zip(*start.attributes)
-    buffers = [Buffers(rows_of(size_bytes), *(np.array(column, dtype=np.int8) for column in (streams, factors)),
+    buffers = [Buffers(rows_of(size_bytes), np.array(streams, dtype=np.int8), np.array(factors, dtype=np.int8),
                        names_of(modules), names_of(operators))]
     columns, steps, live = [start.columns()[:3]], [np.zeros(len(start.rows), dtype=np.int16)], len(start.attributes)
     cache, workspaces = np.empty(0, np.int32), set()
     for number, piece in enumerate(pieces, 1):
-        call = longer(piece, gpu)
+        call = extended_call(piece, gpu)
         numbered = live + np.arange(len(call.buffers), dtype=np.int32)
-        own = np.ones(len(call.buffers), dtype=bool)  # what an earlier call made is not made again
+        own = np.ones(len(call.buffers), dtype=bool)  # not the buffers that an earlier call allocated
         if call.cache[0, 0] >= 0:
             numbered[call.cache[:, 0]], own[call.cache[:, 0]] = cache, False
         cache = numbered[call.cache[:, 1]]
         for buffer in _workspaces(piece.micro):
             own[buffer] = call.size_bytes[buffer] not in workspaces
             workspaces.add(int(call.size_bytes[buffer]))
-        said = own[call.buffer] | (call.kind < 0)
-        columns.append(np.stack([call.kind, numbered[call.buffer], call.moment])[:, said])
-        steps.append(np.full(said.sum(), number, dtype=np.int16))
+        kept = own[call.buffer] | (call.kind < 0)
+        columns.append(np.stack([call.kind, numbered[call.buffer], call.moment])[:, kept])
+        steps.append(np.full(kept.sum(), number, dtype=np.int16))
         symbolic = call.traced if number == 1 else 0
         row, name = rows_of(call.size_bytes[symbolic:].tolist()), names_of(piece.micro.events.names)
         buffers.append(Buffers(np.concatenate([call.buffers.size[:symbolic], row]), call.buffers.stream,
@@ -99,22 +103,23 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
 
 
 def _workspaces(micro: MicroStep) -> list[int]:
-    """Buffers that the first call makes for all."""
+    """Persistent workspaces, which the first call allocates for all calls."""
     return [row for row in micro.persistent.tolist()
             if micro.events.buffers.factor[row] == FACTORS.index(Factor.TEMPORARIES)]
 
 
-def longer(piece: Piece, gpu: Gpu) -> Call:
-    """A call with as many tokens as were asked for.
+def extended_call(piece: Piece, gpu: Gpu) -> Call:
+    """Extends the trace of a call to all its new tokens, by repeating a decode step.
 
     Raises:
         InputError: the traced decode steps are not alike.
     """
     events, cuts, cache = piece.micro.events, piece.micro.cuts, piece.micro.cache
+    assert cuts is not None and cache is not None  # a traced call of generate has both
     sizes = events.sizes.at(piece.shape, gpu)[events.buffers.size]
     more = piece.new_tokens - 1 - len(cuts)
-    made = np.cumsum(events.kind == 1)
-    begins = made[cuts - 1].tolist()  # the first buffer of each decode step
+    allocated = np.cumsum(events.kind == 1)
+    begins = allocated[cuts - 1].tolist()  # the first buffer of each decode step
     held, growth = cache[:, 1], None
     if len(begins) > 1:
         before = np.where(held >= begins[-1], held - begins[-1] + begins[-2], held)
@@ -128,7 +133,7 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
     if newer - older != each or not (
             np.array_equal(events.kind[before:repeated], events.kind[step])
             and np.array_equal(events.buffer[before:repeated] - older, relative)):
-        raise _unlike(piece)
+        raise _unlike(piece, 1 + len(cuts))
     times = np.arange(1, more + 1)
     grown = _grown(piece, gpu, sizes, (older, newer, newest), np.append(times, more + 1))
     rows = np.concatenate([np.arange(newest), np.tile(np.arange(newer, newest), more),
@@ -148,8 +153,17 @@ def longer(piece: Piece, gpu: Gpu) -> Call:
 
 
 def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int], times: np.ndarray) -> np.ndarray:
-    """Bytes of each buffer of the repeated step, ``int64[steps, buffers]``; the last row is of the last step, which
-    does not prepare another."""
+    """Bytes of each buffer in each repetition of a decode step, ``int64[steps, buffers]``.
+
+    The last row is the last decode step, which has fewer buffers because no other step follows.
+
+    Args:
+        bases: the first buffer of the older, the repeated and the last traced decode step.
+        times: distance of each repetition from the traced step, in steps.
+
+    Raises:
+        InputError: the traced decode steps do not grow by the same bytes.
+    """
     first, second, third = (sizes[base:base + bases[2] - bases[1]] for base in bases)
     growth = second - first
     grown = second + times[:, None] * growth
@@ -157,24 +171,25 @@ def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int
     uneven = third - second[:len(third)] != growth[:len(third)]
     for index in range(len(second)):
         earlier, later = (_workspace(table, row_of[base + index]) for base in bases[:2])
-        if later:
+        if later is not None:
+            assert earlier is not None  # the steps run the same operators
             dimensions = [(p(piece.shape), q(piece.shape)) for p, q in zip(earlier.dimensions, later.dimensions)]
             grown[:, index] = later.of(gpu, *(new if new == old else new + times * (new - old)
                                                   for old, new in dimensions))
             uneven[index:index + 1] = False
     if uneven.any():
-        raise _unlike(piece)
+        assert piece.micro.cuts is not None  # longer() has checked it
+        raise _unlike(piece, 1 + len(piece.micro.cuts))
     return grown
 
 
-def _unlike(piece: Piece) -> InputError:
-    most = 1 + len(piece.micro.cuts)
+def _unlike(piece: Piece, most: int) -> InputError:
     return InputError(f"max_new_tokens {piece.new_tokens}: the decode steps of this model are not alike on this GPU, "
-                      f"which is predicted for up to {most} tokens")
+                      f"so only up to {most} tokens are predicted: give fewer")
 
 
 def _workspace(table: SizeTable, row: int) -> Workspace | None:
-    """The workspace that a size row is, if it is one."""
+    """The workspace of a size row; None if the row is not a single workspace."""
     columns = np.flatnonzero(table.coefficients[row])
     term = table.terms[columns[0]] if len(columns) == 1 else None
     return term if isinstance(term, Workspace) else None

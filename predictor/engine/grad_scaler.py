@@ -1,20 +1,20 @@
-"""``torch.amp.GradScaler`` around an optimizer's step; what it adds to forward and backward is traced.
+"""Events of ``torch.amp.GradScaler`` around an optimizer's step. Its events in forward and backward are traced.
 
-torch 2.11, torch/amp/grad_scaler.py. Scalars only: gradients are checked and scaled in place.
+torch 2.11, torch/amp/grad_scaler.py. It allocates scalars only: gradients are checked and scaled in place.
 """
 
 from __future__ import annotations
 
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, FP64
-from predictor.events.events import Factor, Kind
+from predictor.events.events import EventType, Factor
 
 
 class GradScaler:
-    """Of one step.
+    """The gradient scaler in one optimizer step.
 
     Args:
-        fused: whether the optimizer's kernel takes scale and flag itself (``_step_supports_amp_scaling``).
+        fused: whether the optimizer's kernel takes the scale and the overflow flag (``_step_supports_amp_scaling``).
     """
 
     def __init__(self, tape: Tape, *, fused: bool) -> None:
@@ -23,7 +23,7 @@ class GradScaler:
         self.total: int | None = None
 
     def unscale(self) -> None:
-        """``unscale_``, which makes the flag, with an inverse scale of its own."""
+        """``unscale_``: computes an inverse scale and the overflow flag."""
         double, inverse = self._scalar(FP64), self._scalar(FP64)
         self.tape.free(double)
         scale = self._scalar()
@@ -31,7 +31,7 @@ class GradScaler:
         self._check(scale)
 
     def before_step(self) -> None:
-        """What ``step`` does until it calls the optimizer's."""
+        """``step`` until it calls the optimizer's ``step``."""
         if self.flag is None:
             if self.fused:
                 self._check(self._scalar())  # _check_inf_per_device
@@ -40,7 +40,7 @@ class GradScaler:
         if self.fused:
             self.total = self._scalar()
         else:
-            self.tape.mark(Kind.SYNCHRONIZE)  # _maybe_opt_step reads the flag
+            self.tape.mark(EventType.SYNCHRONIZE)  # _maybe_opt_step reads the flag
 
     def update(self) -> None:
         """The end of ``step``, and ``update``."""
@@ -49,10 +49,10 @@ class GradScaler:
                 self.tape.free(buffer)
 
     def _check(self, scale: int) -> None:
-        """``_unscale_grads_``: both scalars are copied."""
-        found = self._scalar()
+        """``_unscale_grads_``: scale and flag are both copied to the device of the gradients."""
+        found_inf = self._scalar()
         self.flag, copy = self._scalar(), self._scalar()
-        for buffer in (copy, found, scale):
+        for buffer in (copy, found_inf, scale):
             self.tape.free(buffer)
 
     def _scalar(self, size_bytes: int = FP32) -> int:

@@ -1,6 +1,6 @@
-"""What a rank holds in the host's memory where DeepSpeed offloads.
+"""Host memory that a rank uses when DeepSpeed offloads to it.
 
-PyTorch pins memory in powers of two, and keeps what is freed of it (torch 2.11,
+PyTorch allocates pinned memory in powers of two, and keeps freed pinned memory (torch 2.11,
 aten/src/ATen/core/CachingHostAllocator.h, ``allocate``, ``free``).
 """
 
@@ -19,23 +19,28 @@ GIB = 1 << 30
 
 
 class Host:
-    """Bytes by what they are for, without what Python and the libraries need."""
+    """Bytes of host memory by purpose, without the memory of Python and the libraries."""
 
     def __init__(self) -> None:
         self.held: Counter[str] = Counter()
 
-    def hold(self, what: str, size_bytes: int, *, pinned: bool) -> None:
-        """One tensor."""
-        self.held[what] += 1 << (size_bytes - 1).bit_length() if pinned else size_bytes
+    def hold(self, purpose: str, size_bytes: int, *, pinned: bool) -> None:
+        """Adds one tensor; pinned memory is rounded up to a power of two."""
+        self.held[purpose] += 1 << (size_bytes - 1).bit_length() if pinned else size_bytes
 
     def hold_states(self, setup: Setup, groups: Iterable[tuple[int, bool]]) -> None:
-        """The optimizer's, of flat groups: elements, and whether they decay."""
+        """Adds the optimizer's states.
+
+        Args:
+            groups: elements of each flat group, and whether weight decay applies to it.
+        """
         tape, steps = Tape(), setup.optimizer()
         for numel, decay in groups:
             steps.step(tape, [optimizer.partition(numel, FP32)], decay=decay)
-        self.held["optimizer states"] += sum(made.size_bytes for made in tape.attributes if made.factor == STATES)
+        self.held["optimizer states"] += sum(buffer.size_bytes for buffer in tape.attributes
+                                             if buffer.factor == STATES)
 
     def note(self) -> str:
-        """A line for the user."""
-        parts = ", ".join(f"{what} {size / GIB:.2f}" for what, size in self.held.items())
+        """A note for the user."""
+        parts = ", ".join(f"{purpose} {size / GIB:.2f}" for purpose, size in self.held.items())
         return f"the host's memory: offloading takes {self.held.total() / GIB:.2f} GiB of it for each rank ({parts})"

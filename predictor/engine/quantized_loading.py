@@ -1,4 +1,4 @@
-"""A model of layers of 4 or 8 bits comes to the device: tensor by tensor, each quantised there before the next follows.
+"""Loads a model with layers of 4 or 8 bits on the device: tensor by tensor, each quantised before the next is loaded.
 
 transformers 5.17: modeling_utils.py, ``caching_allocator_warmup`` and ``_move_missing_keys_from_meta_to_device``;
 core_model_loading.py, ``convert_and_load_state_dict_in_model``. bitsandbytes 0.50: functional.py, ``quantize_4bit``
@@ -12,7 +12,7 @@ from __future__ import annotations
 from predictor.engine.compose import Tape
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.events import workspaces
-from predictor.events.events import Factor, Kind
+from predictor.events.events import EventType, Factor
 from predictor.model.lora import ADAPTERS, COPIED, UNTRAINED
 from predictor.model.quantization import (
     BLOCK_ELEMENTS,
@@ -23,11 +23,15 @@ from predictor.model.quantization import (
 )
 
 SPARED_BYTES = 1.2 * (1 << 30)
-"""What the warm-up leaves of the GPU."""
+"""GPU memory that the warm-up of the caching allocator leaves free."""
 
 
 def load(tape: Tape, setup: Setup) -> dict[int, int]:
-    """The model with its adapters, ready to train; the buffer of each tensor, by its index."""
+    """Loads the model with its adapters, ready to train.
+
+    Returns:
+        Index of a tensor -> its buffer.
+    """
     start = _Loading(tape, setup)
     start.read()
     if start.widens:
@@ -38,12 +42,14 @@ def load(tape: Tape, setup: Setup) -> dict[int, int]:
 
 
 class _Loading:
-    """Tensors by index: those of the checkpoint under the names that they have there, then those of the adapters."""
+    """The loading of one model. Tensors are numbered as in the model's facts."""
 
     def __init__(self, tape: Tape, setup: Setup) -> None:
+        assert setup.quantization is not None  # to_device() calls load() only with it
         self.tape, self.setup, self.tensors = tape, setup, setup.facts.parameters
-        self.widens = setup.quantization.get("prepare") == "peft"
-        self.itemsize = ITEMSIZES.get(setup.quantization.get("bnb_4bit_compute_dtype"), FP32)
+        self.quantization = setup.quantization
+        self.widens = self.quantization.get("prepare") == "peft"
+        self.itemsize = ITEMSIZES.get(self.quantization.get("bnb_4bit_compute_dtype", ""), FP32)
         self.buffers: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.adapters = [i for i, tensor in enumerate(self.tensors) if ADAPTERS in tensor.name]
@@ -53,13 +59,13 @@ class _Loading:
         self.mapped = False
 
     def read(self) -> None:
-        """One allocation as large as the model, for the cache's sake; tensors in the order of their names; buffers."""
+        """Warms up the caching allocator, then loads the tensors in the order of their names, then the buffers."""
         tape, tensors = self.tape, self.tensors
         size = sum(tensors[i].bytes if tensors[i].quantized else BF16 * tensors[i].numel for i in self.stored)
         if self.setup.capacity_bytes is not None:
             size = max(min(size, int(self.setup.capacity_bytes - SPARED_BYTES)), 0)
         tape.free(tape.allocate(size // 2 * 2, Factor.TEMPORARIES, "transformers::caching_allocator_warmup"))
-        for index in sorted(self.stored, key=lambda index: _natural(tensors[index].name)):
+        for index in sorted(self.stored, key=lambda index: _natural_key(tensors[index].name)):
             if tensors[index].packed:
                 self._pack(index)
             elif tensors[index].quantized:
@@ -71,38 +77,39 @@ class _Loading:
                 self._make(index, tensor.itemsize)
 
     def _pack(self, index: int) -> None:
-        """The weight in full, then its 4 bits, its maxima, and the table of what they mean."""
+        """4 bits: the whole weight in 16 bits, then its packed values, its block maxima, and the quantization table."""
         tape, tensor = self.tape, self.tensors[index]
         blocks = -(-2 * tensor.numel // BLOCK_ELEMENTS)
 
-        def made(size: int, factor: Factor = Factor.PARAMETERS) -> int:
+        def allocate(size: int, factor: Factor = Factor.PARAMETERS) -> int:
             return tape.allocate(size, factor, "bitsandbytes::quantize_4bit", module=tensor.module)
 
         whole = tape.allocate(BF16 * 2 * tensor.numel, Factor.PARAMETERS, "to", module=tensor.module)
-        double = self.setup.quantization["bnb_4bit_use_double_quant"]
-        maxima = made(FP32 * blocks, Factor.TEMPORARIES if double else Factor.PARAMETERS)
-        self.buffers[index] = made(tensor.bytes)
-        made(FP32 * CODE_ELEMENTS)
-        for buffer in [made(size, Factor.TEMPORARIES) for size in (FP32 * CODE_ELEMENTS, FP32)]:  # its largest value
+        double = self.quantization["bnb_4bit_use_double_quant"]
+        maxima = allocate(FP32 * blocks, Factor.TEMPORARIES if double else Factor.PARAMETERS)
+        self.buffers[index] = allocate(tensor.bytes)
+        allocate(FP32 * CODE_ELEMENTS)
+        largest = [allocate(size, Factor.TEMPORARIES) for size in (FP32 * CODE_ELEMENTS, FP32)]  # of the table
+        for buffer in largest:
             tape.free(buffer)
         if double:
-            made(FP32)  # the mean of the maxima
+            allocate(FP32)  # the mean of the maxima
             dimensions = (1, blocks, FP32, 1, 1)
             shared = [int(size(self.setup.gpu, *dimensions)) for size in
                       (workspaces.reduction_buffer, workspaces.reduction_semaphores)]
-            for buffer in reversed([made(size, Factor.TEMPORARIES) for size in shared if size]):
+            for buffer in reversed([allocate(size, Factor.TEMPORARIES) for size in shared if size]):
                 tape.free(buffer)
-            centred = made(FP32 * blocks, Factor.TEMPORARIES)
-            for size in (*(() if self.mapped else (FP32 * NESTED_CODE_ELEMENTS,)),  # for all layers
+            centred = allocate(FP32 * blocks, Factor.TEMPORARIES)
+            for size in (*(() if self.mapped else (FP32 * NESTED_CODE_ELEMENTS,)),  # once for all layers
                          FP32 * -(-blocks // NESTED_BLOCK_ELEMENTS), blocks, FP32 * NESTED_CODE_ELEMENTS):
-                made(size)
+                allocate(size)
             self.mapped = True
             tape.free(centred)
             tape.free(maxima)
         tape.free(whole)
 
     def _narrow(self, index: int) -> None:
-        """The weight in full, and once more in fp16, as it comes back from the host; maxima of rows, and its 8 bits."""
+        """8 bits: the whole weight in 16 bits, a copy in fp16, then the maxima of its rows and its 8-bit values."""
         tape, tensor = self.tape, self.tensors[index]
         whole, copy = (tape.allocate(BF16 * tensor.numel, Factor.PARAMETERS, "to", module=tensor.module)
                        for _ in range(2))
@@ -113,15 +120,17 @@ class _Loading:
         tape.free(whole)
 
     def widen(self) -> None:
-        """All that is not quantised becomes fp32; what that leaves in the cache is given back."""
+        """Casts all tensors that are not quantised to fp32, then empties the allocator's cache."""
         for index in self.stored:
             if not self.tensors[index].quantized:
                 self._cast(index, FP32)
-        self.tape.mark(Kind.EMPTY_CACHE)
+        self.tape.mark(EventType.EMPTY_CACHE)
 
     def adapt(self) -> None:
-        """Adapters come in the layer's compute dtype (of 8 bits: fp32), copies of modules as those are; then adapters
-        become fp32."""
+        """Adds adapters in their layer's compute dtype (fp32 for 8 bits), and copied modules in the model's dtype.
+
+        With ``autocast_adapter_dtype`` the adapters are then cast to fp32.
+        """
         quantized = {tensor.module for tensor in self.tensors if tensor.quantized}
         wide = FP32 if self.widens else BF16
         for index in self.adapters:
@@ -133,8 +142,11 @@ class _Loading:
             self._cast(index, FP32)
 
     def settle(self) -> None:
-        """TRL makes adapters bf16, DeepSpeed all but the 4-bit weights; biases of 4-bit layers take the compute dtype,
-        in truth when each first runs."""
+        """Casts every tensor to the dtype that it trains in.
+
+        TRL casts adapters to bf16; DeepSpeed casts all but the 4-bit weights. Biases of 4-bit layers are cast to the
+        compute dtype here; in bitsandbytes this happens when each layer first runs.
+        """
         for index, tensor in enumerate(self.tensors):
             if index in self.sizes:
                 self._cast(index, tensor.itemsize)
@@ -151,8 +163,8 @@ class _Loading:
             self.tape.free(old)
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Of a tensor's name in the checkpoint, digits as numbers and before words (``dot_natural_key``)."""
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sort key of a tensor's name in the checkpoint: digits are numbers and come before words (``dot_natural_key``)."""
     for part in UNTRAINED:
         name = name.replace(part, ".")
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

@@ -1,4 +1,4 @@
-"""What an engine needs to know of a run, from a workload and a model's facts."""
+"""The settings of a run that engines use, taken from a workload and the model's facts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from predictor.common.value_types import FrozenMap
 from predictor.engine import optimizer
 from predictor.events.model_facts import ModelFacts
 from predictor.workload.deepspeed_config import ZeroConfig
-from predictor.workload.optimizers import LOOP
+from predictor.workload.optimizers import DTENSOR_FALLBACK
 
 FP64, FP32, BF16 = 8, 4, 2
 """Bytes of an element."""
 MICRO_STEPS = 3
-"""Micro-steps of a step that are laid out: from the second on they allocate alike, from the third on the
-allocator's cache is the same before each."""
+"""Most micro-steps of a step that are composed. From the second on they allocate alike; from the third on, the
+allocator's cache is in the same state before each."""
 STEPS = 3
-"""Optimizer steps that a run has: the first makes the optimizer's states, the later ones are alike."""
+"""Optimizer steps that are composed. The first creates the optimizer's states; the later ones are alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One run.
+    """The settings of one run.
 
-    ``engine`` is a key of ``engines.ENGINES``; ``zero`` is None without DeepSpeed; ``capacity_bytes``, what PyTorch can
-    have, None for no limit; ``loss_scaling``, whether a ``torch.amp.GradScaler`` scales the loss.
+    Attributes:
+        engine: a key of ``engines.IMPLEMENTATIONS``, or ``learned``.
+        zero: None without DeepSpeed.
+        capacity_bytes: bytes that PyTorch can reserve; None for no limit.
+        loss_scaling: whether a ``torch.amp.GradScaler`` scales the loss.
     """
 
     facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
@@ -52,13 +55,13 @@ class Setup:
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:
-        """A new one, for one run."""
-        optim = LOOP if self.mixed else self.optim
+        """A new optimizer, for one run."""
+        optim = DTENSOR_FALLBACK if self.mixed else self.optim
         return optimizer.Steps.of(optim, self.optim_args, self.weight_decay, self.gpu)
 
     @property
     def mixed(self) -> bool:
-        """Whether DTensors and plain tensors train side by side, which fused and foreach functions do not take."""
+        """Whether both DTensors and plain tensors train; fused and foreach functions do not accept such a mixture."""
         return self.engine == "torch" and len({p.sharded for p in self.facts.parameters if p.trainable}) > 1
 
     def decays(self, group: Sequence[int]) -> bool:
@@ -74,15 +77,21 @@ class Setup:
         return [group for group in split if group]
 
     def place(self, rank: int) -> tuple[int, int]:
-        """A rank's among those of data parallelism, and among those that share its layers with it."""
+        """A rank's index among data-parallel ranks, and its index among the tensor-parallel ranks of its layers."""
         return divmod(rank, self.tensor_parallel_size)
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of all ranks: data-parallel times tensor-parallel degree."""
         return self.data_parallel_size * self.tensor_parallel_size
 
     @property
+    def deepspeed(self) -> ZeroConfig:
+        """The settings of ZeRO; only for DeepSpeed's engines."""
+        assert self.zero is not None  # set for these engines
+        return self.zero
+
+    @property
     def micro_steps(self) -> int:
-        """Micro-steps to lay out: from the second on, each adds into the first one's gradients."""
+        """Number of micro-steps to compose. From the second on, gradients are added to those of the first."""
         return min(self.gradient_accumulation_steps, MICRO_STEPS)

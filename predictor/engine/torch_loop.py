@@ -1,4 +1,4 @@
-"""Plain PyTorch on one GPU: gradients stay until the step ends, the optimizer works on the parameters themselves.
+"""The plain PyTorch loop on one GPU: gradients live until the step ends; the optimizer updates the parameters directly.
 
 torch 2.11: AccumulateGrad (torch/csrc/autograd/functions/accumulate_grad.h), torch/nn/utils/clip_grad.py.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from predictor.common.gpus import Gpu
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import Stretch, Tape, Vocabulary, weave
+from predictor.engine.compose import Attributes, Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import FP32, Setup
@@ -23,7 +23,7 @@ from predictor.events.workspaces import reduction_buffer, reduction_semaphores
 
 
 class TorchLoop(AlikeRanks):
-    """The only rank's run."""
+    """A run of the plain loop; with tensor parallelism all ranks are equal."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         vocabulary, start = Vocabulary(micro), Tape()
@@ -34,24 +34,25 @@ class TorchLoop(AlikeRanks):
 
 
 class Wrapper(Protocol):
-    """What wraps the model and adds to its micro-steps."""
+    """A wrapper of the model, such as DDP, that adds events to its micro-steps."""
 
     takes_gradients: bool
-    """Whether a gradient is copied elsewhere, and dropped, as soon as it is complete."""
+    """Whether a gradient is copied elsewhere and freed as soon as it is complete."""
 
     def begin(self, tape: Tape, index: int) -> None:
-        """Say what happens at the beginning of a micro-step, given by its number in the step."""
+        """Records the events at the beginning of micro-step ``index`` of a step."""
 
 
 def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrapper | None = None) -> Stretch:
-    """One optimizer step."""
+    """One optimizer step, with its micro-steps."""
     count, each = setup.micro_steps, len(micro.events.buffers)
-    columns, once, attributes = [], [], []
+    columns, once = [], []
+    attributes: list[Attributes] = []
     for index in range(count):
         tape = Tape(first=count * each + len(attributes))
-        part, seldom = micro_step(micro, index, tape, wrapper)
+        part, mask = micro_step(micro, index, tape, wrapper)
         columns.append(part)
-        once.append(seldom)
+        once.append(mask)
         attributes += tape.attributes
     tape = Tape(first=count * each + len(attributes), moment=Moment.OPTIMIZER_STEP)
     tensors = setup.facts.parameters
@@ -75,14 +76,17 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     for buffer in () if wrapper and wrapper.takes_gradients else micro.ready[:, 2].tolist():
         tape.free(buffer)
     return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                   vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
+                   vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.first_step_mask()]))
 
 
 def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None,
                end: Callable[[], None] = lambda: None) -> tuple[np.ndarray, np.ndarray]:
-    """Its columns, and which of them only the first step has.
+    """The columns of one micro-step, and whether only the first step has each of them.
 
-    From the second on, a gradient is added into the first one's and dropped; ``end`` says what follows all of that.
+    From the second micro-step on, each gradient is added to that of the first micro-step and freed.
+
+    Args:
+        end: records the events at the end of the micro-step.
     """
     if wrapper:
         tape.moment, tape.position = Moment.FORWARD, _inputs(micro)
@@ -96,14 +100,14 @@ def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None
     kind, buffer, moment = columns
     traced = (buffer >= 0) & (buffer < len(micro.events.buffers))
     once = traced & np.isin(buffer, micro.persistent)
-    seldom = once.copy()
-    seldom[places] |= tape.seldom()
+    mask = once.copy()
+    mask[places] |= tape.first_step_mask()
     columns = np.stack([kind, buffer + traced * np.int32(index * len(micro.events.buffers)), moment])
-    return (columns[:, ~once], seldom[~once]) if index else (columns, seldom)
+    return (columns[:, ~once], mask[~once]) if index else (columns, mask)
 
 
 def _inputs(micro: MicroStep) -> int:
-    """Events before the model is called: its inputs are brought to the device."""
+    """Number of events before the model is called, in which its inputs are moved to the device."""
     events = micro.events
     inputs = events.buffers.factor[events.buffer] == FACTORS.index(Factor.INPUTS)
     return int(np.argmin(inputs))
@@ -114,10 +118,10 @@ CHUNK_ELEMENTS = 65_536
 
 
 def clip(tape: Tape, gradients: list[Parameter]) -> None:
-    """``clip_grad_norm_``: one scalar norm a gradient, stacked in the widest dtype.
+    """``clip_grad_norm_``: one scalar norm for each gradient, stacked in the widest dtype.
 
-    For each dtype ``_foreach_norm`` first makes an fp32 number for each chunk of the largest gradient, for every one
-    (aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``).
+    For each dtype ``_foreach_norm`` first allocates partial norms: for every gradient as many fp32 numbers as the
+    largest gradient has chunks (aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``).
     """
     norms = []
     for same in by_dtype(gradients):
@@ -132,8 +136,11 @@ def clip(tape: Tape, gradients: list[Parameter]) -> None:
 
 
 def clip_mixed(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
-    """``Trainer._mixed_mesh_grad_norm`` (transformers 5.17, trainer.py): plain gradients, then what this rank holds of
-    sharded ones, norm by norm; each norm of many elements has partial results of its own (Reduce.cuh)."""
+    """The gradient norm of DTensors and plain tensors: plain gradients first, then this rank's shards, one by one.
+
+    ``Trainer._mixed_mesh_grad_norm`` (transformers 5.17, trainer.py). A norm of many elements has partial results of
+    its own (Reduce.cuh).
+    """
     def scalar(size: int) -> int:
         return tape.allocate(size, Factor.TEMPORARIES, "clip_grad_norm")
 
@@ -149,8 +156,8 @@ def clip_mixed(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
         zero, part = scalar(FP32), [gradient for gradient in gradients if gradient.sharded is sharded]
         norms = [norm(gradient) for gradient in part]
         stacked = scalar(width * len(part))
-        for one in norms:
-            tape.free(one)
+        for buffer in norms:
+            tape.free(buffer)
         length = scalar(width)
         squares.append(scalar(width))
         for buffer in (stacked, length, zero):

@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO stage 0 in bf16: nothing is partitioned; every weight that trains has a master copy of its own.
+"""DeepSpeed's ZeRO stage 0 in bf16: nothing is partitioned, and every trainable weight has an fp32 master copy.
 
 DeepSpeed 0.19.8: runtime/engine.py (``_do_optimizer_sanity_check``, ``_configure_fp16_optimizer``,
-``buffered_allreduce_fallback``) wraps an optimizer of PyTorch's in runtime/fp16/unfused_optimizer.py,
-``FP16_UnfusedOptimizer``. Gradients are as the plain loop has them; the optimizer steps once at start-up.
+``buffered_allreduce_fallback``) wraps PyTorch's optimizer in ``FP16_UnfusedOptimizer`` of
+runtime/fp16/unfused_optimizer.py. Gradients are those of the plain loop. The optimizer steps once at start-up.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import Stretch, Tape, Vocabulary
+from predictor.engine.compose import Attributes, Stretch, Tape, Vocabulary
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.zero2_backward import backward_end
-from predictor.events.events import EventList, Factor, Kind, Moment
+from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
@@ -27,8 +27,11 @@ BUCKET_ELEMENTS = 500_000_000
 
 
 class Unpartitioned(AlikeRanks):
-    """The run of any rank; of those that share layers only the first takes the norm (``get_weight_norm`` looks for
-    AutoTP's mark on gradients, which do not have it), and so needs most."""
+    """A run under ZeRO stage 0.
+
+    Of the ranks that share layers only the first computes the norm, and so needs the most: ``get_weight_norm`` looks
+    for AutoTP's mark on gradients, which do not have it.
+    """
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         _refuse(setup)
@@ -38,11 +41,11 @@ class Unpartitioned(AlikeRanks):
         self.events = self._run(first=True)
 
     def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
+        """The events of a rank: start-up and three optimizer steps."""
         return self._run(first=False) if self._setup.place(rank)[1] else self.events
 
-    def part(self, rank: int) -> bool:
-        """Whether it takes the norm."""
+    def rank_key(self, rank: int) -> bool:
+        """Whether the rank computes the norm."""
         return not self._setup.place(rank)[1]
 
     def _run(self, *, first: bool) -> EventList:
@@ -71,30 +74,32 @@ class Unpartitioned(AlikeRanks):
         return tape.allocate(width * tensor.numel, Factor.GRADIENTS, operator, module=tensor.module)
 
     def _update(self, tape: Tape) -> None:
-        """The wrapped optimizer's step, on the master weights, of which it does not know that some are embeddings."""
+        """The wrapped optimizer's step, on the master weights. It cannot tell which of them are embeddings."""
         for group in self._groups:
             masters = [replace(self._tensors[index], itemsize=FP32, embedding=False) for index in group]
             self._optimizer.step(tape, masters, decay=self._setup.decays(group))
 
     def _step(self, vocabulary: Vocabulary, norm: bool) -> Stretch:
         micro, count = self._micro, self._setup.micro_steps
-        columns, once, attributes = [], [], []
+        columns, once = [], []
+        attributes: list[Attributes] = []
         first = count * len(micro.events.buffers)
         gradients = {parameter: buffer for _, parameter, buffer in micro.ready.tolist()}
         for index in range(count):
             tape = Tape(first=first + len(attributes))
             end = partial(self._reduce, tape, gradients) if index == count - 1 else lambda: None
-            part, seldom = torch_loop.micro_step(micro, index, tape, None, end)
+            part, mask = torch_loop.micro_step(micro, index, tape, None, end)
             columns.append(part)
-            once.append(seldom)
+            once.append(mask)
             attributes += tape.attributes
         tape = Tape(first=first + len(attributes), moment=Moment.OPTIMIZER_STEP)
         self._optimizer_step(tape, gradients, norm)
         return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                       vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.seldom()]))
+                       vocabulary.buffers(attributes + tape.attributes),
+                       np.concatenate([*once, tape.first_step_mask()]))
 
     def _reduce(self, tape: Tape, gradients: dict[int, int]) -> None:
-        """Gradients that never came become zeros; all are flattened and reduced, bucket by bucket."""
+        """All-reduces the gradients, flattened bucket by bucket. Parameters without a gradient get zeros first."""
         trainable = sorted(index for group in self._groups for index in group)
         tape.position = backward_end(self._micro)
         for index in trainable:
@@ -113,7 +118,7 @@ class Unpartitioned(AlikeRanks):
         for group in self._groups:
             for index in group if norm else ():  # get_weight_norm
                 tape.free(tape.allocate(FP32 * self._tensors[index].numel, Factor.TEMPORARIES, "zero::get_weight_norm"))
-            tape.mark(Kind.SYNCHRONIZE)
+            tape.mark(EventType.SYNCHRONIZE)
             copies += [self._gradient(tape, index, FP32, "zero::fp32_gradient") for index in group]
         begin = len(tape.rows)
         self._update(tape)
@@ -126,10 +131,11 @@ class Unpartitioned(AlikeRanks):
 
 
 def _refuse(setup: Setup) -> None:
-    """What is not modelled, by name."""
-    if setup.zero.version < FIRST_RELEASE:
+    """Rejects settings that are not modelled, by name."""
+    zero = setup.deepspeed
+    if zero.version < FIRST_RELEASE:
         raise InputError("versions: ZeRO stage 0 is predicted for DeepSpeed 0.19.8 and later")
-    for what, value in (("data_types.grad_accum_dtype", setup.zero.grad_accum_dtype),
-                        ("communication_data_type", setup.zero.communication_data_type)):
+    for key, value in (("data_types.grad_accum_dtype", zero.grad_accum_dtype),
+                       ("communication_data_type", zero.communication_data_type)):
         if value != "bf16":
-            raise InputError(f"deepspeed: {what} {value} is not modelled in ZeRO stage 0: leave it out")
+            raise InputError(f"deepspeed: {key} {value} is not modelled in ZeRO stage 0: leave it out")

@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO-1 and ZeRO-2: what it allocates around and inside the traced micro-step, by rank.
+"""DeepSpeed ZeRO-1 and ZeRO-2: allocations around and inside the traced micro-step, for each rank.
 
-DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``; differences of older
-releases are in :data:`SWITCHES`.
+DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``. :data:`SWITCHES` lists the
+differences of older releases.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from predictor.engine.compose import RankPeak, Stretch, Tape, Vocabulary
 from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.zero2_backward import Release
-from predictor.engine.zero2_template import Part
+from predictor.engine.zero2_template import RankMicroStep
 from predictor.engine.zero_partition import Group, Slice, partition
-from predictor.events.events import Buffers, EventList, Factor, Kind, Moment
+from predictor.events.events import Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
 SWITCHES = {
@@ -34,12 +34,12 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class _Partition:
-    """What a rank updates of one optimizer group.
+    """A rank's partition of one optimizer group.
 
     Attributes:
-        pieces: slices of parameters in it.
-        pad: buffer of the zeros that fill it up, if it is not full.
-        gradients: buffers that nothing needs after its update.
+        pieces: the slices of parameters in it.
+        pad: buffer of the zeros that fill it up; None if it is full.
+        gradients: buffers that are not needed after its update.
     """
 
     group: Group
@@ -48,7 +48,7 @@ class _Partition:
     gradients: list[int]
 
     def flatten(self, tape: Tape, itemsize: int) -> int | None:
-        """The buffer of the gradient in fp32; None if that is the one tensor that there is, viewed."""
+        """Makes the partition's fp32 gradient and returns its buffer; None where it is a view of a single tensor."""
         flat, numel = None, self.group.partition_numel
         if len(self.pieces) + (self.pad is not None) > 1:
             flat = tape.allocate(itemsize * numel, Factor.GRADIENTS, "zero::flatten")
@@ -61,10 +61,10 @@ class _Partition:
 
 
 class Zero2:
-    """A run under ZeRO-1 or ZeRO-2: what the ranks share is worked out once, :meth:`rank` composes one of them."""
+    """A run under ZeRO-1 or ZeRO-2. What the ranks share is computed once; :meth:`rank` composes one of them."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
-        zero = setup.zero
+        zero = setup.deepspeed
         if zero.grad_accum_dtype != zero.dtype:
             raise InputError(f"deepspeed: data_types.grad_accum_dtype {zero.grad_accum_dtype} is not modelled yet: "
                              f"leave it out or set {zero.dtype}")
@@ -76,7 +76,7 @@ class Zero2:
             raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
         self.micro, self.setup, self.zero = micro, setup, zero
         self.holder = 0 if zero.stage == 2 and not zero.offload_optimizer else setup.micro_steps - 1
-        """The micro-step whose gradients, or their norms, the partition's are."""
+        """The micro-step whose gradients, or gradient norms, the partition uses."""
         self.vocabulary = Vocabulary(micro)
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
@@ -89,34 +89,38 @@ class Zero2:
         self.start_rise = start.rises(int).first
 
     def has(self, behaviour: str) -> bool:
-        """Whether this release of DeepSpeed does it."""
+        """Whether this release of DeepSpeed has a behaviour of :data:`SWITCHES`."""
         return self.zero.version >= SWITCHES[behaviour]
 
     def rank(self, rank: int) -> EventList:
-        """Start-up and three steps."""
+        """The events of a rank: start-up and three optimizer steps."""
         parts, tape = self._step(rank)
         step = Stretch(
             np.concatenate([part.columns() for part in parts] + [tape.columns()[:3]], axis=1), len(parts),
             Buffers.concatenate([part.buffers for part in parts] + [self.vocabulary.buffers(tape.attributes)]),
-            np.concatenate([part.seldom() for part in parts] + [tape.seldom()]))
+            np.concatenate([part.first_step_mask() for part in parts] + [tape.first_step_mask()]))
         return self.vocabulary.assemble(self.start, step)
 
-    def part(self, rank: int) -> tuple:
-        """What it owns of which parameter in each group, and whether it takes the norm of what all have."""
+    def rank_key(self, rank: int) -> tuple:
+        """The slices that the rank owns in each group, and whether it computes the norm of unsharded parameters.
+
+        Of the tensor-parallel ranks that share layers, only the first computes that norm.
+        """
         rank, peer = self.setup.place(rank)
         return peer == 0, *(tuple((piece.parameter, piece.numel) for piece in group.owned(rank))
                             for group in self.groups)
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
-        """Peak requested bytes of ranks, not laid out: of the run, and of its steps alone, which differ by rank.
+        """Peak requested bytes of ranks, computed without composing them.
 
-        ``traced_bytes`` are those of the traced buffers.
+        Args:
+            traced_bytes: the size of each traced buffer, in bytes.
         """
         changes = [template.change(traced_bytes) for template in self.backward]
         return [self._peak(rank, changes, traced_bytes) for rank in ranks]
 
     def host(self) -> Host:
-        """What the first rank offloads; the others hold nearly the same."""
+        """The bytes that the first rank offloads; the others hold nearly the same."""
         host, pinned = Host(), self.zero.pins_states
         for group in self.groups:
             numel = group.partition_numel
@@ -133,12 +137,12 @@ class Zero2:
 
     # one step of one rank ---------------------------------------------------------------------
 
-    def _step(self, rank: int) -> tuple[list[Part], Tape]:
-        """Micro-steps with reductions, and ``step()``, of the first step."""
+    def _step(self, rank: int) -> tuple[list[RankMicroStep], Tape]:
+        """The first optimizer step: micro-steps with their reductions, then ``step()``."""
         rank, peer = self.setup.place(rank)
         owned = [group.owned(rank) for group in self.groups]
         group_of = {piece.parameter: number for number, pieces in enumerate(owned) for piece in pieces}
-        parts: list[Part] = []
+        parts: list[RankMicroStep] = []
         next_buffer = self.setup.micro_steps * len(self.micro.events.buffers)
         for index, template in enumerate(self.backward):
             parts.append(template.play(index, next_buffer, rank, group_of, self.numel_of))
@@ -152,15 +156,17 @@ class Zero2:
         live, peak = self.start_rise.growth, 0
         rises = [part.rises(change, traced_bytes) for part, change in zip(parts, changes)]
         rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)))
-        for rise in [*(one.first for one in rises), *(one.later for one in rises)]:
+        for rise in [*(pair.first for pair in rises), *(pair.later for pair in rises)]:
             peak, live = max(peak, live + rise.highest), live + rise.growth
         return RankPeak(max(self.start_rise.highest, peak), peak)
 
     def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
-        """``step()``: pads of short partitions, overflow check, norm, then group by group.
+        """``step()``: pads of partitions that are not full, overflow check, norm, then one update for each group.
 
-        ``held`` maps the buffers of the partition's gradients to the group whose update is the last
-        to need each. ``first``: of the ranks that share layers, the one that takes the norm of what all have.
+        Args:
+            held: buffer of a gradient -> the last group whose update needs it.
+            first: whether this is the first of the ranks that share layers, which computes the norm of the parameters
+                that are not sharded.
         """
         if self.zero.offload_optimizer:
             return zero2_offload.step(tape, held)
@@ -174,32 +180,32 @@ class Zero2:
                 grad_norm(tape, [piece.numel for piece in pieces
                                  if first or self.setup.facts.parameters[piece.parameter].sharded])
             if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
-                tape.mark(Kind.SYNCHRONIZE)  # is_invalid_grad_norm
+                tape.mark(EventType.SYNCHRONIZE)  # is_invalid_grad_norm
         steps = self.setup.optimizer()
         for own in partitions:
             self._update(tape, own, steps)
 
     def _update(self, tape: Tape, own: _Partition, steps: optimizer.Steps) -> None:
-        """The gradients become one tensor, which dies when the master weights have been updated by it."""
+        """Flattens the gradients of a partition to one tensor, updates the master weights, and frees the gradient."""
         gradient = own.flatten(tape, self.setup.facts.itemsize)
         for buffer in own.gradients if gradient is not None else ():
             tape.free(buffer)
         if own.pad is not None:
             tape.free(own.pad)
         if self.zero.compute_grad_norm and self.zero.gradient_clipping:
-            tape.mark(Kind.SYNCHRONIZE)  # unscale_and_clip_grads asks whether the norm is valid
+            tape.mark(EventType.SYNCHRONIZE)  # unscale_and_clip_grads reads whether the norm is valid
         steps.step(tape, [optimizer.partition(own.group.partition_numel, FP32)],
                    decay=self.setup.decays(own.group.parameters))
-        for buffer in own.gradients if gradient is None else [gradient]:  # what is viewed lives on in the gradient
+        for buffer in own.gradients if gradient is None else [gradient]:  # a view keeps the gradients alive
             tape.free(buffer)
 
     def _pad(self, tape: Tape, group: Group, pieces: list[Slice]) -> int | None:
-        """Zeros where a partition is not full (``get_flat_partition``)."""
+        """Allocates the zeros that fill up a partition, if it is not full (``get_flat_partition``)."""
         missing = group.partition_numel - sum(piece.numel for piece in pieces)
         return tape.allocate(self.setup.facts.itemsize * missing, Factor.GRADIENTS, "zero::pad") if missing else None
 
     def _overflow_check(self, tape: Tape, owned: list[list[Slice]]) -> None:
-        """``has_overflow_partitioned_grads_serial``: before 0.19.6 an fp32 copy and masks, 11 bytes an element."""
+        """``has_overflow_partitioned_grads_serial``: before 0.19.6 fp32 copies and masks, 11 bytes for each element."""
         if not self.zero.check_grad_overflow:
             return
         for piece in (piece for pieces in owned for piece in pieces):
@@ -209,4 +215,4 @@ class Zero2:
                        for width in (FP32, 1, 1, 1, FP32)]
             for buffer in buffers:
                 tape.free(buffer)
-        tape.mark(Kind.SYNCHRONIZE)  # has_overflow reads the result
+        tape.mark(EventType.SYNCHRONIZE)  # has_overflow reads the result

@@ -1,7 +1,8 @@
-"""What ZeRO-1 and ZeRO-2 do in one micro-step: buckets, reductions, and the partition's gradients.
+"""One micro-step under ZeRO-1 or ZeRO-2: buckets, reductions, and the partition's gradients.
 
-ZeRO-2 reduces in every micro-step. ZeRO-1 lets gradients add up and reduces in the last (``partition_gradients``
-false): with ``overlap_comm`` in the hooks too, else after backward, in the optimizer's order.
+ZeRO-2 reduces gradients in every micro-step. ZeRO-1 accumulates them and reduces in the last micro-step
+(``partition_gradients`` false): with ``overlap_comm`` in the gradients' hooks, otherwise after backward, in the
+optimizer's order.
 """
 
 from __future__ import annotations
@@ -19,45 +20,56 @@ from predictor.engine.setup import Setup
 from predictor.engine.zero2_offload import ToHost
 from predictor.engine.zero2_template import ByRank, HostCopies, Reduced, Template
 from predictor.engine.zero_partition import Group
-from predictor.events.events import MOMENTS, Factor, Kind, Moment
+from predictor.events.events import MOMENTS, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
 REDUCTION_STREAM = 1
 DECIDING = ("aten::all", "aten::_is_all_true")
-"""Operators whose result transformers asks for at once."""
+"""Operators whose result transformers reads on the host at once."""
 COUNTING = ("aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward")
-"""Operators that count elements on the GPU, drop the counter's workspace, and wait for the number before they allocate
-what it sizes (aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``)."""
+"""Operators that count elements on the GPU, free the counter's workspace, and wait for the number before they allocate
+a result of that size (aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``)."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What differs among releases of DeepSpeed: whether buckets are allocated at the first hook, not before forward,
-    and whether streams are recorded."""
+    """Behaviour that differs between releases of DeepSpeed.
+
+    Attributes:
+        buckets_at_first_hook: buckets are allocated at the first gradient's hook, not before forward.
+        records_streams: tensors that another stream uses are recorded on it (``record_stream``).
+    """
 
     buckets_at_first_hook: bool
     records_streams: bool
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Which of a step's micro-steps it is.
+class MicroStepRole:
+    """The role of a micro-step within its optimizer step.
 
     Attributes:
         reduces: whether it reduces gradients.
-        adds: whether its gradients are added into the first micro-step's.
-        last: whether the step's gradients are complete with it; before, those on the host add up there.
-        again: whether there are some on the host already.
+        adds: whether its gradients are added to those of the first micro-step.
+        last: whether it completes the step's gradients. Before, offloaded gradients accumulate on the host.
+        host_has_gradients: whether earlier micro-steps have copied gradients to the host.
     """
 
     reduces: bool = True
     adds: bool = False
     last: bool = True
-    again: bool = False
+    host_has_gradients: bool = False
 
 
 class Arrival(NamedTuple):
-    """A gradient that is reduced: before which traced event its hook runs, whose it is, its elements, its buffer."""
+    """A gradient that is reduced.
+
+    Attributes:
+        position: the traced event before which its hook runs.
+        parameter: index of its parameter.
+        numel: number of its elements.
+        gradient: its buffer; ``~n`` for buffer ``n`` of the first micro-step.
+    """
 
     position: int
     parameter: int
@@ -67,57 +79,58 @@ class Arrival(NamedTuple):
 
 def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary,
               release: Release) -> list[Template]:
-    """Each micro-step of a step, with buckets and reductions woven in."""
-    count = setup.micro_steps
-    if setup.zero.stage == 1:
-        turns = [Turn(reduces=number == count - 1, adds=number > 0) for number in range(count)]
-    elif setup.zero.offload_optimizer:
-        turns = [Turn(last=number == count - 1, again=number > 0) for number in range(count)]
+    """The micro-steps of a step, with buckets and reductions inserted."""
+    count, zero = setup.micro_steps, setup.deepspeed
+    if zero.stage == 1:
+        roles = [MicroStepRole(reduces=number == count - 1, adds=number > 0) for number in range(count)]
+    elif zero.offload_optimizer:
+        roles = [MicroStepRole(last=number == count - 1, host_has_gradients=number > 0) for number in range(count)]
     else:
-        turns = [Turn()] * count
-    made = {turn: _Backward(micro, setup, groups, release, turn).woven(vocabulary) for turn in dict.fromkeys(turns)}
-    return [made[turn] for turn in turns]
+        roles = [MicroStepRole()] * count
+    by_role = {role: _Backward(micro, setup, groups, release, role).woven(vocabulary) for role in dict.fromkeys(roles)}
+    return [by_role[role] for role in roles]
 
 
 class _Backward:
-    """Writes what the engine does in one micro-step to a tape, with the events of all ranks."""
+    """Records the engine's events in one micro-step on a tape, with the events of all ranks."""
 
-    def __init__(self, micro: MicroStep, setup: Setup, groups: Sequence[Group], release: Release, turn: Turn) -> None:
-        zero = setup.zero
-        self.micro, self.setup, self.zero, self.release, self.turn = micro, setup, zero, release, turn
-        self.gathers = zero.stage == 1
-        """Whether gradients add up over the micro-steps before they are reduced."""
-        self.by_hooks = zero.overlap_comm or not self.gathers
-        self.end = backward_end(micro) if self.gathers or zero.offload_optimizer else len(micro.events)
-        self.arrivals = self._arrivals() if turn.reduces else []
-        self.flushes = zero2_reduction.flushes([one.parameter for one in self.arrivals],
-                                               [one.numel for one in self.arrivals], groups, zero)
+    def __init__(self, micro: MicroStep, setup: Setup, groups: Sequence[Group], release: Release,
+                 role: MicroStepRole) -> None:
+        zero = setup.deepspeed
+        self.micro, self.setup, self.zero, self.release, self.role = micro, setup, zero, release, role
+        self.accumulates = zero.stage == 1
+        """Whether gradients accumulate over the micro-steps before they are reduced."""
+        self.by_hooks = zero.overlap_comm or not self.accumulates
+        self.end = backward_end(micro) if self.accumulates or zero.offload_optimizer else len(micro.events)
+        self.arrivals = self._arrivals() if role.reduces else []
+        self.flushes = zero2_reduction.flushes([arrival.parameter for arrival in self.arrivals],
+                                               [arrival.numel for arrival in self.arrivals], groups, zero)
         self.stream = REDUCTION_STREAM if zero.overlap_comm else MAIN_STREAM
         self.waits = zero.overlap_comm and not (zero.contiguous_gradients and zero.use_multi_rank_bucket_allreduce)
         self.tape = Tape(first=len(micro.events.buffers), moment=Moment.BACKWARD)
         self.partition = self.tape.declare(0, Factor.GRADIENTS, "zero::grads_in_partition", stream=self.stream)
         self.by_rank = ByRank()
-        self.gradients = [one.gradient for one in self.arrivals]
+        self.gradients = [arrival.gradient for arrival in self.arrivals]
         self.late: list[int] = []
-        """Rows of gradients that go later than their reduction."""
+        """Rows of ``arrivals`` whose gradients are freed later than their reduction."""
         self.kept: list[int] = []
-        """Rows of large gradients that their owners keep until the end of backward."""
-        self.host = ToHost(self.tape, groups, self.stream, last=turn.last, again=turn.again) \
-            if zero.offload_optimizer else None
+        """Rows of ``arrivals`` with large gradients that their owners keep until the end of backward."""
+        self.host = ToHost(self.tape, groups, self.stream, last=role.last,
+                           host_has_gradients=role.host_has_gradients) if zero.offload_optimizer else None
         self.buckets: list[int] = []
 
     def _arrivals(self) -> list[Arrival]:
-        tensors, adds = self.setup.facts.parameters, self.turn.adds
+        tensors, adds = self.setup.facts.parameters, self.role.adds
         ready = [Arrival(position, parameter, tensors[parameter].numel, ~gradient if adds else gradient)
                  for position, parameter, gradient in self.micro.ready.tolist()]
         if self.by_hooks:
             return ready
         place = {parameter: number for number, parameter in enumerate(chain.from_iterable(self.setup.groups()))}
-        return [one._replace(position=self.end)  # reduce_gradients
-                for one in sorted(ready, key=lambda one: place[one.parameter])]
+        return [arrival._replace(position=self.end)  # reduce_gradients
+                for arrival in sorted(ready, key=lambda arrival: place[arrival.parameter])]
 
     def woven(self, vocabulary: Vocabulary) -> Template:
-        """All of it among the traced events."""
+        """Records all events of the engine, and inserts them into the traced micro-step."""
         self._make_buckets()
         if not self.by_hooks:
             self._add_up()
@@ -132,58 +145,60 @@ class _Backward:
         if self.flushes:
             self._reduce(number)
         self._finish()
-        if self.by_hooks:  # which still see it
+        if self.by_hooks:  # the hooks still use the gradients
             self._add_up()
         if self.zero.overlap_comm:
             for position in synchronizations(self.micro):
                 self.tape.position = position
-                self.tape.mark(Kind.SYNCHRONIZE)
+                self.tape.mark(EventType.SYNCHRONIZE)
         return self._template(vocabulary)
 
     def _template(self, vocabulary: Vocabulary) -> Template:
         micro, tape = self.micro, self.tape
         columns, places = weave(micro, tape)
-        reduced = Reduced([one.parameter for one in self.arrivals],
-                          [one.gradient if one.gradient >= 0 else ~one.gradient for one in self.arrivals],
+        gradients = [arrival.gradient for arrival in self.arrivals]
+        reduced = Reduced([arrival.parameter for arrival in self.arrivals],
+                          [gradient if gradient >= 0 else ~gradient for gradient in gradients],
                           [number for number, flush in enumerate(self.flushes) for _ in flush.rows])
         return Template(
             micro, vocabulary, columns, self.setup.micro_steps, passing=~np.isin(columns[1], micro.persistent),
             buffers=vocabulary.buffers(tape.attributes),
-            buffer_bytes=np.array([one.size_bytes for one in tape.attributes], dtype=np.int64),
-            reduced=reduced if self.turn.reduces else None, gathers=self.gathers, itemsize=self.setup.facts.itemsize,
+            buffer_bytes=np.array([buffer.size_bytes for buffer in tape.attributes], dtype=np.int64),
+            reduced=reduced if self.role.reduces else None, accumulates=self.accumulates,
+            itemsize=self.setup.facts.itemsize,
             by_rank=self.by_rank.woven(places),
             host=HostCopies(self.host.events(places), self.host.norms) if self.host else None)
 
     # before and after the hooks ---------------------------------------------------------------
 
     def _make_buckets(self) -> None:
-        """Once in a step where gradients add up over its micro-steps, else in each."""
+        """Allocates the buckets: in the first micro-step where gradients accumulate, otherwise in each micro-step."""
         zero, tape, hooks = self.zero, self.tape, self.micro.ready.tolist()
         if not (zero.contiguous_gradients and hooks):
             return
         size = self.setup.facts.itemsize * zero.reduce_bucket_size
-        made = [tape.declare(size, Factor.COMMUNICATION, "zero::ipg_bucket") for _ in range(1 + zero.overlap_comm)]
-        if self.turn.adds:
-            self.buckets = [~bucket for bucket in made]
+        buckets = [tape.declare(size, Factor.COMMUNICATION, "zero::ipg_bucket") for _ in range(1 + zero.overlap_comm)]
+        if self.role.adds:
+            self.buckets = [~bucket for bucket in buckets]
             return
-        self.buckets = made
+        self.buckets = buckets
         tape.position = hooks[0][0] if self.release.buckets_at_first_hook else 0
-        for bucket in made:
-            tape.again(bucket)
+        for bucket in buckets:
+            tape.allocate_declared(bucket)
 
     def _add_up(self) -> None:
-        """Gradients are added into the first micro-step's; the hook of each, with what it reduces, still sees it."""
-        for position, _, gradient in self.micro.ready.tolist() if self.turn.adds else ():
+        """Adds gradients to those of the first micro-step, and frees them. Their hooks run before that."""
+        for position, _, gradient in self.micro.ready.tolist() if self.role.adds else ():
             self.tape.position = position
             self.tape.free(gradient)
 
     def _finish(self) -> None:
         """``independent_gradient_partition_epilogue``."""
-        if self.zero.overlap_comm and self.turn.reduces:
-            self.tape.mark(Kind.SYNCHRONIZE)
-        if not self.gathers:
+        if self.zero.overlap_comm and self.role.reduces:
+            self.tape.mark(EventType.SYNCHRONIZE)
+        if not self.accumulates:
             self._release_late()
-        for bucket in self.buckets if self.turn.reduces else ():
+        for bucket in self.buckets if self.role.reduces else ():
             self.tape.free(bucket)
         for row in sorted(self.late, key=lambda row: self.arrivals[row].parameter):  # _clear_param_grad_only
             self._release(row)
@@ -193,7 +208,7 @@ class _Backward:
     # one gradient -----------------------------------------------------------------------------
 
     def _take(self, row: int) -> None:
-        """A gradient goes into the bucket, if it fits; the host's are cloned where there is none."""
+        """Copies a gradient into the bucket if it fits; otherwise clones it if it goes to the host."""
         _, _, numel, gradient = self.arrivals[row]
         if self.zero.contiguous_gradients and numel <= self.zero.reduce_bucket_size:
             self.tape.free(gradient)
@@ -202,12 +217,12 @@ class _Backward:
             self.tape.free(gradient)
 
     def _release(self, row: int) -> None:
-        """Who owns no part of a gradient drops it."""
+        """Frees a gradient on the ranks that own no part of it."""
         self.by_rank.release[row] = len(self.tape.rows)
         self.tape.free(self.gradients[row])
 
     def _move(self, row: int) -> None:
-        """Who owns a part of a gradient drops it."""
+        """Frees a gradient on the ranks that own a part of it."""
         self.by_rank.move[row] = len(self.tape.rows)
         self.tape.free(self.gradients[row])
 
@@ -215,10 +230,10 @@ class _Backward:
         while self.late:
             self._release(self.late.pop())
 
-    # one reduction ----------------------------------------------------------------------------
+    # one reduction of gradients ---------------------------------------------------------------
 
     def _reduce(self, number: int) -> None:
-        """``reduce_ipg_grads``: the collective's copies, then gradients move or go."""
+        """``reduce_ipg_grads``: runs the collectives, then moves the gradients to their partition or frees them."""
         flush = self.flushes[number]
         for copies in flush.copies:
             self._communicate(copies)
@@ -229,17 +244,17 @@ class _Backward:
                 self.host.copy(self.arrivals[row].parameter)
         elif self.zero.contiguous_gradients:
             self.by_rank.partition.append(len(self.tape.rows))
-            self.tape.again(self.partition)
+            self.tape.allocate_declared(self.partition)
         if flush.extra_large:
             self._drop_large(*flush.rows)
         elif not self.zero.contiguous_gradients:
             self._drop(flush.rows)
 
     def _communicate(self, copies: Sequence[int]) -> None:
-        """One collective."""
+        """One collective, with its copies (bytes)."""
         if self.waits:
-            self.tape.mark(Kind.SYNCHRONIZE)
-        if not self.gathers:  # with overlap, of the reduction before this one
+            self.tape.mark(EventType.SYNCHRONIZE)
+        if not self.accumulates:  # with overlap, these are the gradients of the previous reduction
             self._release_late()
         buffers = [self.tape.allocate(size, Factor.COMMUNICATION, "zero::allreduce_bucket", stream=self.stream)
                    for size in copies]
@@ -247,30 +262,30 @@ class _Backward:
             self.tape.free(buffer)
 
     def _record_streams(self, number: int) -> None:
-        """Tell the allocator that the reduction stream reads what the main stream made (``record_stream``)."""
+        """Records that the reduction stream reads tensors of the main stream (``record_stream``)."""
         flush = self.flushes[number]
         if not self.zero.contiguous_gradients:
             for row in flush.rows:
                 self.tape.record_stream(self.gradients[row], self.stream)
         elif self.zero.reduce_scatter or self.host:
-            if () not in flush.copies and not self.host:  # copied: then only the owners of a part write it back
+            if () not in flush.copies and not self.host:  # with a copy, only owners of a part write to the bucket
                 self.by_rank.use[number] = len(self.tape.rows)
             bucket = self.buckets[number % len(self.buckets)]
             self.tape.record_stream(self.gradients[flush.rows[0]] if flush.extra_large else bucket, self.stream)
 
     def _drop_large(self, row: int) -> None:
-        """A gradient that was never in the bucket."""
-        if self.gathers:  # who owns no part of it keeps it to the end
+        """Frees a gradient that was too large for the bucket."""
+        if self.accumulates:  # ranks that own no part of it keep it to the end
             self.late.append(row)
             self._move(row)
-        elif self.host and not self.turn.last:  # and here who does
+        elif self.host and not self.role.last:  # ranks that own a part of it keep it to the end
             self.kept.append(row)
             self._release(row)
         else:
             self.tape.free(self.gradients[row])
 
     def _drop(self, rows: Sequence[int]) -> None:
-        if self.zero.overlap_comm or self.gathers:
+        if self.zero.overlap_comm or self.accumulates:
             self.late.extend(rows)
         else:
             for row in rows:
@@ -278,8 +293,11 @@ class _Backward:
 
 
 def backward_end(micro: MicroStep) -> int:
-    """Position at which autograd has done all: what follows goes with the loss. The gradient of the loss, ones, is the
-    first that backward allocates, and goes when autograd returns (torch/autograd/__init__.py, ``_make_grads``)."""
+    """The position in the events at which autograd returns; later events free buffers together with the loss.
+
+    The loss's gradient, a tensor of ones, is the first allocation of backward, and is freed when autograd returns
+    (torch/autograd/__init__.py, ``_make_grads``).
+    """
     events = micro.events
     backward = events.moment == MOMENTS.index(Moment.BACKWARD)
     ones = backward & (events.kind < 0)
@@ -288,8 +306,11 @@ def backward_end(micro: MicroStep) -> int:
 
 
 def synchronizations(micro: MicroStep) -> list[int]:
-    """Positions in the traced micro-step at which the host waits for the device: in each operator that counts,
-    after the first workspace that is made and dropped at once; after each whose result decides what comes."""
+    """Positions in the traced micro-step at which the host waits for the device.
+
+    These are in each operator of :data:`COUNTING`, after the first workspace that is allocated and freed at once, and
+    after each operator of :data:`DECIDING`, whose result decides what runs next.
+    """
     events = micro.events
 
     def of(names: Sequence[str]) -> np.ndarray:
@@ -299,5 +320,5 @@ def synchronizations(micro: MicroStep) -> list[int]:
     dropped = 1 + np.flatnonzero(inside[1:] & (events.kind[1:] < 0) & (events.buffer[1:] == events.buffer[:-1]))
     call = np.cumsum(inside & ~np.append(False, inside[:-1]))[dropped]
     counted = dropped[np.unique(call, return_index=True)[1]]
-    asked = np.flatnonzero(of(DECIDING) & (events.kind > 0))
-    return (np.union1d(counted, asked) + 1).tolist()
+    decided = np.flatnonzero(of(DECIDING) & (events.kind > 0))
+    return (np.union1d(counted, decided) + 1).tolist()

@@ -1,4 +1,4 @@
-"""ZeRO-2's start-up: the model moves to the GPU, each optimizer group is flattened and its partition copied.
+"""Start-up of ZeRO-1 and ZeRO-2: moves the model to the GPU, flattens each optimizer group, and copies its partition.
 
 DeepSpeed 0.19.8: runtime/engine.py, ``_configure_distributed_model``; runtime/zero/stage_1_and_2.py,
 ``DeepSpeedZeroOptimizer.__init__``, ``_update_model_bit16_weights``, ``initialize_optimizer_states``.
@@ -14,24 +14,24 @@ from predictor.engine.common import to_device
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.zero_partition import Group
-from predictor.events.events import Factor, Kind
+from predictor.events.events import EventType, Factor
 
 PLACEHOLDER_BYTES = 4
-"""``torch.empty(1)`` that stands for a parameter which went to the CPU."""
+"""``torch.empty(1)``, which takes the place of a parameter that was moved to the CPU."""
 
 
 def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> Tape:
     """Events until the first step, the same on every rank.
 
     Args:
-        flatten_on_gpu: whether this release of DeepSpeed does so where memory suffices.
+        flatten_on_gpu: whether this release of DeepSpeed flattens on the GPU where memory suffices.
     """
     tape = Tape()
     buffers = to_device(tape, setup)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
         _master_weights(tape, group, setup)
-    if setup.zero.offload_optimizer:
+    if setup.deepspeed.offload_optimizer:
         largest = max(numel for group in groups for numel in group.numels)
         tape.allocate(setup.facts.itemsize * largest, Factor.GRADIENTS, "zero::temp_grad_buffer_for_gpu_offload")
         return tape
@@ -43,19 +43,19 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
 
 
 def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, flatten_on_gpu: bool) -> None:
-    """One group's flat buffer takes the place of its parameters."""
+    """Replaces the parameters of one group by its flat buffer."""
     itemsize = setup.facts.itemsize
     pad_bytes, flat_bytes = itemsize * (group.flat_numel - sum(group.numels)), itemsize * group.flat_numel
     copied = len(group.parameters) > 1 or pad_bytes > 0  # a single tensor is viewed
     old = [buffers[parameter] for parameter in group.parameters]
-    tape.mark(Kind.EMPTY_CACHE)
+    tape.mark(EventType.EMPTY_CACHE)
     on_gpu = flatten_on_gpu and flat_bytes <= _free_bytes(tape, setup)
     if not on_gpu:
         for place, buffer in enumerate(old):
             if flatten_on_gpu:
                 old[place] = tape.allocate(PLACEHOLDER_BYTES, Factor.PARAMETERS, "zero::placeholder")
             tape.free(buffer)
-        tape.mark(Kind.EMPTY_CACHE)
+        tape.mark(EventType.EMPTY_CACHE)
     if copied or not on_gpu:
         padding = tape.allocate(pad_bytes, Factor.PARAMETERS, "zero::pad") if pad_bytes and on_gpu else None
         tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
@@ -67,21 +67,21 @@ def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, fl
 
 
 def _master_weights(tape: Tape, group: Group, setup: Setup) -> None:
-    """The master weights of one group's partition, copied from its part of the flat buffer."""
+    """Copies the master weights of one group's partition from the flat buffer."""
     itemsize, clone = setup.facts.itemsize, None
     if itemsize < FP32:
         clone = tape.allocate(itemsize * group.partition_numel, Factor.PARAMETERS, "zero::clone")
-    if not setup.zero.offload_optimizer:
+    if not setup.deepspeed.offload_optimizer:
         tape.allocate(FP32 * group.partition_numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
     if clone is not None:
         tape.free(clone)
 
 
 def _free_bytes(tape: Tape, setup: Setup) -> float:
-    """What NVML calls free: all that the allocator does not hold (cuda_accelerator.py, ``available_memory``)."""
+    """Free bytes by NVML: all that the allocator has not reserved (cuda_accelerator.py, ``available_memory``)."""
     if setup.capacity_bytes is None:
         return float("inf")
-    kinds, buffers, _ = tape.columns()[:3].tolist()
-    sizes, streams = zip(*((made.size_bytes, made.stream) for made in tape.attributes))
-    held = simulate(kinds, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
-    return setup.capacity_bytes - held.reserved_bytes
+    event_types, buffers, _ = tape.columns()[:3].tolist()
+    sizes, streams = zip(*((buffer.size_bytes, buffer.stream) for buffer in tape.attributes))
+    allocator = simulate(event_types, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
+    return setup.capacity_bytes - allocator.reserved_bytes

@@ -1,9 +1,9 @@
-"""ZeRO-1 and ZeRO-2 with the optimizer on the host: what a rank's own gradients leave on the GPU on their way there.
+"""ZeRO-1 and ZeRO-2 with the optimizer on the host: GPU buffers of a rank's gradients on their way to the host.
 
 DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``copy_grads_in_partition``,
 ``async_accumulate_grad_in_cpu_via_gpu``, ``set_norm_for_param_grad_in_gpu``,
 ``update_offload_overflow_tracker_for_param_grad``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``. Master
-weights, states and the partition's gradients lie in the host's memory; the optimizer steps there.
+weights, optimizer states and the partition's gradients are in the host's memory; the optimizer steps there.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import numpy as np
 from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, FP64
 from predictor.engine.zero_partition import Group, Slice
-from predictor.events.events import Factor, Kind, Moment
+from predictor.events.events import EventType, Factor, Moment
 
 FIRST_RELEASE = (0, 19, 8)
 
 
 class ToHost:
-    """One micro-step's gradients on their way to the host; which are copied differs by rank.
+    """Copies one micro-step's gradients to the host. Each rank copies those that it owns.
 
     Args:
-        tape: of all ranks.
-        stream: on which gradients are reduced and copied.
-        last: whether the step's gradients are complete; before, they add up on the host.
-        again: whether there are some on the host already.
+        tape: the tape with the events of all ranks.
+        stream: the stream on which gradients are reduced and copied.
+        last: whether this micro-step completes the step's gradients; before, they accumulate on the host.
+        host_has_gradients: whether earlier micro-steps have copied gradients to the host.
 
     Attributes:
-        norms: for each rank, the buffers of its gradients' norms, which live until the step's end.
+        norms: rank -> buffers of its gradients' norms, which live until the end of the step.
     """
 
-    def __init__(self, tape: Tape, groups: Sequence[Group], stream: int, *, last: bool, again: bool) -> None:
-        self._tape, self._stream, self._last, self._again = tape, stream, last, again
+    def __init__(self, tape: Tape, groups: Sequence[Group], stream: int, *, last: bool,
+                 host_has_gradients: bool) -> None:
+        self._tape, self._stream, self._last, self._host_has_gradients = tape, stream, last, host_has_gradients
         self._slices: dict[int, list[Slice]] = defaultdict(list)
         for piece in (piece for group in groups for piece in group.slices):
             self._slices[piece.parameter].append(piece)
@@ -43,28 +44,28 @@ class ToHost:
         self.norms: dict[int, list[int]] = defaultdict(list)
 
     def copy(self, parameter: int) -> None:
-        """Each rank that owns a part of a gradient copies it."""
+        """Copies a gradient to the host, on each rank that owns a part of it."""
         tape, stream = self._tape, self._stream
         for _, rank, numel in self._slices[parameter]:
             begin = len(tape.rows)
-            if self._again or (not self._last and self._rows[rank]):
-                tape.mark(Kind.SYNCHRONIZE)  # _wait_for_offload_copies
+            if self._host_has_gradients or (not self._last and self._rows[rank]):
+                tape.mark(EventType.SYNCHRONIZE)  # _wait_for_offload_copies
             if self._last:
                 wide = tape.allocate(FP64 * numel, Factor.TEMPORARIES, "zero::grad_norm", stream=stream)
                 self.norms[rank].append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::grad_norm", stream=stream))
                 tape.free(wide)
-                tape.mark(Kind.SYNCHRONIZE)  # has_inf_or_nan is asked
+                tape.mark(EventType.SYNCHRONIZE)  # has_inf_or_nan is read
                 tape.free(tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream))
             self._rows[rank] += range(begin, len(tape.rows))
 
     def events(self, places: np.ndarray) -> dict[int, np.ndarray]:
-        """For each rank, the events that it alone has; ``places`` of the tape's rows."""
+        """Rank -> the events that only this rank has. ``places`` gives the event of each row of the tape."""
         return {rank: places[rows] for rank, rows in self._rows.items() if rows}
 
 
 def step(tape: Tape, norms: Iterable[int]) -> None:
-    """The GPU's part of ``step()``: it waits, and forgets the norms (``reset_cpu_buffers``)."""
+    """The GPU's part of ``step()``: waits, and frees the norms (``reset_cpu_buffers``)."""
     tape.moment = Moment.OPTIMIZER_STEP
-    tape.mark(Kind.SYNCHRONIZE)  # _wait_for_offload_copies
+    tape.mark(EventType.SYNCHRONIZE)  # _wait_for_offload_copies
     for norm in norms:
         tape.free(norm)

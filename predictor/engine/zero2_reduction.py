@@ -1,5 +1,6 @@
-"""When ZeRO-2 reduces which gradients during backward, and what that allocates: the same on every rank
-but for the partition buffer.
+"""ZeRO-2's reductions in backward: the gradients and the temporary copies of each.
+
+They are equal on all ranks, except for the partition buffer. ``zero2_backward`` allocates the buckets.
 
 DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 ``reduce_independent_p_g_buckets_and_remove_grads``, ``reduce_ipg_grads``, ``average_tensor``,
@@ -23,11 +24,10 @@ class Flush(NamedTuple):
     """One reduction of pending gradients.
 
     Attributes:
-        before: row of ``ready`` in whose hook it happens; None at the end of backward.
-        rows: rows of ``ready`` whose gradients are reduced, oldest first.
-        extra_large: whether it is a single gradient larger than the bucket, never copied into it.
-        copies: for each collective, the bytes that live during it (flattened, then converted); none
-            where it works on the gradients where they are.
+        before: row of ``MicroStep.ready`` in whose hook it happens; None at the end of backward.
+        rows: rows of ``MicroStep.ready`` whose gradients are reduced, oldest first.
+        extra_large: whether it reduces a single gradient that is larger than the bucket, so never copied into it.
+        copies: for each collective, the bytes of its copies (flattened, then converted); empty where it works in place.
     """
 
     before: int | None
@@ -40,13 +40,15 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
     """All reductions of one backward pass.
 
     Args:
-        parameters: parameter of each row of ``ready``, in the order gradients arrive.
-        numels: its elements.
+        parameters: parameter of each gradient, in the order in which gradients are ready.
+        numels: elements of each gradient.
         groups: layout of the optimizer groups.
     """
     owners = {parameter: list(pieces) for group in groups
               for parameter, pieces in groupby(group.slices, key=attrgetter("parameter"))}
-    result, pending, elements = [], [], 0
+    result: list[Flush] = []
+    pending: list[int] = []
+    elements = 0
 
     def flush(before: int | None) -> None:
         rows = tuple(pending)
@@ -67,17 +69,17 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
 
 
 def _copies(pieces: list[list[Slice]], numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:
-    """Bytes that each collective of a flush allocates."""
+    """Bytes of the copies of each collective of a flush."""
     own, other = BYTES[zero.dtype], BYTES[zero.communication_data_type]
     converted = 0 if zero.communication_data_type == zero.dtype else other
     if not zero.contiguous_gradients:
         return (_collective(numels, own, converted),)
     if not zero.reduce_scatter:
         return ((converted * sum(numels),) if converted else (),)
-    if len(pieces) == len(pieces[0]) == 1:  # most are one slice of one owner
+    if len(pieces) == len(pieces[0]) == 1:  # the usual case: one slice of one owner
         return (_collective(numels, own, converted),)
     ranges: dict[int, list[int]] = {}
-    for rank, run in groupby(chain.from_iterable(pieces), key=attrgetter("rank")):  # of one owner: one range
+    for rank, run in groupby(chain.from_iterable(pieces), key=attrgetter("rank")):  # a range: adjacent, of one owner
         together = 0 if zero.use_multi_rank_bucket_allreduce else rank
         ranges.setdefault(together, []).append(sum(piece.numel for piece in run))
     return tuple(_collective(small, own, converted) for numels_of_list in ranges.values()
@@ -85,7 +87,7 @@ def _copies(pieces: list[list[Slice]], numels: list[int], zero: ZeroConfig) -> t
 
 
 def _small_buckets(numels: list[int], limit: int) -> Iterator[list[int]]:
-    """Ranges that one collective reduces: until they are more than a bucket."""
+    """Splits ranges among collectives: a collective's ranges end where they exceed ``limit`` elements."""
     small: list[int] = []
     for numel in numels:
         small.append(numel)
@@ -97,8 +99,13 @@ def _small_buckets(numels: list[int], limit: int) -> Iterator[list[int]]:
 
 
 def _collective(numels: list[int], own: int, converted: int) -> tuple[int, ...]:
-    """Of some ranges; ``own`` are a gradient's bytes an element, ``converted`` those it is reduced in, 0 for the same
-    dtype. A single tensor is viewed, not copied."""
+    """Bytes of the copies of one collective. A single tensor is viewed, not flattened.
+
+    Args:
+        numels: elements of its ranges.
+        own: bytes of a gradient's element.
+        converted: bytes of an element in the dtype of the reduction; 0 if it is the gradient's dtype.
+    """
     total = sum(numels)
     flat = (own * total,) if len(numels) > 1 else ()
     return flat + ((converted * total,) if converted else ())

@@ -1,7 +1,7 @@
-"""A micro-step under ZeRO-1 or ZeRO-2 with the events of all ranks, and what one rank has of it.
+"""Templates of micro-steps under ZeRO-1 or ZeRO-2: the events of all ranks, from which those of one rank are selected.
 
-Ranks differ only in which gradients they keep. So a micro-step is woven once with every event that some rank has, and
-playing it for a rank leaves out those that are not its own.
+Ranks differ only in the gradients that they keep. So a micro-step is composed once with every event that some rank has.
+:meth:`Template.play` leaves out the events that a rank does not have.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Reduced:
     """The gradients that a micro-step reduces, one row each, in the order of the reductions.
 
     Attributes:
-        parameters: whose they are.
-        gradients: their buffers in the traced micro-step.
-        flush_of: the reduction that each is part of.
+        parameters: the parameter of each gradient.
+        gradients: its buffer in the traced micro-step.
+        flush_of: the number of its reduction.
     """
 
     parameters: list[int]
@@ -38,8 +38,8 @@ class HostCopies:
     """Copies of gradients to the host.
 
     Attributes:
-        events: for each rank, those that it alone has.
-        norms: for each rank, the buffers of its gradients' norms.
+        events: rank -> the events that only this rank has.
+        norms: rank -> buffers of its gradients' norms.
     """
 
     events: dict[int, np.ndarray]
@@ -47,20 +47,25 @@ class HostCopies:
 
     @cached_property
     def events_of_all(self) -> np.ndarray:
-        """Of all ranks."""
+        """The events of all ranks."""
         return np.concatenate([*self.events.values(), np.empty(0, np.int64)])
 
 
 @dataclass(frozen=True, eq=False)
 class ByRank:
-    """Events that only some ranks have: rows of a tape while it is written, then events of a template.
+    """Events of a micro-step that only some ranks have.
+
+    Each number is the position of an event. While a tape is recorded, it is the event's row of the tape. :meth:`woven`
+    turns it into the event's position in the template.
 
     Attributes:
-        partition: for each reduction, where the partition buffer is allocated by a rank whose first gradient is in it;
-            empty without contiguous gradients.
-        release: for some rows of :class:`Reduced`, where ranks that do not own the gradient free it.
-        move: for some rows, where ranks that own the gradient free it: it moved to the partition buffer.
-        use: for some reductions, where ranks that own a part of it use its bucket on the reduction stream.
+        partition: one event for each reduction. In it, a rank allocates its partition buffer if this reduction has the
+            first gradient that the rank owns a part of. Empty without contiguous gradients.
+        release: row of :class:`Reduced` -> the event in which ranks that own no part of the gradient free it.
+        move: row of :class:`Reduced` -> the event in which ranks that own a part of the gradient free it, after it was
+            copied to the partition buffer.
+        use: number of a reduction -> the event in which the reduction stream uses the bucket, on ranks that own a part
+            of a gradient in this reduction.
     """
 
     partition: list[int] = field(default_factory=list)
@@ -69,14 +74,19 @@ class ByRank:
     use: dict[int, int] = field(default_factory=dict)
 
     def woven(self, places: np.ndarray) -> ByRank:
-        """The same where each row of the tape went."""
+        """The same with events of a template. ``places`` gives the event of each row of the tape."""
         def events(rows: Mapping[int, int]) -> dict[int, int]:
-            return {of: int(places[row]) for of, row in rows.items()}
+            return {key: int(places[row]) for key, row in rows.items()}
 
         return ByRank(places[self.partition].tolist(), events(self.release), events(self.move), events(self.use))
 
     def leave_out(self, keep: np.ndarray, mine: Sequence[int], reduced: Reduced) -> None:
-        """Strike what a rank that owns these rows does not have; of the partition buffer it keeps one place at most."""
+        """Clears in ``keep`` the events that a rank does not have. Its partition buffer is allocated at most once.
+
+        Args:
+            keep: ``bool[events]`` of the template.
+            mine: rows of :class:`Reduced` whose gradients the rank owns a part of.
+        """
         keep[self.partition] = False
         if self.partition and mine:
             keep[self.partition[reduced.flush_of[mine[0]]]] = True
@@ -91,16 +101,17 @@ class Template:
     """A micro-step with the events of all ranks.
 
     Attributes:
-        columns: ``int32[3, events]``; engine buffers follow the traced ones; ``~n`` is the first micro-step's ``n``.
-        micro_steps: how many the step has.
-        passing: events of buffers that do not stay for good.
-        buffers: the engine's; the first is the partition buffer, without its size.
-        buffer_bytes: their sizes.
-        reduced: the gradients that it reduces; None where it reduces none.
-        gathers: whether the gradients are those of all micro-steps; buckets then are the first one's.
+        columns: ``int32[3, events]``: event type, buffer, moment. Engine buffers are numbered after the traced ones;
+            ``~n`` is buffer ``n`` of the first micro-step.
+        micro_steps: number of micro-steps of the step.
+        passing: ``bool[events]``: whether the event's buffer is not persistent.
+        buffers: the engine's buffers; the first is the partition buffer, without its size.
+        buffer_bytes: their sizes in bytes.
+        reduced: the gradients that it reduces; None if it reduces none.
+        accumulates: whether gradients accumulate over all micro-steps. Then the first micro-step's buckets are used.
         itemsize: bytes of a gradient's element.
         by_rank: events that only some ranks have.
-        host: copies to the host; None where gradients stay.
+        host: copies to the host; None if gradients stay on the GPU.
     """
 
     micro: MicroStep
@@ -111,29 +122,33 @@ class Template:
     buffers: Buffers
     buffer_bytes: np.ndarray
     reduced: Reduced | None
-    gathers: bool
+    accumulates: bool
     itemsize: int
     by_rank: ByRank
     host: HostCopies | None = None
 
     def change(self, traced_bytes: np.ndarray) -> np.ndarray:
-        """Bytes that each event adds, given those of the traced buffers; the partition buffer counts nothing."""
+        """Bytes by which each event changes the live bytes. The partition buffer counts as 0 bytes.
+
+        Args:
+            traced_bytes: the size of each traced buffer, in bytes.
+        """
         buffer = self.columns[1]
         return np.concatenate([traced_bytes, self.buffer_bytes])[np.where(buffer < 0, ~buffer, buffer)] * sign(
             self.columns[0])
 
     def play(self, index: int, first: int, rank: int, group_of: Mapping[int, int],
-             numel_of: Mapping[int, int]) -> Part:
-        """Micro-step ``index`` on a rank, its engine buffers numbered from ``first``.
+             numel_of: Mapping[int, int]) -> RankMicroStep:
+        """Micro-step ``index`` on a rank, with its engine buffers numbered from ``first``.
 
         Args:
-            group_of: for each parameter that the rank owns a part of, its optimizer group.
-            numel_of: elements of every trainable parameter.
+            group_of: parameter that the rank owns a part of -> its optimizer group.
+            numel_of: trainable parameter -> its elements.
         """
         keep = self.passing.copy() if index else np.ones_like(self.passing)
         tape = Tape(first=first + len(self.buffers), moment=Moment.BACKWARD)
         if self.reduced is None:
-            return Part(self, index, first, keep, None, tape, {})
+            return RankMicroStep(self, index, first, keep, None, tape, {})
         mine = [row for row, parameter in enumerate(self.reduced.parameters) if parameter in group_of]
         self.by_rank.leave_out(keep, mine, self.reduced)
         if self.host is not None:
@@ -141,48 +156,51 @@ class Template:
             keep[self.host.events.get(rank, [])] = True
             each = len(self.micro.events.buffers)
             norms = self.host.norms.get(rank, ())
-            return Part(self, index, first, keep, None, tape,
+            return RankMicroStep(self, index, first, keep, None, tape,
                         {first + norm - each: max(group_of.values()) for norm in norms})
         partition, held = self._held(index, first, mine, group_of, numel_of)
         unused = group_of.keys() - set(self.reduced.parameters)
         for parameter in sorted(unused, key=lambda parameter: (group_of[parameter], parameter)):  # get_all_grad_tensors
             zeros = tape.allocate(self.itemsize * numel_of[parameter], Factor.GRADIENTS, "zero::get_all_grad_tensors")
             held[zeros] = group_of[parameter]
-        if index and not self.gathers:  # added into the first micro-step's gradients
+        if index and not self.accumulates:  # added to the first micro-step's gradients
             for buffer in held:
                 tape.free(buffer)
-        return Part(self, index, first, keep, partition, tape, held)
+        return RankMicroStep(self, index, first, keep, partition, tape, held)
 
     def _held(self, index: int, first: int, mine: Sequence[int], group_of: Mapping[int, int],
               numel_of: Mapping[int, int]) -> tuple[PartitionBuffer | None, dict[int, int]]:
-        """A :class:`Part`'s partition buffer, and its gradients, where they stay on the GPU."""
+        """The partition buffer of a :class:`RankMicroStep`, and its gradients, if they stay on the GPU."""
         reduced, partitions = self.reduced, self.by_rank.partition
+        assert reduced is not None  # play() has checked it
         if not partitions:
-            origin = 0 if self.gathers else index * len(self.micro.events.buffers)
+            origin = 0 if self.accumulates else index * len(self.micro.events.buffers)
             return None, {reduced.gradients[row] + origin: group_of[reduced.parameters[row]] for row in mine}
         if not mine:
             return None, {}
         event = partitions[reduced.flush_of[mine[0]]]
         size_bytes = self.itemsize * sum(numel_of[parameter] for parameter in group_of)
-        return PartitionBuffer(event, size_bytes), {first: max(group_of.values())}  # for all groups
+        return PartitionBuffer(event, size_bytes), {first: max(group_of.values())}  # shared by all groups
 
 
 class PartitionBuffer(NamedTuple):
-    """The buffer of a rank's partition of the gradients: the event that allocates it, and its bytes."""
+    """The buffer of a rank's partition of the gradients: the event that allocates it, and its size in bytes."""
 
     event: int
     size_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RankMicroStep:
     """One micro-step of one rank.
 
     Attributes:
-        keep: which events of the template it has, those of the first step included.
-        partition: None where there is no such buffer.
-        tape: what follows the template's events.
-        held: buffers of its gradients -> the last group that needs each.
+        index: number of the micro-step in its optimizer step.
+        first: number of its first engine buffer.
+        keep: ``bool[events]``: which events of the template it has in the first step.
+        partition: the partition buffer; None if it has none.
+        tape: the events after those of the template.
+        held: buffer of a gradient -> the last optimizer group whose update needs it.
     """
 
     template: Template
@@ -195,7 +213,7 @@ class Part:
 
     @property
     def buffers(self) -> Buffers:
-        """The engine's."""
+        """The engine's buffers."""
         vocabulary, buffers = self.template.vocabulary, self.template.buffers
         if self.partition:
             size = buffers.size.copy()
@@ -205,24 +223,29 @@ class Part:
 
     @property
     def end(self) -> int:
-        """Number of the next engine buffer."""
+        """The number after that of its last engine buffer."""
         return self.tape.first + len(self.tape.attributes)
 
     def columns(self) -> np.ndarray:
-        """``int32[3, events]``: kind, buffer, moment."""
+        """``int32[3, events]``: event type, buffer, moment."""
         each = len(self.template.micro.events.buffers)
-        kind, said, moment = self.template.columns[:, self.keep]
-        buffer = np.where(said < each, said + self.index * each, said - each + self.first)
-        first = np.where(~said < each, ~said, ~said + (self.template.micro_steps - 1) * each)
-        buffer = np.where(said < 0, first, buffer)
-        return np.concatenate([np.stack([kind, buffer, moment]), self.tape.columns()[:3]], axis=1)
+        event_type, number, moment = self.template.columns[:, self.keep]
+        buffer = np.where(number < each, number + self.index * each, number - each + self.first)
+        first = np.where(~number < each, ~number, ~number + (self.template.micro_steps - 1) * each)
+        buffer = np.where(number < 0, first, buffer)
+        return np.concatenate([np.stack([event_type, buffer, moment]), self.tape.columns()[:3]], axis=1)
 
-    def seldom(self) -> np.ndarray:
-        """``bool[events]``: what only the first step has."""
-        return np.concatenate([~self.template.passing[self.keep], self.tape.seldom()])
+    def first_step_mask(self) -> np.ndarray:
+        """``bool[events]``: whether only the first step has the event."""
+        return np.concatenate([~self.template.passing[self.keep], self.tape.first_step_mask()])
 
     def rises(self, change: np.ndarray, traced_bytes: np.ndarray) -> Rises:
-        """Those of its steps; ``change`` is the template's."""
+        """The rises of live bytes in the first step and in a later one.
+
+        Args:
+            change: the result of :meth:`Template.change`.
+            traced_bytes: the size of each traced buffer, in bytes.
+        """
         result = []
         tape = self.tape.rises(lambda buffer: self.held_bytes(buffer, traced_bytes))
         for keep, rise in zip((self.keep, self.keep & self.template.passing), tape):
@@ -235,7 +258,7 @@ class Part:
         return Rises(*result)
 
     def held_bytes(self, buffer: int, traced_bytes: np.ndarray) -> int:
-        """Bytes of one of its gradients."""
+        """Bytes of a buffer of :attr:`held`."""
         if self.partition and buffer == self.first:
             return self.partition.size_bytes
         if buffer >= self.tape.first:

@@ -1,8 +1,8 @@
-"""DeepSpeed ZeRO-3: parameters, gradients and optimizer states are partitioned, gathered where they are used.
+"""DeepSpeed ZeRO-3: parameters, gradients and optimizer states are partitioned; parameters are gathered for their use.
 
-DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The model lies on the device whole
-and is then partitioned (no ``zero.Init``). Every rank holds the same number of bytes: each parameter is padded to a
-multiple of the degree. The step that it is composed with must have been traced as sharded
+DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The whole model is first moved to
+the device and then partitioned (no ``zero.Init``). Every rank holds the same number of bytes, because each parameter is
+padded to a multiple of the data-parallel degree. The micro-step must have been traced with ZeRO-3's hooks
 (``predictor.trace.zero3_hooks``).
 """
 
@@ -22,7 +22,7 @@ from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
-from predictor.events.events import EventList, Factor, Kind, Moment
+from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import Mark, MicroStep
 
 FIRST_RELEASE = (0, 19, 8)
@@ -31,29 +31,32 @@ _FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
 
 
 class Zero3(AlikeRanks):
-    """A run under ZeRO-3, the same on every rank."""
+    """A run under ZeRO-3, equal on all ranks."""
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         _refuse(setup)
-        self.micro, self.setup, self.zero = micro, setup, setup.zero
+        assert micro.marks is not None and micro.owners is not None  # traced with ZeRO-3's hooks
+        self.micro, self.setup, self.zero = micro, setup, setup.deepspeed
+        self.marks: list[list[int]] = micro.marks.tolist()
+        self.owners: list[list[int]] = micro.owners.tolist()
         self.tensors = [tensor for tensor in setup.facts.parameters if not tensor.buffer]
         self.degree, self.itemsize = setup.data_parallel_size, setup.facts.itemsize
         self.sub_groups = [part for group in setup.groups() for part in self._sub_groups(group)]
         own: dict[int, list[int]] = defaultdict(list)
-        found_later = set(micro.marks[micro.marks[:, 1] == Mark.EXTERNAL, 2].tolist())
-        for row, (module, parameter) in enumerate(micro.owners.tolist()):
-            if row not in found_later:
+        external = {row for _, mark, row in self.marks if mark == Mark.EXTERNAL}  # known when a module reads them
+        for row, (module, parameter) in enumerate(self.owners):
+            if row not in external:
                 own[module].append(parameter)
         self.synchronizations = synchronizations(micro)
         self.events = self._run(own)
 
-    # what is where ----------------------------------------------------------------------------
+    # partitions -------------------------------------------------------------------------------
 
     def _partition_numel(self, parameter: int) -> int:
         return partition_numel(self.tensors[parameter], self.degree)
 
     def _numel(self, parameters: Sequence[int]) -> int:
-        """Elements of a rank's parts."""
+        """Elements of a rank's partitions of these parameters."""
         return sum(map(self._partition_numel, parameters))
 
     def _sub_groups(self, group: list[int]) -> list[list[int]]:
@@ -68,7 +71,7 @@ class Zero3(AlikeRanks):
         return [part for part in parts if part]
 
     def _persistent(self) -> frozenset[int]:
-        """``mark_persistent_parameters``."""
+        """Small parameters that stay gathered (``mark_persistent_parameters``)."""
         chosen, total = set(), 0
         for index, tensor in enumerate(self.tensors):
             if total + tensor.numel <= self.zero.model_persistence_threshold \
@@ -78,11 +81,11 @@ class Zero3(AlikeRanks):
         return frozenset(chosen)
 
     def host(self) -> Host:
-        """What every rank offloads."""
+        """The bytes that every rank offloads."""
         host, zero = Host(), self.zero
         sizes = [self._numel(group) for group in self.sub_groups]
         if zero.offload_param:
-            for index in range(len(self.tensors)):  # those that train move on, but what they were in is kept
+            for index in range(len(self.tensors)):  # trainable ones move on, but PyTorch keeps their pinned memory
                 host.hold("bf16 weights", self.itemsize * self._partition_numel(index), pinned=zero.pins_weights)
             for group in self.setup.groups():
                 host.hold("bf16 weights", self.itemsize * self._numel(group), pinned=True)
@@ -125,7 +128,7 @@ class Zero3(AlikeRanks):
         if parts:  # defragment
             for parameter in trainable:
                 tape.free(parts[parameter])
-            tape.mark(Kind.EMPTY_CACHE)
+            tape.mark(EventType.EMPTY_CACHE)
             tape.allocate(self.itemsize * self._numel(trainable), Factor.PARAMETERS, "zero::defragment")
         if stays:
             self._master_weights(tape)
@@ -142,7 +145,11 @@ class Zero3(AlikeRanks):
             tape.free(whole)
 
     def _partition(self, tape: Tape) -> dict[int, int]:
-        """``Init``, ``_zero_init_param``; the buffer of each parameter's part, by its index, unless the host has it."""
+        """``Init``, ``_zero_init_param``: partitions the parameters.
+
+        Returns:
+            Index of a parameter -> the buffer of its partition; empty if the host holds the partitions.
+        """
         buffers, parts = to_device(tape, self.setup), {}
         for index, tensor in enumerate(self.tensors):
             if not self.zero.offload_param:
@@ -167,7 +174,7 @@ class Zero3(AlikeRanks):
         tape.free(gradient)
 
     def _micro_step(self, tape: Tape, gathers: Gathers, index: int, stream: int) -> list[int]:
-        """Returns what it leaves for the optimizer's step: norms of gradients that are on the host."""
+        """Records micro-step ``index``. Returns the buffers of the norms of offloaded gradients, for ``step()``."""
         micro, base = self.micro, index * len(self.micro.events)
         waits, waited = gathers.waits, deque(self.synchronizations)
         reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits,
@@ -175,16 +182,19 @@ class Zero3(AlikeRanks):
         tape.moment = Moment.FORWARD
         gathers.begin()
         hooks = self._hooks(gathers, reduction, index)
-        for position, kind, what in [*micro.marks.tolist(), (len(micro.events), None, None)]:
+
+        def advance(position: int) -> None:
             while waited and waited[0] <= position:
                 tape.position = base + waited.popleft()
                 waits.synchronize()
             tape.position = base + position
-            if kind is None:
-                break
-            if kind not in _FORWARD_TOO:
+
+        for position, mark, number in self.marks:
+            advance(position)
+            if mark not in _FORWARD_TOO:
                 tape.moment = Moment.BACKWARD
-            hooks[kind](what)
+            hooks[mark](number)
+        advance(len(micro.events))
         tape.moment = Moment.BACKWARD
         if self.zero.offload_optimizer:
             tape.position = base + backward_end(micro)
@@ -193,13 +203,14 @@ class Zero3(AlikeRanks):
         gathers.end_backward()
         return reduction.norms
 
-    def _hooks(self, gathers: Gathers, reduction: Reduction, index: int) -> dict[Mark, Callable[[int], None]]:
-        """What happens at each mark of a micro-step, given the mark's index."""
+    def _hooks(self, gathers: Gathers, reduction: Reduction, index: int) -> dict[int, Callable[[int], None]]:
+        """The action at each type of mark in micro-step ``index``; its argument is the mark's index."""
         first_buffer, ready = index * len(self.micro.events.buffers), self.micro.ready.tolist()
 
         def read(row: int) -> None:
             if index == 0:
-                gathers.read(*self.micro.owners[row].tolist())
+                module, parameter = self.owners[row]
+                gathers.read_external(module, parameter)
 
         def reduce(row: int) -> None:
             _, parameter, gradient = ready[row]
@@ -220,11 +231,11 @@ class Zero3(AlikeRanks):
         gathers.release_all()
         if self.zero.dtype == "fp16":
             self._overflow_check(tape, gathers.waits)
-        here = [] if self.zero.offload_optimizer else self.sub_groups
-        for group in here:
+        on_gpu = [] if self.zero.offload_optimizer else self.sub_groups
+        for group in on_gpu:
             grad_norm(tape, map(self._partition_numel, group))
         gathers.waits.synchronize()  # is_invalid_grad_norm
-        for group in here:
+        for group in on_gpu:
             numel, gradient = self._numel(group), None
             if len(group) > 1:
                 gradient = tape.allocate(self.itemsize * numel, Factor.GRADIENTS, "zero::flatten")
@@ -233,10 +244,10 @@ class Zero3(AlikeRanks):
                 gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
                 if flat is not None:
                     tape.free(flat)
-            said = len(tape.rows)
+            begin = len(tape.rows)
             steps.step(tape, [optimizer.partition(self._numel(group), FP32)], decay=self.setup.decays(group))
             if not first:
-                tape.drop_once(said)
+                tape.drop_once(begin)
             if gradient is not None:
                 tape.free(gradient)
         for norm in norms:  # reset_cpu_buffers
@@ -244,7 +255,7 @@ class Zero3(AlikeRanks):
         gathers.gather_persistent()
 
     def _overflow_check(self, tape: Tape, waits: Waits) -> None:
-        """``has_overflow``: flags of all gradients, for infinite ones of their magnitudes."""
+        """``has_overflow``: magnitudes of all gradients with flags of infinite ones, then flags of NaN."""
         numel = self._numel([parameter for group in self.sub_groups for parameter in group])
         stream = REDUCTION_STREAM if self.zero.overlap_comm else MAIN_STREAM
 
@@ -259,8 +270,8 @@ class Zero3(AlikeRanks):
 
 
 def _refuse(setup: Setup) -> None:
-    """What is not modelled, by name."""
-    zero = setup.zero
+    """Rejects settings that are not modelled, by name."""
+    zero = setup.deepspeed
     if zero.version < FIRST_RELEASE:
         raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
                          f"and later, not {'.'.join(map(str, zero.version))}")

@@ -1,9 +1,9 @@
-"""When ZeRO-3 gathers a module's parameters, what it gathers ahead, and when it lets them go.
+"""ZeRO-3's all-gathers: a module's parameters are gathered, prefetched and released around its forward and backward.
 
 DeepSpeed 0.19.8: runtime/zero/partitioned_param_coordinator.py (``PartitionedParameterCoordinator``) decides;
 runtime/zero/partition_parameters.py gathers (``all_gather_coalesced``, ``AllGatherCoalescedHandle``) and frees
-(``free_param``). The first micro-step is only listened to: there every module's parameters go when it ends. From the
-second on, what comes next is known: it is gathered ahead, and what is soon needed again stays.
+(``free_param``). The first micro-step only records the order of modules, and releases every module's parameters when
+the module ends. From the second on the order is known: parameters are prefetched, and those needed again soon stay.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ LONG_AGO = -10**10
 
 
 def partition_numel(tensor: Parameter, degree: int) -> int:
-    """Elements of a rank's part, padding included."""
+    """Elements of a rank's partition of a parameter, padding included."""
     return -(-tensor.numel // degree)
 
 
 @dataclass(eq=False)
 class Gather:
-    """One collective on its way. Its flat buffer lives until each of its parameters has been asked for.
+    """One all-gather in flight. Its flat buffer lives until each of its parameters has been fetched.
 
     Attributes:
         parameters: indices, in the order of the flat buffer.
-        flat: the buffer; None where nothing is collected, on one rank.
-        copies: from the host, on one rank.
-        waiting: how many have not been asked for.
+        flat: the flat buffer; None on a single rank, which has nothing to collect.
+        waiting: number of its parameters that have not been fetched.
+        complete: whether it has been waited for.
+        copies: on a single rank, parameter -> the buffer of its copy from the host.
     """
 
     parameters: list[int]
@@ -48,14 +49,19 @@ class Gather:
 
 @dataclass
 class Gathers:
-    """State of all parameters of one rank; each call writes what it allocates and frees to a tape.
+    """State of all parameters of one rank. Each method records its allocations and frees on a tape.
 
     Attributes:
         tensors: all parameters.
-        own: for each module, the parameters that it gathers, by number.
-        persistent: parameters that stay between modules.
-        stream: on which collectives run and their buffers are allocated.
-        waits: shared with the reductions.
+        own: number of a module -> the parameters that it gathers.
+        persistent: parameters that stay gathered between modules.
+        degree: data-parallel degree.
+        stream: the stream on which collectives run and their buffers are allocated.
+        waits: the host's waits, shared with the reductions.
+        step: number of fetches in this micro-step.
+        known: whether the order of modules is known; None before the first micro-step.
+        gathered: parameter -> the buffer of its whole tensor; None if that is the partition itself.
+        in_flight: parameter -> its all-gather.
     """
 
     tape: Tape
@@ -69,7 +75,7 @@ class Gathers:
     step: int = 0
     known: bool | None = None
     gathered: dict[int, int | None] = field(default_factory=dict)
-    on_the_way: dict[int, Gather] = field(default_factory=dict)
+    in_flight: dict[int, Gather] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.users: dict[int, set[int]] = defaultdict(set)
@@ -90,12 +96,12 @@ class Gathers:
     # micro-steps ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A forward begins (``reset_step``)."""
-        for parameter, gather in list(self.on_the_way.items()):
+        """Begins a micro-step's forward (``reset_step``)."""
+        for parameter, gather in list(self.in_flight.items()):
             self._wait(gather)
             self._release(parameter)
-            self._asked(gather)
-        self.on_the_way.clear()
+            self._count_fetch(gather)
+        self.in_flight.clear()
         if self.known is None:
             self.known = False
         elif not self.known:
@@ -123,18 +129,18 @@ class Gathers:
             self.modules.append(module)
         if not forward:
             self.in_backward[module] = None
-        self._gather([p for p in own if self._away(p)])
+        self._gather([p for p in own if self._is_partitioned(p)])
         for parameter in own:
             self.users[parameter].add(module)
             if recompute and self.in_backward and not self.tensors[parameter].trainable:
                 owner = next(reversed(self.in_backward))
                 self.recomputed[owner].add(parameter)
                 self.users[parameter].add(owner)
-            if parameter in self.on_the_way:
+            if parameter in self.in_flight:
                 self.waits.before("fetch")
-                gather = self.on_the_way.pop(parameter)
+                gather = self.in_flight.pop(parameter)
                 self._wait(gather)
-                self._asked(gather)
+                self._count_fetch(gather)
                 self.waits.record("fetch")
         if self.known:
             self._prefetch(own)
@@ -153,7 +159,7 @@ class Gathers:
         while self.zero.prefetch_bucket_size and self.ahead and numel < most:
             parameter, step = self.ahead.popleft()
             self.fetched_for[parameter] = max(self.fetched_for.get(parameter, LONG_AGO), step)
-            if self._away(parameter) and parameter not in chosen:
+            if self._is_partitioned(parameter) and parameter not in chosen:
                 chosen.append(parameter)
                 numel += self.tensors[parameter].numel
         self._gather(chosen)
@@ -173,7 +179,10 @@ class Gathers:
                 self._release(parameter)
 
     def _staying(self, module: int, own: set[int]) -> frozenset[int]:
-        """What a known order keeps after a module; DeepSpeed works it out once for each place (an ``lru_cache``)."""
+        """The parameters that stay gathered after a module, by the known order.
+
+        DeepSpeed computes them once for each place in the order (an ``lru_cache``).
+        """
         key = module, self.step
         if key not in self._stays:
             start = self._traversed[min(self.step, len(self._traversed) - 1)]
@@ -188,7 +197,7 @@ class Gathers:
         return self._stays[key]
 
     def end_backward(self) -> None:
-        """Modules whose backward was not seen to end (``release_backward_leftovers``)."""
+        """Releases parameters of modules whose backward has no end (``release_backward_leftovers``)."""
         while self.in_backward:
             module, _ = self.in_backward.popitem()
             for parameter in sorted({*self.own.get(module, ()), *self.recomputed.pop(module, ())}):
@@ -201,15 +210,15 @@ class Gathers:
     def release_all(self) -> None:
         """``release_and_reset_all``, before the optimizer's step."""
         for parameter in range(len(self.tensors)):
-            gather = self.on_the_way.pop(parameter, None)
+            gather = self.in_flight.pop(parameter, None)
             if gather is not None:
                 self._wait(gather)
-                self._asked(gather)
+                self._count_fetch(gather)
             self.users[parameter].clear()
             self._release(parameter)
 
     def gather_persistent(self) -> None:
-        """``_post_step``: what stays is gathered again, each into a buffer of its own."""
+        """``_post_step``: gathers the persistent parameters again, each into a buffer of its own."""
         parameters, together = sorted(self.persistent), len(self.persistent) > 1
         if self.degree == 1 and together:
             self.gathered |= dict.fromkeys(parameters) | self._whole(parameters, MAIN_STREAM)
@@ -224,8 +233,8 @@ class Gathers:
             self.waits.synchronize()
         self._drop(copies)
 
-    def read(self, module: int, parameter: int) -> None:
-        """A module reads a parameter that another has: gathered at once, and from now on before the module."""
+    def read_external(self, module: int, parameter: int) -> None:
+        """Gathers a parameter of another module that a module reads. From now on the module fetches it too."""
         self.own.setdefault(module, []).append(parameter)
         if parameter not in self.gathered:
             self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
@@ -233,8 +242,8 @@ class Gathers:
 
     # one collective ---------------------------------------------------------------------------
 
-    def _away(self, parameter: int) -> bool:
-        return parameter not in self.gathered and parameter not in self.on_the_way
+    def _is_partitioned(self, parameter: int) -> bool:
+        return parameter not in self.gathered and parameter not in self.in_flight
 
     def _buffer(self, parameter: int, stream: int) -> int:
         tensor = self.tensors[parameter]
@@ -242,11 +251,11 @@ class Gathers:
                                   Factor.PARAMETERS, "zero::all_gather", module=tensor.module, stream=stream)
 
     def _whole(self, parameters: Sequence[int], stream: int) -> dict[int, int]:
-        """On one rank a partition is the parameter: all there is to gather is a copy, if it lies on the host."""
+        """Copies from the host, on a single rank. There a partition is the whole parameter, so nothing is gathered."""
         return {p: self._buffer(p, stream) for p in parameters} if self.zero.offload_param else {}
 
     def _copies(self, parameters: Sequence[int], stream: int) -> list[int]:
-        """Partitions on their way from the host, if they lie there."""
+        """Copies of partitions from the host; empty if they are on the GPU."""
         if not self.zero.offload_param:
             return []
         return [self.tape.allocate(tensor.itemsize * partition_numel(tensor, self.degree), Factor.COMMUNICATION,
@@ -277,7 +286,7 @@ class Gathers:
             self._drop(self._copies(parameters, self.stream))
             gathers = [Gather(parameters, flat, len(parameters))]
         for gather in gathers:
-            self.on_the_way |= dict.fromkeys(gather.parameters, gather)
+            self.in_flight |= dict.fromkeys(gather.parameters, gather)
 
     def _wait(self, gather: Gather) -> None:
         if gather.complete:
@@ -295,7 +304,7 @@ class Gathers:
                 self.gathered[parameter] = self.tape.allocate(
                     tensor.bytes, Factor.PARAMETERS, "zero::all_gather", module=tensor.module, stream=self.stream)
 
-    def _asked(self, gather: Gather) -> None:
+    def _count_fetch(self, gather: Gather) -> None:
         gather.waiting -= 1
         if not gather.waiting and len(gather.parameters) > 1 and gather.flat is not None:
             self.tape.free(gather.flat)
@@ -316,14 +325,14 @@ class Gathers:
     # saved tensors ----------------------------------------------------------------------------
 
     def hold(self, parameter: int) -> None:
-        """A saved tensor shares a parameter's storage (a checkpoint saves what it recomputes detached)."""
+        """A saved tensor shares a parameter's storage; activation checkpointing saves such detached inputs."""
         buffer = self.gathered.get(parameter)
         self._held[parameter].append(buffer)
         if buffer is not None:
             self._holds[buffer] += 1
 
     def let_go(self, parameter: int) -> None:
-        """The saved tensor is gone."""
+        """The oldest saved tensor of a parameter no longer exists."""
         buffer = self._held[parameter].popleft()
         if buffer is None:
             return

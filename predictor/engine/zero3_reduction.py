@@ -1,11 +1,11 @@
-"""ZeRO-3's gradients on their way to the partitions: into a bucket, reduced when it is full, then gone.
+"""ZeRO-3's gradient reductions: gradients are copied into a bucket, which is reduced to their partitions when full.
 
 DeepSpeed 0.19.8: runtime/zero/stage3.py (``reduce_independent_p_g_buckets_and_remove_grads``,
 ``__add_grad_to_ipg_bucket``, ``__reduce_and_partition_ipg_grads``, ``__avg_scatter_grads``,
 ``__avg_scatter_contiguous_grads``, ``partition_grads``), runtime/comm/coalesced_collectives.py
-(``reduce_scatter_coalesced``). With the optimizer on the host the partitions lie there; on their way each is on the GPU
-in bf16, and when the step's gradients are complete in fp64 (its norm) and fp32. Ranks that have nothing of a parameter
-of few elements copy nothing of it, which is not told apart.
+(``reduce_scatter_coalesced``). With the optimizer on the host, the partitions are in host memory. On its way each is on
+the GPU in bf16, and in the step's last micro-step also in fp64 (for its norm) and fp32. Ranks whose partition of a
+small parameter is empty copy nothing; this difference is not modelled.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from predictor.workload.deepspeed_config import ZeroConfig
 
 
 class Reduction:
-    """The bucket of one micro-step; what it allocates and frees goes to a tape.
+    """The bucket of one micro-step. Its allocations and frees are recorded on a tape.
 
     Args:
-        stream: on which gradients are reduced.
-        waits: shared with the gathers.
+        degree: data-parallel degree.
+        stream: the stream on which gradients are reduced.
+        waits: the host's waits, shared with the gathers.
         last: whether it is the step's last micro-step.
 
     Attributes:
-        norms: buffers of the gradients' norms, if they went to the host; they live until the step's end.
+        norms: buffers of the norms of offloaded gradients; they live until the end of the step.
     """
 
     def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int,
@@ -42,7 +43,7 @@ class Reduction:
         self._waiting: list[tuple[int, int | None]] = []
 
     def add(self, parameter: int, gradient: int) -> None:
-        """A gradient is complete; ``gradient`` is its buffer."""
+        """Adds a complete gradient to the bucket; ``gradient`` is its buffer."""
         numel, limit = self._tensors[parameter].numel, self._zero.reduce_bucket_size
         if self._elements and self._elements + numel > limit:
             self.reduce()
@@ -53,12 +54,12 @@ class Reduction:
         self._elements += numel
 
     def reduce(self) -> None:
-        """Every gradient in the bucket is averaged and its partition kept."""
+        """Averages every gradient in the bucket over the ranks, and keeps this rank's partition of it."""
         if not self._waiting:
             return
         contiguous = self._zero.contiguous_gradients and self._elements <= self._zero.reduce_bucket_size
         self._waits.before("reduce")
-        made = self._all_reduced() if contiguous and not self._zero.reduce_scatter else self._reduce_scattered()
+        copies = self._all_reduced() if contiguous and not self._zero.reduce_scatter else self._reduce_scattered()
         partition = None
         for parameter, gradient in sorted(self._waiting):
             if self._zero.offload_optimizer:
@@ -69,7 +70,7 @@ class Reduction:
                 self._free(gradient)
         if partition is not None:
             self._tape.free(partition)
-        for buffer in made:
+        for buffer in copies:
             self._tape.free(buffer)
         self._waits.record("reduce")
         self._waiting, self._elements = [], 0
@@ -84,7 +85,7 @@ class Reduction:
                                    stream=self._stream)
 
     def _to_host(self, numel: int) -> int:
-        """``partition_grads``, ``_offload_grad_partition_at_boundary``; what is returned goes when the next comes."""
+        """``partition_grads``, ``_offload_grad_partition_at_boundary``. The caller frees the result later."""
         tape, stream = self._tape, self._stream
         partition = tape.allocate(BF16 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream)
         if self._last:
@@ -111,7 +112,6 @@ class Reduction:
         return [flat]
 
     def _all_reduced(self) -> list[int]:
-        made = []
-        if self._degree != 1:  # the buffer times gradient_predivide_factor, which is 1
-            made.append(self._allocate(self._elements))
-        return made
+        if self._degree == 1:
+            return []
+        return [self._allocate(self._elements)]  # the bucket times gradient_predivide_factor, which is 1

@@ -1,11 +1,11 @@
-"""Where the host waits for the device under ZeRO-3: there blocks that two streams used become free."""
+"""The host's waits for the device under ZeRO-3. At a wait, freed blocks that two streams used become reusable."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from predictor.engine.compose import Tape
-from predictor.events.events import Kind
+from predictor.events.events import EventType
 
 MOST_IN_FLIGHT = 2
 """``__max_ongoing_fetch_events`` (partitioned_param_coordinator.py) and ``max_param_reduce_events`` (stage3.py),
@@ -13,11 +13,11 @@ DeepSpeed 0.19.8."""
 
 
 class Waits:
-    """Events that nobody has waited for yet, by what they are of.
+    """Counts the CUDA events that have not been waited for, by the operation that they belong to.
 
     Args:
-        tape: where synchronisations are marked.
-        several: whether there is more than one stream; with one, no block waits for anything.
+        tape: records the synchronizations.
+        several: whether there is more than one stream. With one stream, no block needs a wait.
     """
 
     def __init__(self, tape: Tape, *, several: bool) -> None:
@@ -25,16 +25,16 @@ class Waits:
         self._recorded: Counter[str] = Counter()
 
     def synchronize(self) -> None:
-        """The host waits: all events that were recorded are complete."""
+        """The host waits for the device; all recorded events are then complete."""
         if self._several:
-            self._tape.mark(Kind.SYNCHRONIZE)
+            self._tape.mark(EventType.SYNCHRONIZE)
         self._recorded.clear()
 
     def before(self, name: str) -> None:
-        """Another event of a sort is about to be recorded: too many in flight are waited for."""
+        """Waits before another event of operation ``name`` if too many of them are in flight."""
         if self._recorded[name] > MOST_IN_FLIGHT:
             self.synchronize()
 
     def record(self, name: str) -> None:
-        """An event is recorded."""
+        """Records an event of operation ``name``."""
         self._recorded[name] += 1

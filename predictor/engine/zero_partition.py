@@ -1,4 +1,4 @@
-"""How ZeRO cuts an optimizer group's flat buffer into one partition a rank.
+"""Layout of ZeRO's partitions: an optimizer group's flat buffer is cut into one partition for each rank.
 
 DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``__init__`` (flattening, alignment),
 ``get_partition_info``, ``initialize_gradient_partition``, ``_round_robin_reorder``.
@@ -20,7 +20,7 @@ NCCL_START_ALIGNMENT = 2
 
 
 class Slice(NamedTuple):
-    """Elements of one parameter that lie in one partition."""
+    """The part of one parameter that is in one rank's partition; ``numel`` is its number of elements."""
 
     parameter: int
     rank: int
@@ -29,13 +29,14 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """One optimizer group. Parameters are indices into the model's list, in flat order.
+    """One optimizer group.
 
     Attributes:
+        parameters: indices into the model's parameters, in the order of the flat buffer.
         numels: elements of each parameter.
-        flat_numel: padded size of the flat buffer.
+        flat_numel: elements of the flat buffer, padding included.
         partition_numel: elements of each rank's partition.
-        slices: cuts in flat order.
+        slices: parts of parameters, in the order of the flat buffer.
     """
 
     parameters: tuple[int, ...]
@@ -54,7 +55,7 @@ class Group:
 
 
 def partition(parameters: Sequence[int], numels: Sequence[int], degree: int, *, round_robin: bool = False) -> Group:
-    """Lay out one group over ``degree`` ranks."""
+    """Lays out one group over ``degree`` ranks."""
     pairs = list(zip(parameters, numels))
     if round_robin:
         pairs = [pair for first in range(degree) for pair in pairs[first::degree]]

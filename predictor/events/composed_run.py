@@ -1,4 +1,4 @@
-"""A composed run with numbers: the bytes of every buffer at one shape, and their running sum."""
+"""Evaluates a composed run at one shape: the bytes of every buffer, and the running sum of live bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from predictor.events.events import EventList
 from predictor.events.sizes import Shape
 
 LARGEST_BUFFER_BYTES = 1 << 46
-"""Beyond it sums of buffers could leave 64 bits."""
+"""Above this size, sums of buffers could overflow 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A composed run of one rank at one shape, with its sizes and running sum in bytes."""
+    """A composed run of one rank at one shape.
+
+    Attributes:
+        row_bytes: ``int64[rows]``, bytes of every size row.
+        live: ``int64[events]``, live bytes after each event.
+    """
 
     events: EventList
     rank: int
@@ -33,9 +38,16 @@ class Run:
 
 def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu,
              coefficients: tuple[float, ...] | None = None) -> Run:
-    """Put numbers to a composed run; ``coefficients`` multiply the bytes of each of ``FACTORS``."""
+    """Evaluates a composed run at a shape.
+
+    Args:
+        coefficients: multiplies the bytes of each factor, in the order of ``FACTORS``; None leaves them unchanged.
+
+    Raises:
+        InputError: a buffer is larger than :data:`LARGEST_BUFFER_BYTES`.
+    """
     row_bytes = sizes_at(events, shape, gpu)
-    if coefficients is not None:  # a size row for each factor
+    if coefficients is not None:  # the table of size rows is repeated for each factor
         size = events.buffers.size + len(row_bytes) * events.buffers.factor.astype(np.int32)
         events = replace(events, buffers=replace(events.buffers, size=size))
         row_bytes = np.rint(np.outer(coefficients, row_bytes)).astype(np.int64).ravel()
@@ -43,10 +55,10 @@ def evaluate(events: EventList, rank: int, shape: Shape, gpu: Gpu,
 
 
 def sizes_at(events: EventList, shape: Shape, gpu: Gpu) -> np.ndarray:
-    """Bytes of every size row at a shape.
+    """``int64[rows]``: bytes of every size row at a shape.
 
     Raises:
-        InputError: one of them is beyond :data:`LARGEST_BUFFER_BYTES`.
+        InputError: a row is larger than :data:`LARGEST_BUFFER_BYTES`.
     """
     if events.sizes.largest(shape, gpu) > LARGEST_BUFFER_BYTES:
         raise InputError(f"one buffer alone would take more than {LARGEST_BUFFER_BYTES >> 40} TiB: "

@@ -1,6 +1,6 @@
-"""The one event type: every trace, engine output and recorded history is a sequence of it.
+"""Memory events: every trace, engine output and recorded history is a list of them.
 
-Sequences are stored as columns (:class:`EventList`), because a step of LLaVA-1.5-7B has some
+Lists are stored as columns (:class:`EventList`), because a step of LLaVA-1.5-7B has some
 ten thousand events and a prediction walks over all of them in milliseconds.
 """
 
@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 
 from predictor.events.sizes import SizeTable
 
 
-class Kind(IntEnum):
-    """What happens. Only the first two change the running sum of live bytes; the others matter to the allocator.
+class EventType(IntEnum):
+    """The type of an event. Only ``FREE`` and ``ALLOCATE`` change the live bytes; the caching allocator needs the rest.
 
-    ``RECORD_STREAM`` plus the number of a stream: that stream uses the buffer too.
+    ``RECORD_STREAM + n`` means that stream ``n`` uses the buffer too (``Tensor.record_stream``).
     """
 
     FREE = -1
@@ -30,12 +31,12 @@ class Kind(IntEnum):
 
 
 def sign(kind: np.ndarray) -> np.ndarray:
-    """+1 where an event allocates, -1 where it frees, else 0."""
+    """+1 where an event allocates, -1 where it frees, 0 elsewhere."""
     return np.where(np.abs(kind) == 1, kind, 0)
 
 
 class Factor(str, Enum):
-    """What a buffer is for. The factors at the peak add up to the peak."""
+    """The purpose of a buffer. The bytes of all factors at the peak add up to the peak."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -49,7 +50,7 @@ class Factor(str, Enum):
 
 
 class Moment(str, Enum):
-    """The outermost call that an event happens in."""
+    """The phase of a run in which an event happens."""
 
     INIT = "init"
     FORWARD = "forward"
@@ -63,12 +64,12 @@ class Moment(str, Enum):
 FACTORS = tuple(Factor)
 MOMENTS = tuple(Moment)
 Rows = tuple[np.ndarray, int]
-"""Rows of a table by index, and how many the table has."""
+"""Row indices into a table, and the number of rows of that table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Where an event comes from. ``module`` is a dotted path, ``operator`` an aten or engine name."""
+    """The origin of an event. ``module`` is a dotted path, ``operator`` the name of an ATen operator or engine call."""
 
     factor: Factor
     module: str
@@ -79,12 +80,15 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One allocation or free of ``size`` bytes; ``size`` is a row of the list's size table.
+    """One event of a list.
 
-    ``stream`` is the buffer's own, or the other one that uses it.
+    Attributes:
+        buffer: row of the list's ``buffers``.
+        size: row of the list's size table, not bytes.
+        stream: the stream that the buffer was allocated on; for ``RECORD_STREAM``, the other stream that uses it.
     """
 
-    kind: Kind
+    kind: EventType
     buffer: int
     size: int
     stream: int
@@ -93,7 +97,7 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """One row a buffer: its size (row of a :class:`SizeTable`), stream, factor, module, operator."""
+    """One row per buffer: its size (row of a :class:`SizeTable`), stream, factor, module and operator."""
 
     size: np.ndarray
     stream: np.ndarray
@@ -111,31 +115,31 @@ class Buffers:
                          for name in Buffers.__dataclass_fields__))
 
     def by_name(self) -> dict[str, np.ndarray]:
-        """The columns as files name them."""
+        """The columns by their names in files."""
         return {f"buffer_{name}": getattr(self, name) for name in self.__dataclass_fields__}
 
     @staticmethod
     def from_names(arrays: Mapping[str, np.ndarray]) -> Buffers:
-        """The opposite of :meth:`by_name`.
+        """Inverse of :meth:`by_name`.
 
         Raises:
-            KeyError: a column that is missing.
+            KeyError: a column is missing.
         """
         return Buffers(*(arrays[f"buffer_{name}"] for name in Buffers.__dataclass_fields__))
 
 
 @dataclass(frozen=True, eq=False)
-class EventList(Sequence):
-    """An ordered list of events as columns.
+class EventList(Sequence[Event]):
+    """An ordered list of ``m`` events, stored as columns.
 
     Attributes:
-        kind: ``int8[m]``, as :class:`Kind` says.
-        buffer: ``int32[m]``, row of ``buffers``.
-        moment: ``int8[m]``, index into :data:`MOMENTS`.
+        kind: ``int8[m]``, event types (:class:`EventType`).
+        buffer: ``int32[m]``, rows of ``buffers``.
+        moment: ``int8[m]``, indices into :data:`MOMENTS`.
         step: ``int8[m]``, 0 for start-up, then 1, 2, 3.
-        buffers: the buffers that the events name.
-        sizes: what each size row is in bytes, as a function of the shape.
-        names: module paths and operator names that ``buffers`` index into.
+        buffers: the buffers that the events allocate and free.
+        sizes: bytes of each size row, as a function of the shape.
+        names: module paths and operator names; columns of ``buffers`` are indices into it.
     """
 
     kind: np.ndarray
@@ -151,11 +155,14 @@ class EventList(Sequence):
 
     @cached_property
     def sign(self) -> np.ndarray:
-        """``int8[m]``: +1 allocate, -1 free, else 0."""
+        """``int8[m]``: +1 where an event allocates, -1 where it frees, 0 elsewhere."""
         return sign(self.kind)
 
     def is_consistent(self, *more: Rows) -> bool:
-        """Whether columns are of one length, and every row that they and ``more`` name exists: files may be damaged."""
+        """Whether all columns have one length and all row indices, also those of ``more``, are in range.
+
+        Lists that come from files are checked with it, because a file may be damaged.
+        """
         buffers, names, sizes = self.buffers, len(self.names), self.sizes
         limits = [(self.buffer, len(buffers)), (buffers.size, len(sizes)), (buffers.module, names),
                   (buffers.operator, names), (buffers.factor, len(FACTORS)), (self.moment, len(MOMENTS)), *more]
@@ -164,7 +171,15 @@ class EventList(Sequence):
                 and sizes.coefficients.shape[1:] == (len(sizes.terms),)
                 and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits))
 
-    def __getitem__(self, index: int) -> Event:
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
         buffer = int(self.buffer[index])
         tag = Tag(
             FACTORS[self.buffers.factor[buffer]],
@@ -174,6 +189,6 @@ class EventList(Sequence):
             int(self.step[index]),
         )
         kind = int(self.kind[index])
-        other = kind - Kind.RECORD_STREAM
-        return Event(Kind(min(kind, Kind.RECORD_STREAM)), buffer, int(self.buffers.size[buffer]),
-                     other if other >= 0 else int(self.buffers.stream[buffer]), tag)
+        other_stream = kind - EventType.RECORD_STREAM
+        return Event(EventType(min(kind, EventType.RECORD_STREAM)), buffer, int(self.buffers.size[buffer]),
+                     other_stream if other_stream >= 0 else int(self.buffers.stream[buffer]), tag)

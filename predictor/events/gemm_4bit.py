@@ -1,7 +1,8 @@
-"""When bitsandbytes multiplies by 4-bit weights in a kernel of its own, which needs no whole weights.
+"""Decides if bitsandbytes multiplies 4-bit weights in its fused kernel, which does not unpack the whole weight.
 
-bitsandbytes 0.50, backends/cuda/ops.py, ``gemm_4bit`` and ``_gemm_4bit_use_custom_cuda``: a table, measured by its
-authors, of the most rows for which that kernel is the faster one. ``predictor/explore/workspaces.js`` repeats it.
+bitsandbytes 0.50, backends/cuda/ops.py, ``gemm_4bit`` and ``_gemm_4bit_use_custom_cuda``: its authors measured, for
+each GPU and layer size, the most rows for which the fused kernel is faster. ``predictor/explore/workspaces.js`` repeats
+this table.
 """
 
 from __future__ import annotations
@@ -9,26 +10,36 @@ from __future__ import annotations
 from predictor.common.gpus import Gpu
 
 BLOCK = 64
-"""Weights that share a maximum; inputs are whole blocks, or the kernel does not take them."""
+"""Weights that share a maximum; the fused kernel needs an input width that is a multiple of it."""
 TILE = 64
-"""Outputs of a block of threads."""
+"""Outputs that one thread block computes."""
 SMALL_WEIGHTS = 1 << 22
 ALWAYS, IN_FP32, UNLESS_TILED = 4, 7, 7
-"""Rows: whatever the layer; of fp32, which has no tensor cores; where tensor cores lose."""
+"""Limits of rows for the fused kernel: for any layer; in fp32, which has no tensor cores; where tensor cores lose."""
 
 
 def is_fused(gpu: Gpu, rows: int, outputs: int, inputs: int, itemsize: int) -> bool:
-    """Whether the kernel runs, of rows of numbers of ``itemsize`` bytes."""
+    """Whether the fused kernel runs.
+
+    Args:
+        rows: rows of activations (tokens).
+        outputs: output features of the layer.
+        inputs: input features of the layer.
+        itemsize: bytes of an activation.
+    """
     if inputs % BLOCK:
         return False
     if itemsize == 4:
         return rows <= IN_FP32
-    most, wanting = most_rows(gpu, outputs, inputs)
-    return rows <= most and not (wanting and 6 <= rows <= 7)
+    most, excludes_6_and_7 = most_rows(gpu, outputs, inputs)
+    return rows <= most and not (excludes_6_and_7 and 6 <= rows <= 7)
 
 
 def most_rows(gpu: Gpu, outputs: int, inputs: int) -> tuple[int, bool]:
-    """The most rows in 16 bits, and whether those exclude 6 and 7; ``outputs`` and ``inputs`` of the layer."""
+    """The most rows of 16-bit activations for the fused kernel, and whether 6 and 7 rows are exceptions.
+
+    ``outputs`` and ``inputs`` are the features of the layer.
+    """
     tiles, waves = -(-outputs // TILE), -(-outputs // TILE) / gpu.multiprocessors
     square, tall = inputs == outputs, inputs > outputs
     hopper, ampere = gpu.compute_capability == (9, 0), gpu.compute_capability == (8, 0)
@@ -36,10 +47,10 @@ def most_rows(gpu: Gpu, outputs: int, inputs: int) -> tuple[int, bool]:
         return (32 if waves >= 3 else 8 if waves >= 1 and inputs < outputs else ALWAYS), False
     if outputs * inputs < SMALL_WEIGHTS:
         return _of_small_weights(gpu, outputs, inputs, tiles, waves), False
-    wanting = (hopper and tiles >= 36 and (tall and waves < 0.75 or square and 0.6 <= waves < 0.75)
-               or ampere and tiles >= 48 and (tall and waves < 0.75 or square and waves < 0.6))
-    ladder = {(8, 0): _a100, (8, 6): _ampere, (9, 0): _hopper, (12, 0): _blackwell}.get(gpu.compute_capability, _ada)
-    return ladder(gpu, outputs, inputs, tiles, waves), wanting
+    excludes_6_and_7 = (hopper and tiles >= 36 and (tall and waves < 0.75 or square and 0.6 <= waves < 0.75)
+                        or ampere and tiles >= 48 and (tall and waves < 0.75 or square and waves < 0.6))
+    table = {(8, 0): _a100, (8, 6): _ampere, (9, 0): _hopper, (12, 0): _blackwell}.get(gpu.compute_capability, _ada)
+    return table(gpu, outputs, inputs, tiles, waves), excludes_6_and_7
 
 
 def _of_small_weights(gpu: Gpu, outputs: int, inputs: int, tiles: int, waves: float) -> int:

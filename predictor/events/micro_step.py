@@ -1,4 +1,4 @@
-"""One traced micro-batch: its events, and the points at which an engine's hooks run."""
+"""The traced forward and backward of one micro-batch: its events, and the points at which an engine's hooks run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from predictor.events.events import EventList
 
 
 class Mark(IntEnum):
-    """What the hooks of ZeRO-3 or FSDP2 do at a point of a micro-step; the first five concern a module, by its number.
+    """A point of a micro-step at which a hook of ZeRO-3 or FSDP2 acts. Each mark has an index.
 
-    ``RECOMPUTE`` is ``ENTER`` while a checkpoint recomputes. ``EXTERNAL``: a row of :attr:`MicroStep.owners`; from
-    now on the module gathers that parameter too, which it reads though another has it. ``READY``: a row of
-    :attr:`MicroStep.ready`, so that marks have one order. ``HOLD``: a parameter's storage will outlive its release,
-    because a saved tensor shares it; ``LET_GO``: now it would die (of one parameter's, the oldest first).
+    The index of the first five marks is the number of a module.
+
+    ``RECOMPUTE``: a module's forward begins, as for ``ENTER``, but in the recomputation of an activation checkpoint.
+    ``EXTERNAL``: a module reads a parameter of another module, and gathers it too from now on. The index is a row of
+    :attr:`MicroStep.owners`.
+    ``READY``: a gradient is complete. The index is a row of :attr:`MicroStep.ready`; the mark puts gradients and hooks
+    in one order.
+    ``HOLD``: a parameter is released, but a saved tensor keeps its gathered storage alive. The index is the parameter.
+    ``LET_GO``: a storage that was held is freed; if a parameter has several, the oldest. The index is the parameter.
     """
 
     ENTER = 0
@@ -32,18 +37,20 @@ class Mark(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class MicroStep:
-    """Forward and backward of one micro-batch, before any engine.
+    """Forward and backward of one micro-batch, without the allocations of an engine.
 
     Attributes:
-        events: what is allocated and freed; gradients and persistent buffers are never freed in it.
-        ready: ``int32[k, 3]``, the moment each gradient is complete: position in ``events`` (hooks
-            run before that event), index of the parameter, buffer of the gradient.
-        persistent: ``int32[p]``, buffers allocated once, in the first micro-step of a run.
-        marks: ``int32[m, 3]`` of a step traced for ZeRO-3: position in ``events``, :class:`Mark`, index.
-        owners: ``int32[o, 2]``, of the same: number of a module, index of a parameter that it gathers; those that
-            ``EXTERNAL`` marks name come last.
-        cuts: ``int32[f]`` of a call of ``generate``: the events before which its second and later forwards begin.
-        cache: ``int32[c, 2]`` of the same: buffers of keys and values, before (-1: none) and after the last forward.
+        events: allocations and frees; gradients and persistent buffers are not freed in it.
+        ready: ``int32[k, 3]``, completed gradients: position in ``events`` (hooks run before that event), index of the
+            parameter, buffer of the gradient.
+        persistent: ``int32[p]``, buffers that are allocated once, in the first micro-step of a run.
+        marks: ``int32[m, 3]``, if the step was traced for ZeRO-3 or FSDP2: position in ``events``, :class:`Mark`,
+            index.
+        owners: ``int32[o, 2]``, with ``marks``: number of a module, index of a parameter that it gathers. Rows of
+            ``EXTERNAL`` marks come last.
+        cuts: ``int32[f]``, for a call of ``generate``: positions at which its second and later forwards begin.
+        cache: ``int32[c, 2]``, for a call of ``generate``: buffers of keys and values before the call (-1: none) and
+            after its last forward.
     """
 
     events: EventList

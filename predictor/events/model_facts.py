@@ -1,4 +1,4 @@
-"""What the engines and the reports need to know of a model once it is gone."""
+"""Facts of a traced model that engines and reports need: its parameters, buffers and token counts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ MODALITIES = {
     "language_model": "language_model", "text_model": "language_model",
     "lm_head": "head",
 }
-"""Submodule names of transformers' multimodal models -> modality module."""
+"""Submodule names of transformers' multimodal models -> part of the model (tower, projector, language model, head)."""
 EMBEDDINGS = ("embed_tokens", "position_embedding")
-"""Names that transformers' language models and vision towers give to theirs."""
+"""Names of embedding modules in transformers' language models and vision towers."""
 
 TOWERS = ("vision_tower", "audio_tower")
-"""Modality modules that see and hear."""
+"""Parts of a model that encode images or audio."""
 POSITIONS = ("wpe", "position_embeddings", "embed_positions")
-"""Names that transformers' language models give to learned positions."""
+"""Names of learned position embeddings in transformers' language models."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of the model; a ``buffer`` never trains, ``decay`` says its optimizer group.
+    """One parameter or buffer of a model.
 
-    ``embedding``: whether an ``nn.Embedding`` has it; None where that was not looked at (older formula files).
-    ``sharded``: whether it is the part that one of the ranks of tensor parallelism holds.
+    Attributes:
+        itemsize: bytes of an element.
+        decay: whether it belongs to the optimizer's weight-decay group.
+        buffer: whether it is a buffer, which never trains.
+        embedding: whether it belongs to an ``nn.Embedding``; None in older formula files, which did not record it.
+        sharded: whether it is one rank's part of a parameter under tensor parallelism.
     """
 
     name: str
@@ -44,7 +48,7 @@ class Parameter:
 
     @cached_property
     def module(self) -> str:
-        """Path of the module that has it."""
+        """Path of the module that it belongs to."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -54,32 +58,35 @@ class Parameter:
 
     @property
     def packed(self) -> bool:
-        """Whether it holds two weights of 4 bits a byte, in one column."""
+        """Whether it holds 4-bit weights, two in each byte, in one column."""
         return self.quantized and self.shape[-1] == 1
 
     @property
     def is_embedding(self) -> bool:
-        """Whether an ``nn.Embedding`` has it; by its name where nobody looked."""
+        """Whether it belongs to an ``nn.Embedding``; older files do not record that, so its name decides there."""
         return self.module.rpartition(".")[2] in EMBEDDINGS if self.embedding is None else self.embedding
 
     @cached_property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @cached_property
     def bytes(self) -> int:
-        """Size of the tensor."""
+        """Size of the tensor in bytes."""
         return self.numel * self.itemsize
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Parameters in the order of ``named_parameters``, then buffers; sizes of one image and sample.
+    """Facts of one model.
 
     Attributes:
-        tokens_per_image: of the largest picture, where several sizes are mixed.
-        image_tokens: of each sample, where a formula is of one number of samples and images; else none.
+        hidden_size: hidden size of the language model; 0 if unknown.
+        tokens_per_image: placeholder tokens of an image; of the largest image if sizes are mixed.
+        parameters: parameters in the order of ``named_parameters``, then buffers.
+        image_tokens: tokens that the images of each sample fill, if the formula is for one fixed number of samples and
+            images; otherwise empty.
     """
 
     model_type: str
@@ -89,25 +96,27 @@ class ModelFacts:
     image_tokens: tuple[int, ...] = ()
 
     def room(self, images: int) -> int:
-        """Tokens that the images of a sample with so many fill, of the sample with most."""
+        """Tokens that ``images`` images of a sample fill; the most of any sample."""
         return max(self.image_tokens, default=images * self.tokens_per_image)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the weights; adapters over them may be wider."""
+        """Bytes of an element of the weights; adapters on top of them may be wider."""
         return self.parameters[0].itemsize
 
     @property
     def positions(self) -> int | None:
-        """Tokens that learned positions of the language model reach; None without such."""
+        """The longest sequence for which the language model has learned positions; None if it has none."""
         tables = [p for p in self.parameters if p.is_embedding and p.module.rpartition(".")[2] in POSITIONS
                   and modality(p.name) not in TOWERS]
-        writes = [table for table in tables if "decoder" in table.module.split(".")]  # an encoder may hear instead
-        return min((table.shape[0] for table in writes or tables), default=None)
+        # In an encoder-decoder, the encoder's positions may belong to audio: only the decoder's limit the tokens.
+        of_decoder = [table for table in tables if "decoder" in table.module.split(".")]
+        return min((table.shape[0] for table in of_decoder or tables), default=None)
 
     @cached_property
     def moved(self) -> list[int]:
-        """Indices of the tensors in the order of ``model.to(device)``: children first (``nn.Module._apply``)."""
+        """Indices of the tensors in the order in which ``model.to(device)`` moves them: children first
+        (``nn.Module._apply``)."""
         tree: dict = {}
         for index, tensor in enumerate(self.parameters):
             node = tree
@@ -125,6 +134,7 @@ class ModelFacts:
 
 
 def modality(path: str) -> str:
-    """Modality module of a parameter or module path; ``model`` for what lies between them."""
-    found = [MODALITIES[part] for part in path.split(".") if part in MODALITIES]
-    return ("projector" if "projector" in found else found[0]) if found else "model"
+    """Part of the model that a parameter or module path belongs to: a tower, the projector, the language model, the
+    head; ``model`` if none of its names is in :data:`MODALITIES`."""
+    parts = [MODALITIES[part] for part in path.split(".") if part in MODALITIES]
+    return ("projector" if "projector" in parts else parts[0]) if parts else "model"

@@ -1,4 +1,4 @@
-"""Sizes of buffers as functions of the shape, a few hundred rows for a whole training step.
+"""Sizes of buffers as functions of the shape. A whole training step needs a few hundred rows.
 
 A row is an integer combination of terms. A term is a monomial of batch, sequence and images, or a
 workspace: a small function (``predictor.events.workspaces``) of dimensions that are themselves polynomials
@@ -7,10 +7,10 @@ of the shape. Evaluation is exact in integers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,13 +25,13 @@ CONSTANT = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Shape:
-    """One point: micro-batch samples, tokens that the language model sees, images in the micro-batch."""
+    """The shape of one micro-batch: samples, tokens of each sample in the language model, images of all samples."""
 
     batch: int
     sequence: int
     images: int
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         return iter((self.batch, self.sequence, self.images))
 
 
@@ -54,12 +54,12 @@ class Monomial:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Integer combination of monomials: pairs of exponents and coefficient."""
+    """Integer combination of monomials, as pairs of exponents and coefficient."""
 
     parts: tuple[tuple[tuple[int, int, int], int], ...]
 
     def __call__(self, shape) -> np.ndarray | int:
-        """At a shape, or at many; a plain number where the shape does not matter."""
+        """The value at one shape, or at arrays of shapes; a plain integer if the polynomial is constant."""
         return sum((factor if exponents == CONSTANT else Monomial(exponents)(shape) * factor
                     for exponents, factor in self.parts), 0)
 
@@ -71,7 +71,7 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A named function of :mod:`predictor.events.workspaces` over dimensions of the shape and the GPU; bytes."""
+    """Bytes by a named function of :mod:`predictor.events.workspaces`, from the GPU and polynomials of the shape."""
 
     function: str
     dimensions: tuple[Polynomial, ...]
@@ -80,15 +80,23 @@ class Workspace:
         return self.of(gpu, *(dimension(shape) for dimension in self.dimensions))
 
     def of(self, gpu, *dimensions: np.ndarray | int) -> np.ndarray | int:
-        """The function's own value, of numbers."""
+        """Bytes for given dimensions."""
         return workspaces.FUNCTIONS[self.function](gpu, *dimensions)
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(map(str, self.dimensions))})"
 
 
-Term = Monomial | Workspace
-ONE = Monomial(CONSTANT)
+class Term(Protocol):
+    """One summand of a size: hashable, callable, and readable as text. Learned formulas have terms of their own."""
+
+    def __call__(self, shape, gpu) -> np.ndarray | int:
+        """The value at a shape, or at arrays of shapes."""
+
+    def __hash__(self) -> int: ...
+
+
+CONSTANT_TERM = Monomial(CONSTANT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +104,7 @@ class SizeTable:
     """Rows of sizes over shared terms.
 
     Attributes:
-        terms: what the columns mean; the first is the constant.
+        terms: one for each column; the first is the constant 1.
         coefficients: ``int64[rows, terms]``, bytes per unit of the term.
     """
 
@@ -106,7 +114,7 @@ class SizeTable:
     @staticmethod
     def constants(sizes: Sequence[int]) -> SizeTable:
         """A table of plain byte counts."""
-        return SizeTable((ONE,), np.asarray(sizes, dtype=np.int64).reshape(-1, 1))
+        return SizeTable((CONSTANT_TERM,), np.asarray(sizes, dtype=np.int64).reshape(-1, 1))
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -122,7 +130,7 @@ class SizeTable:
         return self.coefficients @ _values(self.terms, shape, gpu)
 
     def largest(self, shape: Shape, gpu: Gpu) -> float:
-        """Roughly the largest row, free of overflow."""
+        """Bytes of the largest row, in floating point: approximate, but without overflow."""
         return float((self.coefficients.astype(float) @ _values(self.terms, shape, gpu).astype(float)).max())
 
     def term_values(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
@@ -134,5 +142,5 @@ class SizeTable:
 
 @lru_cache(maxsize=256)
 def _values(terms: tuple[Term, ...], shape: Shape, gpu: Gpu) -> np.ndarray:
-    """Value of each term at a shape: the same for every rank."""
+    """Value of each term at a shape. It is cached, because it is the same for every rank."""
     return np.array([int(term(shape, gpu)) for term in terms], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The running sum of live bytes: the peak, what was alive there, and the closed form over shapes."""
+"""Running sums of live bytes: the peak, the buffers alive at it, and the peak as a closed form over shapes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from predictor.events.sizes import Monomial, Shape, SizeTable, Term
 
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
-    """Live bytes after each event, given the bytes of every size row."""
+    """``int64[events]``: live bytes after each event, given the bytes of every size row."""
     return np.cumsum(row_bytes[events.buffers.size[events.buffer]] * events.sign)
 
 
-def alive(events: EventList, index: int) -> np.ndarray:
-    """Buffers that live after an event, as rows of ``events.buffers``."""
-    seen = events.buffer[: index + 1]
-    balance = np.bincount(seen, weights=events.sign[: index + 1], minlength=len(events.buffers))
+def alive_buffers(events: EventList, index: int) -> np.ndarray:
+    """Rows of ``events.buffers`` that are alive after the event at ``index``."""
+    past = events.buffer[: index + 1]
+    balance = np.bincount(past, weights=events.sign[: index + 1], minlength=len(events.buffers))
     return np.flatnonzero(balance > 0)
 
 
-def highest(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]:
-    """For each moment that occurs, the index of its highest point (the first of equals)."""
+def highest_events(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]:
+    """For each moment that occurs, the index of the event with the most live bytes (the first if several are equal)."""
     for number, moment in enumerate(MOMENTS):
         mask = events.moment == number
         if mask.any():
@@ -34,28 +34,28 @@ def highest(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]
 
 
 def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) -> dict[tuple[int, Moment], int]:
-    """For each moment of each step, the event after which most bytes live (the first of equals).
+    """For each moment of each step, the event after which most bytes are live (the first if several are equal).
 
-    What a moment finds counts as its own: the event may be the one before its first.
+    Bytes that are live when a moment begins count for it too, so the event may be the last one before the moment.
 
     Args:
-        live: bytes after each event.
-        step: of each event.
-        moment: index into :data:`predictor.events.events.MOMENTS`, of each event.
+        live: live bytes after each event.
+        step: step of each event.
+        moment: index into :data:`predictor.events.events.MOMENTS` of each event.
     """
-    found = np.concatenate([[0], live[:-1]])
-    most = np.maximum(live, found)
+    before = np.concatenate([[0], live[:-1]])
+    most = np.maximum(live, before)
     places = step.astype(np.int64) * len(MOMENTS) + moment
     result: dict[tuple[int, Moment], int] = {}
     for place in np.unique(places).tolist():
         events = np.flatnonzero(places == place)
         at = int(events[np.argmax(most[events])])
-        result[place // len(MOMENTS), MOMENTS[place % len(MOMENTS)]] = at if live[at] >= found[at] else at - 1
+        result[place // len(MOMENTS), MOMENTS[place % len(MOMENTS)]] = at if live[at] >= before[at] else at - 1
     return result
 
 
 def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
-    """Running sums split by factor; they add up to :func:`running_sum` at every event."""
+    """Live bytes of each factor after each event; they add up to :func:`running_sum`."""
     change = row_bytes[events.buffers.size[events.buffer]] * events.sign
     factor = events.buffers.factor[events.buffer]
     return {name: np.cumsum(np.where(factor == number, change, 0)) for number, name in enumerate(FACTORS)}
@@ -63,11 +63,11 @@ def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm:
-    """``peak_requested_bytes`` as the largest of a few hundred sums.
+    """``peak_requested_bytes`` as the maximum of a few hundred size rows.
 
     Attributes:
-        sizes: one row a prefix sum that no other dominates.
-        index: the event each row belongs to.
+        sizes: one row for each prefix sum of the events that no other prefix sum dominates.
+        index: the event after which each row is the sum of live bytes.
     """
 
     sizes: SizeTable
@@ -85,15 +85,16 @@ class ClosedForm:
 
 
 def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
-    """All prefix sums of a composed run that can be the peak at some shape from ``at_least`` on.
+    """All prefix sums of a composed run that can be the peak at a shape of at least ``at_least``.
 
-    A sum is left out when another is as large in every term, with the shape written as its lower
-    bound plus something not negative: then it is as large at every shape.
+    Sums are rewritten in ``shape - at_least``, which is not negative. A sum is left out if another sum has no smaller
+    coefficient in any term: the other one is then at least as large at every shape.
     """
     table = events.sizes
     change = table.coefficients[events.buffers.size[events.buffer]] * events.sign[:, None]
     sums = np.cumsum(change, axis=0)
-    tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))  # a peak is no step on the way up
+    # Of consecutive allocations, only the last can be a peak.
+    tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))
     sums, first = np.unique(sums[tops], axis=0, return_index=True)
     index = tops[first]
     shifted = sums @ shift(table.terms, at_least)
@@ -112,9 +113,9 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
 
 
 def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:
-    """Matrix that rewrites sums in ``symbol - lower bound``; a workspace stays a term that only grows.
+    """Matrix that rewrites size rows in ``symbol - lower bound``. A workspace stays one term, as it only grows.
 
-    Its columns are the workspaces, then the constant, then the other monomials.
+    Columns of the result are the workspaces, then the constant, then the other monomials.
     """
     workspaces = dict.fromkeys(term for term in terms if not isinstance(term, Monomial))
     powers = zip(*(term.exponents for term in terms if isinstance(term, Monomial)))
@@ -128,11 +129,11 @@ def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:
 
 
 Coefficients = dict[tuple[int, ...], int]
-"""A polynomial: the exponents of each monomial -> its factor."""
+"""A polynomial: exponents of each monomial -> its coefficient."""
 
 
 def _shifted(monomial: Monomial, lower: Shape) -> Coefficients:
-    """The monomial in ``symbol - lower bound``."""
+    """The monomial rewritten in ``symbol - lower bound``."""
     result: Coefficients = {(0, 0, 0): 1}
     for axis, (power, bound) in enumerate(zip(monomial.exponents, lower)):
         for _ in range(power):
@@ -141,7 +142,7 @@ def _shifted(monomial: Monomial, lower: Shape) -> Coefficients:
 
 
 def _times(polynomial: Coefficients, axis: int, bound: int) -> Coefficients:
-    """The polynomial times ``(symbol + bound)``."""
+    """The polynomial multiplied by ``(symbol + bound)``."""
     result: Coefficients = {}
     for exponents, factor in polynomial.items():
         raised = tuple(e + (a == axis) for a, e in enumerate(exponents))

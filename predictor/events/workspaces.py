@@ -1,9 +1,10 @@
-"""Bytes that only CUDA allocates, by kernel: the one table of such formulas.
+"""Formulas for CUDA workspaces: bytes that kernels and libraries allocate and that meta tensors do not show.
 
-Every function takes the GPU and dimensions that ``predictor.trace.operators`` extracts from a call, as
-integers or, but for widths and sizes of elements, as arrays of integers, and gives bytes. Each names
-the file and function that allocates, in PyTorch 2.11; each was compared with PyTorch's own host code
-on the emulated H100, and a whole job on an emulated GPU of each compute capability.
+Every function takes the GPU and dimensions that ``predictor.trace.operators`` extracts from a call. Dimensions are
+integers or arrays of integers; widths and element sizes are always integers. Every function returns bytes. Its
+docstring names the file and function of PyTorch 2.11, or of another library, that allocates. Each formula was compared
+with PyTorch's own host code on the emulated H100, and whole jobs on an emulated GPU of each compute capability.
+:data:`FUNCTIONS` lists them; ``predictor/explore/workspaces.js`` repeats them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from predictor.events import gemm_4bit
 KIB, MIB = 1 << 10, 1 << 20
 FP32, INT64 = 4, 8
 FEW_INDICES = 3072
-"""Up to so many tokens embedding backward sorts nothing (ATen/native/cuda/Embedding.cu)."""
+"""Up to this number of tokens, embedding backward does not sort (ATen/native/cuda/Embedding.cu)."""
 ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
-"""CUB aligns each temporary and asks for room to align the whole (cub/util_temporary_storage.cuh)."""
+"""CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh)."""
 SELECT_TILES = {(8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 UNIQUE_TILES = {(8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
 SORT_TILES = {(8, 0): 3840, (9, 0): 4608}
-"""Items a tile by the oldest architecture that has them (cub/device/dispatch/tuning), read off at up to 16 million
-items on seven emulated GPUs."""
+"""Items per tile, by the oldest compute capability that uses them (cub/device/dispatch/tuning). Measured with up to 16
+million items on seven emulated GPUs."""
 
 
 def _ceil_div(a, b):
@@ -43,28 +44,27 @@ def _last_power_of_two(n):
 
 
 def cublas_workspace(gpu):
-    """One per handle and stream, kept for good (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
-
-    More on compute capability 9.0 alone: 10.0 and 12.0 have what 8.0 has.
-    """
+    """cuBLAS workspace, one per handle and stream, never freed (ATen/cuda/CublasHandlePool.cpp,
+    parseChosenWorkspaceSize). Only compute capability 9.0 has more: 10.0 and 12.0 have as much as 8.0."""
     return 32 * MIB if gpu.compute_capability == (9, 0) else 8 * MIB + 128 * KIB
 
 
 def cublaslt_workspace(gpu):
-    """The same for products with a fused bias (ATen/cuda/CublasHandlePool.cpp, getCUDABlasLtWorkspaceSize)."""
+    """cuBLASLt workspace, for products with a fused bias (ATen/cuda/CublasHandlePool.cpp,
+    getCUDABlasLtWorkspaceSize)."""
     return 1 * MIB
 
 
 def grouped_arguments(gpu, groups):
-    """Of each group three addresses, in pairs of groups, its size and three strides (ATen/native/cuda/GroupMM.cu,
-    input_args_size)."""
+    """Arguments of a grouped product: for each group three addresses (for an even number of groups), its size and three
+    strides (ATen/native/cuda/GroupMM.cu, input_args_size)."""
     return (24 * _round_up(groups, 2) + 36 * groups) * _groups_products(gpu)
 
 
 def grouped_workspace(gpu, rows, groups, columns):
-    """What CUTLASS asks for, for each multiprocessor (the same file, workspace_size): four descriptors on Hopper; on
-    Blackwell (read off an emulated B200) more, by whether groups are large (dispatch_bf16_grouped_kernel_on_tile_size).
-    """
+    """CUTLASS workspace of a grouped product (ATen/native/cuda/GroupMM.cu, workspace_size): for each multiprocessor
+    four descriptors on Hopper. Blackwell needs more, and the amount depends on whether groups are large
+    (dispatch_bf16_grouped_kernel_on_tile_size); it was measured on an emulated B200."""
     small = (rows // groups <= 128) | (columns <= 128)
     each = {9: 512, 10: np.where(small, 5376, 5888)}.get(gpu.compute_capability[0], 0)
     return gpu.multiprocessors * each
@@ -78,29 +78,29 @@ def _groups_products(gpu):
 
 
 def cudnn_backward(gpu, batch, heads, sequence, width):
-    """fp32 dQ accumulator and softmax sums, in one piece (cudnn-frontend, scaled_dot_product_flash_attention.h)."""
+    """fp32 dQ accumulator and softmax sums in one buffer (cudnn-frontend, scaled_dot_product_flash_attention.h)."""
     return FP32 * batch * heads * sequence * (width + 1)
 
 
 def flash_softmax_sum(gpu, batch, heads, sequence, width):
-    """``softmax_d`` (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd): rows rounded to 128."""
+    """``softmax_d`` (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd): rows rounded up to 128."""
     return FP32 * batch * heads * _round_up(sequence, 128)
 
 
 def flash_dq_accumulator(gpu, batch, heads, sequence, width):
-    """``dq_accum`` of the same function: fp32, head size rounded to 32, above 128 to 64."""
+    """``dq_accum`` (flash_api.cpp, mha_bwd): fp32, head size rounded up to 32, above 128 to 64."""
     return flash_softmax_sum(gpu, batch, heads, sequence, width) * _flash_width(width)
 
 
 def flash_split_sums(gpu, batch, heads, sequence, width, keys=None):
-    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): nothing without splits; ``keys``, if there are others
-    than queries."""
+    """``softmax_lse_accum`` (flash_api.cpp, set_params_splitkv): 0 if keys are not split. ``keys`` is the number of
+    keys if it differs from ``sequence``."""
     splits = _flash_splits(gpu, batch, heads, sequence, width, sequence if keys is None else keys)
     return np.where(splits > 1, FP32 * splits * batch * heads * sequence, 0)
 
 
 def flash_split_outputs(gpu, batch, heads, sequence, width, keys=None):
-    """``out_accum`` of the same function: fp32, head size rounded as in the backward."""
+    """``out_accum`` (flash_api.cpp, set_params_splitkv): fp32, head size rounded up as in the backward."""
     return flash_split_sums(gpu, batch, heads, sequence, width, keys) * _flash_width(width)
 
 
@@ -109,7 +109,7 @@ def _flash_width(width):
 
 
 def _flash_splits(gpu, batch, heads, sequence, width, keys):
-    """num_splits_heuristic: split keys when the query blocks alone do not fill the multiprocessors."""
+    """num_splits_heuristic: keys are split if the blocks of queries do not fill the multiprocessors."""
     block = np.where(width <= 64, 256, np.where(width <= 128, 128, 64))
     blocks = batch * heads * _ceil_div(sequence, 64)
     key_blocks = _ceil_div(keys, block)
@@ -127,7 +127,7 @@ def _flash_splits(gpu, batch, heads, sequence, width, keys):
 
 
 def efficient_rows(gpu, batch, heads, sequence, width):
-    """Log-sum-exp of the forward: rows rounded to 32 (ATen/native/transformers/cuda/attention.cu)."""
+    """Log-sum-exp of the forward: rows rounded up to 32 (ATen/native/transformers/cuda/attention.cu)."""
     return FP32 * batch * heads * _round_up(sequence, 32)
 
 
@@ -137,20 +137,20 @@ def padded_mask(gpu, rows, length, itemsize):
 
 
 def bias_gradient(gpu, rows, length, itemsize):
-    """The gradient of a mask, its rows padded to multiples of 16 (ATen/native/transformers/cuda/attention_backward.cu,
-    _efficient_attention_backward)."""
+    """The gradient of a float mask, whose rows are padded to multiples of 16
+    (ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward)."""
     return rows * _round_up(length, 16) * itemsize
 
 
 def efficient_delta(gpu, batch, heads, sequence, width):
-    """``delta`` (ATen/native/transformers/cuda/attention_backward.cu)."""
+    """``delta``, one fp32 value for each query and head (ATen/native/transformers/cuda/attention_backward.cu)."""
     return FP32 * batch * heads * sequence
 
 
 def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=None):
-    """fp32 accumulator of dQ by blocks of queries, and of dK and dV where registers do not hold them
-    (mem_eff_attention/kernel_backward.h, workspace_size; how keys are split: attention_backward.cu); ``length`` of the
-    keys, if it is another than the queries'."""
+    """fp32 accumulators of dQ for blocks of queries, and of dK and dV if they do not fit in registers
+    (mem_eff_attention/kernel_backward.h, workspace_size; attention_backward.cu splits the keys). ``length`` is the
+    number of keys if it differs from ``sequence``."""
     queries, keys = _efficient_block(gpu, width, itemsize)
     length = sequence if length is None else length
     each = _ceil_div(sequence, queries) * _ceil_div(width, keys) * (FP32 * queries * keys + 16)
@@ -161,8 +161,8 @@ def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=No
 
 
 def _efficient_block(gpu, width, itemsize):
-    """Queries and keys of a block: the first kernel whose shared memory there is (mem_eff_attention/kernels/cutlassB.h,
-    read off on four emulated GPUs)."""
+    """Queries and keys of a block, in the first kernel whose shared memory fits the GPU
+    (mem_eff_attention/kernels/cutlassB.h; measured on four emulated GPUs)."""
     roomy = gpu.shared_memory_block_bytes > 100 * KIB
     if width <= 64:
         return 64, 64
@@ -179,24 +179,24 @@ def _efficient_block(gpu, width, itemsize):
 
 
 def reduction_buffer(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
-    """Partial results of blocks that share an output (ATen/native/cuda/Reduce.cuh, global_memory_size)."""
+    """Partial results of thread blocks that share an output (ATen/native/cuda/Reduce.cuh, global_memory_size)."""
     return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[0]
 
 
 def reduction_semaphores(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
-    """One counter a column of blocks (Reduce.cuh, semaphore_size)."""
+    """One counter for each column of thread blocks (Reduce.cuh, semaphore_size)."""
     return _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner)[1]
 
 
 def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, inner=None):
-    """Reduce.cuh, setReduceConfig.
+    """Bytes of partial results and of counters (Reduce.cuh, setReduceConfig).
 
     Args:
-        outputs: results.
-        inputs: elements summed into each.
-        along_rows: 1 when the reduced dimension is the fastest, 0 when the kept one is.
-        all_of_it: 1 when everything is reduced to one number.
-        inner: kept elements that lie beside each other, if they are not all ``outputs``.
+        outputs: number of results.
+        inputs: elements that are reduced into each result.
+        along_rows: 1 if the reduced dimension is the fastest in memory, 0 if a kept dimension is.
+        all_of_it: 1 if the whole tensor is reduced to one number.
+        inner: contiguous kept elements, if they are not all ``outputs``.
     """
     vector = np.where(along_rows, 1, np.gcd(outputs if inner is None else inner, 4))
     first = np.where(along_rows, np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs), outputs // vector)
@@ -221,28 +221,29 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
 
 
 def _threads(gpu):
-    """Threads a multiprocessor holds (CUDA programming guide, compute capabilities)."""
+    """Threads that a multiprocessor can hold (CUDA programming guide, compute capabilities)."""
     return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
 def norm_partials(gpu, rows, width, itemsize):
-    """Gradients of a norm's weight by blocks of 32 rows and columns, up to 32,768, for many short rows
-    (ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
+    """Partial gradients of a norm's weight, if there are many short rows: one for each block of 32 rows and columns, up
+    to 32,768 blocks (ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
     return np.where(_in_parts(gpu, rows, width), _norm_parts(rows, width) * width * itemsize, 0)
 
 
 def norm_first(gpu, rows, width, itemsize):
-    """The result of their sum, which replaces one that was there before (the same function)."""
+    """The sum of those partial gradients, which replaces the gradient allocated first (layer_norm_kernel.cu,
+    LaunchGammaBetaBackwardCUDAKernel)."""
     return np.where(_in_parts(gpu, rows, width), width * itemsize, 0)
 
 
 def norm_buffer(gpu, rows, width):
-    """Partial results of that sum (Reduce.cuh)."""
+    """Partial results of the sum of partial gradients (Reduce.cuh)."""
     return np.where(_in_parts(gpu, rows, width), reduction_buffer(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
 
 
 def norm_semaphores(gpu, rows, width):
-    """Counters of that sum (Reduce.cuh)."""
+    """Counters of the sum of partial gradients (Reduce.cuh)."""
     return np.where(_in_parts(gpu, rows, width),
                     reduction_semaphores(gpu, width, _norm_parts(rows, width), FP32, 0, 0), 0)
 
@@ -256,20 +257,21 @@ def _norm_parts(rows, width):
 
 
 def batch_norm_staging(gpu, rows, channels, numbers):
-    """So many fp32 numbers a channel from each of the blocks that share it, of input that lies channels last
+    """For channels-last input, ``numbers`` fp32 values for each channel and thread block
     (ATen/native/cuda/Normalization.cuh, batch_norm_stats_channels_last_cuda_template)."""
     blocks = _batch_norm_blocks(rows, channels)[1]
     return np.where(blocks > 1, FP32 * numbers * channels * blocks, 0)
 
 
 def batch_norm_semaphores(gpu, rows, channels):
-    """One counter a column of those blocks (the same function)."""
+    """One counter for each column of thread blocks (Normalization.cuh,
+    batch_norm_stats_channels_last_cuda_template)."""
     columns, blocks = _batch_norm_blocks(rows, channels)
     return np.where(blocks > 1, 4 * columns, 0)
 
 
 def _batch_norm_blocks(rows, channels):
-    """Columns and rows of blocks (flexible_launch_configs of the same file)."""
+    """Columns and rows of thread blocks (Normalization.cuh, flexible_launch_configs)."""
     width = np.minimum(_last_power_of_two(channels), 32)
     height = np.minimum(_last_power_of_two(_ceil_div(rows, 16)), 512 // width)
     width = np.minimum(_last_power_of_two(channels), 512 // height)
@@ -281,13 +283,13 @@ def _batch_norm_blocks(rows, channels):
 
 
 def liger_partials(gpu, width):
-    """fp32 gradients of RMSNorm's weight, one row a multiprocessor (liger-kernel 0.8.5, ops/rms_norm.py)."""
+    """fp32 gradients of RMSNorm's weight, one row for each multiprocessor (liger-kernel 0.8.5, ops/rms_norm.py)."""
     return FP32 * gpu.multiprocessors * width
 
 
 def liger_logits(gpu, tokens, width, vocabulary, itemsize):
-    """Logits of a chunk: a power of two of tokens, so many that they take about the room of the hidden states
-    (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
+    """Logits of one chunk of tokens. The chunk is a power of two, chosen so that its logits take about as many bytes as
+    the hidden states (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
     share = _ceil_div(tokens, _ceil_div(vocabulary, width))
     power = _last_power_of_two(share)
     return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
@@ -297,7 +299,7 @@ def liger_logits(gpu, tokens, width, vocabulary, itemsize):
 
 
 def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
-    """What a product of 4-bit weights unpacks; nothing in a kernel that needs no whole ones (bitsandbytes 0.50,
+    """``size`` bytes for unpacked 4-bit weights, or 0 if the fused kernel runs (bitsandbytes 0.50,
     backends/cuda/ops.py, gemm_4bit)."""
     fused = np.vectorize(gemm_4bit.is_fused, otypes=[bool])(gpu, rows, outputs, inputs, itemsize)
     return np.where(fused, 0, size)
@@ -307,77 +309,81 @@ def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
 
 
 def _tile(gpu, tiles):
-    """Of the newest architecture that is not newer than the GPU's."""
+    """Items per tile of the newest compute capability in the table that is not newer than the GPU's."""
     return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
 
 
 def cub_scan(gpu, items, itemsize=INT64):
-    """Exclusive scan: one descriptor of twice an item, a tile of 896 (cub/device/dispatch/dispatch_scan.cuh)."""
+    """CUB's exclusive scan: for each tile of 896 items, a descriptor of two items
+    (cub/device/dispatch/dispatch_scan.cuh)."""
     return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_select(gpu, items):
-    """Selection by flag: one 8-byte descriptor a tile (cub/device/dispatch/dispatch_select_if.cuh)."""
+    """CUB's selection by flag: one 8-byte descriptor for each tile (cub/device/dispatch/dispatch_select_if.cuh)."""
     return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
 
 
 def cub_count(gpu):
-    """int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
+    """CUB's count: int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
     blocks = 5 * gpu.multiprocessors * (_threads(gpu) // 256)
     return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
 
 
 def cub_sum(gpu, items):
-    """The same for whether items are true; up to 4096 are one block's."""
+    """CUB's count of true items (dispatch_reduce.cuh); one block counts up to 4096 items and needs 1 byte."""
     return np.where(items > 4096, cub_count(gpu), 1)
 
 
 def _radix_sort(gpu, items, passes):
-    """int64 pairs: two buffers, digits counted for each pass, a histogram a tile
+    """CUB's radix sort of int64 pairs: two buffers, digit counts for each pass, a histogram for each tile
     (cub/device/dispatch/dispatch_radix_sort.cuh)."""
     pairs = np.where(passes > 1, 2 * _round_up(INT64 * items, CUB_ALIGNMENT), 0)
     return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES))
 
 
 def index_sort(gpu, items, rows):
-    """By the bits that the highest row has, eight a pass (ATen/native/cuda/Indexing.cu); up to 2304 are one block's."""
+    """Radix sort of indices, by the bits of the highest row, eight in each pass (ATen/native/cuda/Indexing.cu); one
+    block sorts up to 2304 items and needs 1 byte."""
     bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
     return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
 
 
 def row_sort(gpu, items):
-    """int64 pairs by all 64 bits (ATen/native/cuda/Sort.cu, launch_stable_sort_kernel); up to 4096 in shared memory."""
+    """Radix sort of int64 pairs by all 64 bits (ATen/native/cuda/Sort.cu, launch_stable_sort_kernel); up to 4096 items
+    are sorted in shared memory."""
     return np.where(items > 4096, _radix_sort(gpu, items, 8), 0)
 
 
 def embedding_indices(gpu, tokens):
-    """One int64 a token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
+    """One int64 for each token, for each of the sorted copies (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
 
 
 def embedding_sort(gpu, tokens):
-    """By all 64 bits (the same function)."""
+    """Radix sort of token ids by all 64 bits (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8), 0)
 
 
 def embedding_number(gpu, tokens):
-    """One int64: how many segments there are (the same function)."""
+    """One int64, the number of segments (Embedding.cu, embedding_dense_backward_cuda)."""
     return np.where(tokens > FEW_INDICES, INT64, 0)
 
 
 def embedding_unique(gpu, tokens):
-    """CUB's select of the first of each token: a 16-byte descriptor a tile (the same function, unique_by_key)."""
+    """CUB's selection of distinct tokens: a 16-byte descriptor for each tile (Embedding.cu,
+    embedding_dense_backward_cuda, unique_by_key)."""
     tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES))
     return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
 
 
 def embedding_scan(gpu, tokens, vocabulary):
-    """CUB's scan over the segments (the same function, exclusive_scan)."""
+    """CUB's scan over the segments (Embedding.cu, embedding_dense_backward_cuda, exclusive_scan)."""
     return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary)), 0)
 
 
 def embedding_segments(gpu, tokens, vocabulary):
-    """One int64 for each distinct token there can be (EmbeddingBackwardKernel.cu, partials_per_segment)."""
+    """One int64 for each possible distinct token (EmbeddingBackwardKernel.cu, partials_per_segment)."""
     return np.where(tokens > FEW_INDICES, INT64 * np.minimum(tokens, vocabulary), 0)
 
 
@@ -388,7 +394,7 @@ def embedding_partials(gpu, tokens, vocabulary, width):
 
 
 def embedding_rows(gpu, tokens, vocabulary, width):
-    """fp32 sums of few whole rows (EmbeddingBackwardKernel.cu)."""
+    """fp32 sums of whole rows, for vocabularies of few rows (EmbeddingBackwardKernel.cu)."""
     return np.where(tokens > FEW_INDICES, FP32 * vocabulary * width, 0)
 
 
@@ -406,4 +412,4 @@ FUNCTIONS = {
         embedding_partials, embedding_rows,
     )
 }
-"""Name in a formula file -> function."""
+"""Name of a workspace in formula files -> function."""

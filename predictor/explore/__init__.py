@@ -1,1 +1,11 @@
-"""A prediction that runs in the browser: the composed runs of a model in one page, with the code that adds them up."""
+"""The offline page of ``peakcast explore``: a model's composed runs, with JavaScript that predicts from them.
+
+Known limitations:
+
+- A page is for one model by name or configuration, and for training only.
+- ZeRO-3, FSDP2 and DeepSpeed's AutoTP are not in a page.
+- Quantization, offloading, evaluation, videos, packed samples, several image sizes and Adafactor are not in a page.
+- The allocator is simulated with PyTorch's default settings only.
+- Profiles that change sizes (workspaces, coefficients, rounding) are rejected.
+- Models that handle samples or images one by one are rejected.
+"""

@@ -1,6 +1,6 @@
-"""The closed form of a whole engine: the sums that can be the highest of all ranks' at some shape.
+"""The closed form of an engine: the sums of sizes that can be the highest of all ranks at some shape.
 
-The page finds with them the worst rank of a setting, and the requested peak of every cell of its map.
+With them the page finds the worst rank of a setting, and the requested peak of every cell of its map.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from predictor.events.sizes import Monomial, Shape, SizeTable
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Sums of the steps' events over the traced list's terms.
+    """Live bytes after events of the steps, as coefficients of the traced list's terms.
 
     Attributes:
-        rank: ``int64[rows]``, whose sum it is.
+        rank: ``int64[rows]``, the rank of each row.
         coefficients: ``int64[rows, terms]``.
     """
 
@@ -29,10 +29,12 @@ class Candidates:
 
 
 def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
-    """Of the ranks' runs, in order of rank. Left out is what can never decide: of equal sums the first rank's counts.
+    """The candidates of the ranks' runs, in order of rank.
+
+    Rows that are never the highest are left out. Of equal rows, only that of the first rank stays.
 
     Args:
-        lowest: every shape of the regime is at least this in each symbol.
+        lowest: lower bound of each symbol over all shapes of the regime.
     """
     first = next(iter(runs.values()))
     start, terms = start_up(first)[-1], first.sizes.terms
@@ -44,36 +46,40 @@ def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
             known[id(run)] = _over(form.sizes, terms) + np.eye(1, len(terms), dtype=np.int64) * start
             ranks.append(np.full(len(form.index), rank))
             rows.append(known[id(run)])
-    rank, sums = np.concatenate(ranks), np.concatenate(rows)
+    row_ranks, sums = np.concatenate(ranks), np.concatenate(rows)
     constant = sum(not isinstance(term, Monomial) for term in terms)
-    kept = _front(sums @ timeline.shift(terms, lowest), rank, constant)
-    return Candidates(rank[kept], sums[kept])
+    kept = _front(sums @ timeline.shift(terms, lowest), row_ranks, constant)
+    return Candidates(row_ranks[kept], sums[kept])
 
 
 def start_up(run: EventList) -> np.ndarray:
-    """Live bytes after each event of start-up, the same at every shape."""
+    """Live bytes after each event of start-up. They do not depend on the shape."""
     sizes = run.sizes.coefficients[run.buffers.size[run.buffer], 0]
     return np.cumsum((sizes * run.sign)[run.step == 0])
 
 
 def _steps(run: EventList) -> EventList:
-    """Without start-up."""
+    """The run without start-up."""
     later = run.step > 0
     return replace(run, kind=run.kind[later], buffer=run.buffer[later], moment=run.moment[later], step=run.step[later])
 
 
 def _over(table: SizeTable, terms: tuple) -> np.ndarray:
-    """A table's rows with a column for each of ``terms``."""
+    """The rows of a size table, with a column for each of ``terms``."""
     rows = np.zeros((len(table), len(terms)), dtype=np.int64)
     rows[:, [terms.index(term) for term in table.terms]] = table.coefficients
     return rows
 
 
 def _front(rows: np.ndarray, rank: np.ndarray, constant: int) -> np.ndarray:
-    """Rows that no other is as large as in every term; one of a later rank must be larger in the constant.
+    """Indices of the rows that no other row dominates.
+
+    A row dominates another if it is at least as large in every term. To dominate a row of an earlier rank, it must also
+    be larger in the constant.
 
     Args:
-        rows: written in ``symbol - lower bound``, so that all terms only grow.
+        rows: coefficients of terms in ``symbol - lower bound``, so that all terms grow with the shape.
+        constant: column of the constant term.
     """
     number, kept = np.arange(len(rows)), []
     for row in range(len(rows)):

@@ -1,4 +1,4 @@
-"""Columns of whole numbers as one stream of bytes: the page's script reads them back (``events.js``)."""
+"""Encodes columns of integers as one stream of bytes, which the page's script decodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def encode(column: Sequence[int] | np.ndarray) -> bytes:
-    """Each number as groups of seven bits, low ones first (LEB128), its sign in the lowest bit."""
+    """Encodes each number as LEB128 (groups of seven bits, low ones first), with its sign in the lowest bit."""
     values = np.asarray(column, dtype=np.int64)
     rest = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     groups, alive = [], np.ones(len(rest), dtype=bool)
@@ -23,7 +23,10 @@ def encode(column: Sequence[int] | np.ndarray) -> bytes:
 
 
 class Store:
-    """Columns one after another; equal ones are kept once."""
+    """Stores encoded columns one after another. Equal columns are stored once.
+
+    ``ends`` has the end of each column in the stream, in bytes.
+    """
 
     def __init__(self) -> None:
         self._stream = bytearray()
@@ -31,7 +34,7 @@ class Store:
         self.ends: list[int] = []
 
     def add(self, column: Sequence[int] | np.ndarray) -> int:
-        """The number of a column."""
+        """Stores a column and returns its number."""
         content = encode(column)
         if content not in self._places:
             self._places[content] = len(self.ends)

@@ -1,4 +1,4 @@
-"""What a page holds: settings, composed runs, and everything else that an answer takes, as JSON data and columns."""
+"""The content of a page: settings, composed runs, and all other data of a prediction, as JSON and columns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from predictor.jobs.training_job import Job
 from predictor.model.request import Request
 from predictor.profile import corrections
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin
-from predictor.profile.job_traits import kinds
-from predictor.profile.profile import EXTRAPOLATION, FAR, choose
+from predictor.profile.job_traits import traits_of
+from predictor.profile.profile import EXTRAPOLATION, EXTRAPOLATION_FACTOR, Choice, choose
 from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
 from predictor.version import VERSION
@@ -29,12 +29,12 @@ from predictor.workload.engines import ENGINES, name_of
 
 Progress = Callable[[Sequence], Iterable]
 EXTRAPOLATED = "…"
-"""Stands for what a profile did not cover, which depends on the shape."""
+"""Placeholder for the list of what the profile does not cover, which depends on the shape."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """JSON data, and the columns that it names by number."""
+    """JSON data, and the encoded columns that it refers to by number."""
 
     document: Mapping[str, Any]
     columns: bytes
@@ -42,18 +42,19 @@ class Content:
 
 def content(settings: Settings, command: Sequence[str], progress: Progress = lambda rows: rows,
             training: Sequence[str] = ()) -> Content:
-    """Composes all runs of a page.
+    """Composes all runs of a page and packs them.
 
     Args:
-        command: words of ``peakcast predict`` that the page's controls do not set.
+        command: words of the ``peakcast predict`` command line that the page's controls do not set.
         progress: wraps the list of runs to compose.
-        training: words that stand behind those of the controls.
+        training: words that follow those of the controls (``--`` and a training command).
     """
     tables = Tables()
     groups = _groups(settings)
     formulas = [{"key": key, "traced": packing.pack_traced(jobs[0].formula.micro, tables),
                  "sizes": packing.sizes(jobs[0].formula.micro), "runs": {}} for key, jobs in groups.items()]
-    limits, starts = _page_limits(settings), {}
+    limits = _page_limits(settings)
+    starts: dict[tuple[str, int], list[StartUp]] = {}
     for number, job in progress([(number, job) for number, jobs in enumerate(groups.values()) for job in jobs]):
         formulas[number]["runs"][_run_name(job)] = _runs(job, limits, tables, starts)
     base = settings.base
@@ -67,7 +68,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                   "engine": name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
-        "left_out": settings.left_out, "far": FAR, "extrapolation": EXTRAPOLATION,
+        "left_out": settings.left_out, "far": EXTRAPOLATION_FACTOR, "extrapolation": EXTRAPOLATION,
         "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
         "assumed_runtime_bytes": ASSUMED_RUNTIME_BYTES, "provenance": _provenance(settings),
         "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
@@ -77,7 +78,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
 
 
 def _groups(settings: Settings) -> dict[str, list[Job]]:
-    """Jobs by formula: checkpointing, attention's kernel, regime."""
+    """The jobs by formula, which is named by checkpointing, attention backend and regime."""
     groups: dict[str, list[Job]] = {}
     for setting, job in settings.jobs.items():
         key = "on" if setting.checkpointing else "off", setting.backend, *setting.regime.names()
@@ -89,14 +90,22 @@ def _run_name(job: Job) -> str:
     return f"{job.setup.engine} {job.setup.data_parallel_size}"
 
 
-def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict[str, Any]:
-    """The runs of an engine that can matter: of ranks that are simulated at every shape, or can request the most."""
+def _runs(job: Job, limits: Sequence[int], tables: Tables,
+          starts: dict[tuple[str, int], list[StartUp]]) -> dict[str, Any]:
+    """The packed runs of an engine at one degree, for the ranks that matter.
+
+    These are the ranks that every prediction simulates, and those that can request the most at some shape.
+
+    Args:
+        limits: bytes that PyTorch may reserve, for all GPUs of the page.
+        starts: start-ups by engine and degree, which formulas share. Missing ones are added.
+    """
     engine = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
     degree = job.setup.data_parallel_size
     runs = {rank: engine.rank(rank) for rank in range(degree)}
-    found = candidates(runs, job.lowest())
+    highest = candidates(runs, job.lowest())
     packed: dict[int, PackedRun] = {}
-    for rank in sorted({*job.judged_ranks(), *found.rank.tolist()}):
+    for rank in sorted({*job.judged_ranks(), *highest.rank.tolist()}):
         same = next((other for other in packed if runs[other] is runs[rank]), None)
         packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
     variants = starts.setdefault((job.setup.engine, degree), [])
@@ -104,11 +113,18 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: dict) -> dict
         variants += _starts(job, limits, tables)
     return {"judged": job.judged_ranks(), "ranks": {rank: run.steps for rank, run in packed.items()},
             "starts": variants, "instances": packed[0].instances,
-            "candidates": {"rank": tables.store.add(found.rank), "sums": tables.store.add(found.coefficients.ravel())}}
+            "candidates": {"rank": tables.store.add(highest.rank),
+                           "sums": tables.store.add(highest.coefficients.ravel())}}
 
 
 class StartUp(NamedTuple):
-    """A start-up as the page has it, its highest bytes, and the limit from which on it is so; None: without limit."""
+    """A start-up as the page has it.
+
+    Attributes:
+        limit: bytes that PyTorch may reserve, from which on this start-up applies; None without a limit.
+        start: numbers of its columns.
+        highest: its requested peak in bytes.
+    """
 
     limit: int | None
     start: tuple[int, ...]
@@ -116,13 +132,13 @@ class StartUp(NamedTuple):
 
 
 def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
-    """Those that differ, by ascending limits; the last is that without limit.
+    """The different start-ups of an engine, in order of their limits. The last one is without a limit.
 
-    DeepSpeed flattens its groups on the GPU where memory suffices, one after the other: with more memory the first
-    that differs is on the GPU. So runs that are the same at two limits are the same between them.
+    DeepSpeed flattens its parameter groups one after the other, on the GPU if memory suffices. With a higher limit more
+    groups are flattened on the GPU. So if start-up is the same at two limits, it is the same between them.
 
     Raises:
-        InputError: the limit changes the steps too.
+        InputError: the limit also changes the steps.
     """
     known: dict[int | None, tuple[PackedRun, int]] = {}
 
@@ -138,7 +154,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
     without = at(None)
 
     def between(low: int, high: int) -> list[int]:
-        """Places in ``limits``, after ``low``, where another start-up begins."""
+        """Indices into ``limits`` from ``low + 1`` to ``high`` at which the start-up changes."""
         if at(limits[low]) == at(limits[high]):
             return []
         if high - low == 1:
@@ -151,24 +167,24 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
 
 
 def _page_limits(settings: Settings) -> list[int]:
-    """What the page may ever ask how much PyTorch can have, in order."""
+    """All limits, in ascending order, that a prediction in the page can have: bytes that PyTorch may reserve."""
     degrees = {job.setup.data_parallel_size for job in settings.jobs.values()}
-    found = {limit for gpu, degree, times in product(settings.gpus, degrees, range(MOST_EXTRAPOLATED))
-             for limit in _margin(settings, gpu, degree, times).limits(_capacity(settings, gpu))}
-    return sorted(found - {None})
+    limits = {limit for gpu, degree, times in product(settings.gpus, degrees, range(MOST_EXTRAPOLATED))
+              for limit in _margin(settings, gpu, degree, times).limits(_capacity(settings, gpu))}
+    return sorted(limit for limit in limits if limit is not None)
 
 
 MOST_IMAGES = 8
-"""Of a sample, to choose from."""
+"""Images of a sample; the largest choice of the page's control."""
 MOST_EXTRAPOLATED = 24
-"""Kinds, versions and quantities that a profile may not cover, all together."""
+"""Upper bound on the number of job traits, versions and quantities that a profile does not cover."""
 
 
 def _capacity(settings: Settings, gpu: str) -> int:
     return settings.base.capacity_bytes or settings.gpus[gpu].capacity_bytes
 
 
-def _profile(settings: Settings, gpu: str):
+def _profile(settings: Settings, gpu: str) -> Choice | None:
     return choose(settings.base.profile, gpu, settings.base.versions, {})
 
 
@@ -178,7 +194,7 @@ def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
-    """Of the shape: the tokens that images fill, and the positions that the model knows."""
+    """Limits of the shape: the tokens that images take, and the model's positions."""
     facts = next(iter(settings.jobs.values())).formula.facts
     room = [facts.room(images) for images in range(max(MOST_IMAGES, settings.base.images_per_sample or 0) + 1)]
     return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
@@ -186,55 +202,58 @@ def _limits(settings: Settings) -> dict[str, Any]:
 
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
-    found, source = [], settings.base.source
+    source = settings.base.source
+    engines: list[Mapping[str, Any]] = []
     for name, label in LABELS.items():
         jobs = {setting.degree: job for setting, job in settings.jobs.items() if setting.engine == name}
         if jobs:
             stage = ENGINES[name].chosen_by
-            found.append({"name": name, "label": label, "degrees": sorted(jobs),
-                          "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
-                          "notes": {degree: job.notes() + (source.left_out(job.workload) if source else ())
-                                    for degree, job in jobs.items()}})
-    return found
+            engines.append({"name": name, "label": label, "degrees": sorted(jobs),
+                            "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
+                            "notes": {degree: job.notes() + (source.left_out(job.workload) if source else ())
+                                      for degree, job in jobs.items()}})
+    return engines
 
 
 def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
-    found = []
+    gpus: list[Mapping[str, Any]] = []
     for name, gpu in settings.gpus.items():
         major, minor = gpu.compute_capability
         chosen = _profile(settings, name)
         loop = LOOP.format("evaluation")
-        found.append({
+        gpus.append({
             "name": name, "capacity_bytes": _capacity(settings, name), "label": gpu.memory_label, "major": major,
             "minor": minor, "multiprocessors": gpu.multiprocessors, "measured": gpu.measured,
             "given": settings.base.capacity_bytes is not None,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
             "not_modelled": not_modelled(chosen, loop),
             "profile": chosen and _calibration(settings, name, chosen, loop)})
-    return found
+    return gpus
 
 
-def _calibration(settings: Settings, gpu: str, chosen, loop: str) -> Mapping[str, Any]:
-    found = chosen.profile
-    other, limited = {}, {}
+def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Mapping[str, Any]:
+    """The profile of a GPU: its intervals, its runtime, and what it does not cover."""
+    profile = chosen.profile
+    other: dict[str, Any] = {}
+    limited: dict[str, Any] = {}
     for setting, job in settings.jobs.items():
         if setting.backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
             request = Request.of(workload)
-            all_of_them = choose(settings.base.profile, gpu, workload.versions, {}, kinds(request, job.formula))
+            with_traits = choose(settings.base.profile, gpu, workload.versions, {}, traits_of(request, job.formula))
+            assert with_traits is not None  # the same profile as ``chosen``
             name = f"{setting.engine} {'on' if setting.checkpointing else 'off'}"
-            other[name] = all_of_them.extrapolates[len(chosen.extrapolates):]
-            limited |= all_of_them.limited
+            other[name] = with_traits.extrapolates[len(chosen.extrapolates):]
+            limited |= with_traits.limited
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
     margins = {degree: corrections.margin(chosen, degree) for degree in degrees}
     return {
-        "name": chosen.name, "measured_on": found.measured_on, "versions": chosen.extrapolates, "kinds": other,
-        "limited": limited,
-        "calibrated": found.calibrated, "residuals": {name: [one.low, one.high] for name, one in
-                                                      found.residuals.items()},
-        "levels": {name: one.level for name, one in found.residuals.items()},
-        "runtime": {degree: [one.runtime_low, one.runtime_high, found.runtime.bytes(degree)]
-                    for degree, one in margins.items()},
+        "name": chosen.name, "measured_on": profile.measured_on, "versions": chosen.extrapolates, "kinds": other,
+        "limited": limited, "calibrated": profile.calibrated,
+        "residuals": {name: [interval.low, interval.high] for name, interval in profile.residuals.items()},
+        "levels": {name: interval.level for name, interval in profile.residuals.items()},
+        "runtime": {degree: [margin.runtime_low, margin.runtime_high, profile.runtime.bytes(degree)]
+                    for degree, margin in margins.items()},
         "not_modelled": not_modelled(replace(chosen, extrapolates=(EXTRAPOLATED,)), loop)}
 
 

@@ -1,41 +1,43 @@
-"""A composed run as the traced list, which many runs share, and what its engine adds: small, and the same run again.
+"""Packs a composed run: a reference to the traced micro-step, which many runs share, plus the engine's own events.
 
-A run is start-up and steps; steps are micro-steps as traced, one after the other, with the engine's own rows between.
+Unpacking gives the same run. A run consists of start-up and steps. A step is a sequence of traced micro-steps, with
+the engine's own events in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from predictor.common.errors import InputError
-from predictor.events.events import EventList, Kind
+from predictor.events.events import EventList, EventType
 from predictor.events.micro_step import MicroStep
 from predictor.explore.columns import Store
 
 
 class Names:
-    """Things that many rows name, each kept once, by number."""
+    """Numbers equal values in order of first use, so that each is stored once."""
 
     def __init__(self) -> None:
-        self.rows: dict = {}
+        self.rows: dict[Any, int] = {}
 
-    def __call__(self, row) -> int:
+    def __call__(self, row: Hashable) -> int:
         return self.rows.setdefault(row, len(self.rows))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.rows)
 
 
 @dataclass
 class Tables:
-    """What all runs of a page share.
+    """Tables that all runs of a page share.
 
     Attributes:
-        names: modules and operators.
-        made: (bytes, stream, factor, module, operator) of engines' own buffers.
+        names: names of modules and operators.
+        made: (bytes, stream, factor, module, operator) of the engines' own buffers.
     """
 
     store: Store = field(default_factory=Store)
@@ -44,7 +46,7 @@ class Tables:
 
 
 def pack_traced(micro: MicroStep, tables: Tables) -> dict[str, int]:
-    """The traced list, as numbers of columns; frees count back from the buffer that came last."""
+    """The traced micro-step, as column numbers. A free names its buffer by counting back from the newest one."""
     events, buffers = micro.events, micro.events.buffers
     names = np.array([tables.names(name) for name in events.names])
     order, place = _in_order(events.kind, events.buffer, len(buffers))
@@ -58,7 +60,7 @@ def pack_traced(micro: MicroStep, tables: Tables) -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class PackedRun:
-    """Numbers of columns of a run's start-up and of its steps, and how many micro-steps these lay out."""
+    """A packed run: the column numbers of its start-up and of its steps, and its number of micro-steps."""
 
     start: tuple[int, ...]
     steps: tuple[int, ...]
@@ -66,14 +68,14 @@ class PackedRun:
 
 
 def pack_run(run: EventList, micro: MicroStep, tables: Tables) -> PackedRun:
-    """A composed run over this traced micro-step.
+    """Packs a composed run that repeats this traced micro-step.
 
     Raises:
-        InputError: its engine lays it out otherwise than said above.
+        InputError: the run does not have the layout that the module's docstring describes.
     """
     instance, traced = _instances(run, micro)
     events, of, begun = micro.events, instance[run.buffer], traced[run.buffer]
-    own_order, own_place = _in_order(*(column[of < 0] for column in (run.kind, run.buffer)), len(run.buffers))
+    _, own_place = _in_order(run.kind[of < 0], run.buffer[of < 0], len(run.buffers))
     _, traced_place = _in_order(events.kind, events.buffer, len(events.buffers))
     happens = np.zeros((3, len(events.buffers)), dtype=bool)
     happens[events.kind, events.buffer] = True
@@ -83,11 +85,11 @@ def pack_run(run: EventList, micro: MicroStep, tables: Tables) -> PackedRun:
     rows = np.flatnonzero(~is_traced)
     take = np.diff(np.cumsum(is_traced)[rows], prepend=0)
     kind, owner = run.kind[rows], of[rows]
-    made = (owner < 0) & (kind == Kind.ALLOCATE)
+    made = (owner < 0) & (kind == EventType.ALLOCATE)
     argument = np.where(owner < 0, _own(kind, owner, own_place[run.buffer[rows]], made),
                         traced_place[begun[rows]])
     argument[made] = _made(run, run.buffer[rows[made]], tables)
-    argument[np.isin(kind, (Kind.EMPTY_CACHE, Kind.SYNCHRONIZE))] = 0
+    argument[np.isin(kind, (EventType.EMPTY_CACHE, EventType.SYNCHRONIZE))] = 0
     when = run.moment[rows].astype(int) * 8 + run.step[rows]
     cut = int(np.searchsorted(run.step[rows], 1))
     columns = (take, kind, owner + 1, argument, when)
@@ -100,8 +102,8 @@ def pack_run(run: EventList, micro: MicroStep, tables: Tables) -> PackedRun:
 
 
 def _in_order(kind: np.ndarray, buffer: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Buffers in the order in which they first live, and the place of each in it; -1 for one that never does."""
-    living = buffer[kind == Kind.ALLOCATE]
+    """Buffers in order of their first allocation, and each buffer's place in that order (-1 if never allocated)."""
+    living = buffer[kind == EventType.ALLOCATE]
     order = living[np.sort(np.unique(living, return_index=True)[1])]
     place = np.full(count, -1)
     place[order] = np.arange(len(order))
@@ -109,12 +111,12 @@ def _in_order(kind: np.ndarray, buffer: np.ndarray, count: int) -> tuple[np.ndar
 
 
 def _told(kind: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """0 for the next new buffer, else how many came since the one that dies."""
-    return np.where(kind == Kind.ALLOCATE, 0, np.cumsum(kind == Kind.ALLOCATE) - place)
+    """For an allocation 0; for any other event the number of buffers allocated since its own buffer, plus 1."""
+    return np.where(kind == EventType.ALLOCATE, 0, np.cumsum(kind == EventType.ALLOCATE) - place)
 
 
 def _own(kind: np.ndarray, owner: np.ndarray, place: np.ndarray, made: np.ndarray) -> np.ndarray:
-    """As :func:`_told`, among the engine's own."""
+    """The same as :func:`_told`, counting only the engine's own buffers."""
     return np.where(owner < 0, np.cumsum(made) - place, 0)
 
 
@@ -129,39 +131,42 @@ def _made(run: EventList, rows: np.ndarray, tables: Tables) -> list[int]:
 
 
 def _instances(run: EventList, micro: MicroStep) -> tuple[np.ndarray, np.ndarray]:
-    """For each buffer: the laid-out micro-step that it is of (-1: the engine's own), and which traced one it is."""
+    """For each buffer of a run: the number of its micro-step (-1 for the engine's own), and its traced buffer."""
     ours, theirs = run.buffers, micro.events.buffers
     count, first = len(theirs), int(theirs.size[0])
     instance, traced = np.full(len(ours), -1), np.zeros(len(ours), dtype=np.int64)
-    begin = found = 0
+    begin = number = 0
     starts = np.flatnonzero((ours.size == first) & (ours.operator == theirs.operator[0])
                             & (ours.module == theirs.module[0]))
     for start in starts.tolist():
         if start >= begin and all(np.array_equal(getattr(ours, name)[start: start + count], getattr(theirs, name))
                                   for name in ("size", "operator", "module")):
-            instance[start: start + count], traced[start: start + count] = found, np.arange(count)
-            begin, found = start + count, found + 1
+            instance[start: start + count], traced[start: start + count] = number, np.arange(count)
+            begin, number = start + count, number + 1
     return instance, traced
 
 
 def _check(run: EventList, micro: MicroStep, is_traced: np.ndarray, of: np.ndarray, begun: np.ndarray) -> None:
-    """Traced events must be there in order, each micro-step whole; persistent buffers are made in the first alone."""
+    """Checks that a run has all traced events, in order and in complete micro-steps.
+
+    Persistent buffers are allocated in the first micro-step only.
+    """
     events, stays = micro.events, np.isin(micro.events.buffer, micro.persistent)
     first = np.stack([events.kind, events.buffer, events.moment])
     count = int(of.max(initial=-1)) + 1
-    wanted = np.concatenate([first, *[first[:, ~stays]] * (count - 1)], axis=1)
-    there = np.stack([run.kind[is_traced], begun[is_traced], run.moment[is_traced]])
-    if count == 0 or not np.array_equal(wanted, there):
+    expected = np.concatenate([first, *[first[:, ~stays]] * (count - 1)], axis=1)
+    actual = np.stack([run.kind[is_traced], begun[is_traced], run.moment[is_traced]])
+    if count == 0 or not np.array_equal(expected, actual):
         raise InputError("explore: this engine's run is not laid out as traced micro-steps, which the page expects")
 
 
 def attributes(tables: Tables) -> Sequence[Sequence[int]]:
-    """Columns of :attr:`Tables.made`."""
+    """The columns of :attr:`Tables.made`."""
     return list(zip(*tables.made))
 
 
 def sizes(micro: MicroStep) -> Mapping[str, object]:
-    """The traced list's size table as JSON data: terms, and of each row the coefficients that are not 0."""
+    """The size table of the traced micro-step as JSON data: the terms, and the nonzero coefficients of each row."""
     from predictor.formula.formula import term_to_json
 
     table = micro.events.sizes

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file with its styles, its script and its data inside."""
+"""Writes the page: one HTML file that contains its styles, its script and its data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from predictor.explore.content import Content
 from predictor.report.styles import styles
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What the page may load: nothing but itself. A browser that knows the policy refuses the rest."""
+"""Content security policy: the page may load nothing but itself."""
 COMPUTING = ("workspaces", "allocator", "shapes", "runs", "predict")
-"""Scripts without a document: what a test runs too."""
+"""Scripts that do not use the browser's document, so that tests can run them too."""
 SCRIPTS = (*COMPUTING, "draw", "page")
 
 
 def page(made: Content) -> str:
-    """The whole document; the same content gives the same bytes."""
+    """The HTML document. The same content gives the same bytes."""
     parts = {
         "policy": POLICY, "title": markup(f"GPU memory of training {made.document['model']}"),
         "style": styles() + _text("page.css"), "script": script(SCRIPTS),
@@ -32,12 +32,12 @@ def page(made: Content) -> str:
 
 
 def script(names: tuple[str, ...]) -> str:
-    """Scripts, one after another."""
+    """The text of several scripts, one after another."""
     return "".join(_text(f"{name}.js") for name in names)
 
 
 def _packed(made: Content) -> bytes:
-    """Length of the JSON (4 bytes, little-endian), the JSON, the columns."""
+    """The page's data: length of the JSON (4 bytes, little-endian), the JSON, the columns."""
     document = json.dumps(made.document, separators=(",", ":")).encode()
     return struct.pack("<I", len(document)) + document + made.columns
 

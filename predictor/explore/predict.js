@@ -1,4 +1,4 @@
-// From a setting to its answer (predictor/jobs/pipeline.py, survival.py, calibrated.py, answer.py): the same numbers.
+// From a setting to its answer (predictor/jobs/, profile/corrections.py, answer/answer.py): the same numbers.
 
 /** The runs that answer for a setting, or why there is none. */
 function find(data, setting) {

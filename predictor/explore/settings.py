@@ -1,11 +1,11 @@
-"""Which settings a page has: its GPUs, engines, degrees and regimes, each with its formula, and why others are not."""
+"""Settings of a page: its GPUs, engines, degrees and regimes with their formulas, and why others are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from predictor.allocator import AllocatorSettings
 from predictor.common import gpus
@@ -19,10 +19,10 @@ from predictor.formula.formula_key import regimes_at
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
 from predictor.model import models
-from predictor.model.model_config import Kind
+from predictor.model.model_config import Modality
 from predictor.profile import corrections
 from predictor.workload import code_names
-from predictor.workload.contradictions import HOW_CHECKPOINTED
+from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.value_sources import OVERRIDDEN
 from predictor.workload.workload import Workload
@@ -31,8 +31,9 @@ LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "Z
 SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
 AUTOTP = "DeepSpeed's AutoTP shards layers otherwise than transformers, and is traced apart; use peakcast predict"
 DEGREES = (1, 2, 4, 8)
+"""Data-parallel sizes of a page by default."""
 TOKENS = 1024
-"""Where no sequence length is given."""
+"""Sequence length by default."""
 PAGES_OWN = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gradient_checkpointing", "engine",
              "zero_stage", "data_parallel_size", "gpu")
 """Keys that the page's controls set."""
@@ -40,11 +41,11 @@ LEFT_OUT = {
     "quantization": "layers of 4 or 8 bits", "offload": "offloading", "per_device_eval_batch_size": "an evaluation",
     "rank": "one rank (the page shows the worst)", "video_frames": "videos",
 }
-"""Keys of which only the default is in a page."""
+"""Keys that must have their defaults in a page."""
 
 
 class Controls(NamedTuple):
-    """One choice of the page's controls, as far as a job of its own answers for it."""
+    """The choices of the page's controls that need a job of their own."""
 
     engine: str
     degree: int
@@ -54,7 +55,7 @@ class Controls(NamedTuple):
 
 
 class RowsFrom(NamedTuple):
-    """How regimes name the rows of sequences from a length on: of multiples of 8, and of others."""
+    """Names of the regimes' rows for sequences from ``start`` tokens on: for multiples of 8, and for other lengths."""
 
     start: int
     whole: str
@@ -63,14 +64,15 @@ class RowsFrom(NamedTuple):
 
 @dataclass
 class Settings:
-    """What can be chosen, and what was left out and why.
+    """The choices that a page offers, and those that are left out.
 
     Attributes:
         base: the workload that the page starts with.
-        gpus: those that have a formula, by name.
-        backends: of each GPU's name, what attention resolves to.
-        jobs: of each setting, a job of some shape in its regime.
-        rows: of a backend, from which sequence length on rows are of which regime.
+        gpus: GPUs that have a formula, by name.
+        backends: the backend of scaled dot product attention, by GPU name.
+        jobs: a job of some shape in the regime, by setting.
+        rows: names of the regimes' rows by sequence length, by backend.
+        left_out: reasons, by name of what is left out.
     """
 
     base: Workload
@@ -82,17 +84,17 @@ class Settings:
 
 
 def find(workload: Workload, degrees: Sequence[int], progress: Progress | None = None) -> Settings:
-    """What a page about a workload can offer.
+    """The settings of a page about a workload.
 
     Raises:
-        InputError: the workload itself is not predicted, or is of a kind that a page does not have.
+        InputError: the workload itself is not predicted, or a page cannot contain it.
     """
     check(workload)
     degrees = sorted({*degrees, workload.data_parallel_size})
-    tokens = TOKENS if models.find(workload.model).kind is not Kind.IMAGE else None
+    tokens = TOKENS if models.find(workload.model).kind is not Modality.IMAGE else None
     workload = workload.replace(sequence_length=workload.sequence_length or tokens,
                                 gpu=workload.gpu or gpus.DEFAULT)
-    first = dispatch.prepare(workload, progress)  # whose mistakes are the user's
+    first = dispatch.prepare(workload, progress)  # fails first if the user's own keys are wrong
     _check_regime(first)
     training_job.engine_of(first.formula, first.setup)
     found = Settings(first.workload)
@@ -104,14 +106,14 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
 
 def _check_regime(job: Job) -> None:
     if not job.formula.regime.is_wide:
-        raise InputError(f"explore: {job.workload.model} goes over samples or images one by one, so that each number "
+        raise InputError(f"explore: {job.workload.model} handles samples or images one by one, so that each number "
                          "of them has a formula of its own: use peakcast predict")
 
 
 def check(workload: Workload) -> None:
-    """Refuses what no page has."""
-    if learned.is_named(workload.model) or code_names.is_named(workload.model):
-        raise InputError(f"explore: {workload.model}: a page is made of models by name or configuration")
+    """Rejects workloads that a page cannot contain."""
+    if learned.is_learned_file(workload.model) or code_names.is_code_name(workload.model):
+        raise InputError(f"explore: {workload.model}: a page needs a model by name or configuration")
     if name_of(workload.engine, workload.zero_stage) not in LABELS:
         what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
         raise InputError(f"explore: {what} is not in a page: {SHARDED}")
@@ -133,7 +135,8 @@ def check(workload: Workload) -> None:
 
 
 def _gpus(base: Workload) -> list[Gpu]:
-    """Those that a page may have: all, or the one that a capacity or a profile is of; the chosen one first."""
+    """GPUs that a page may have, the user's first. Only the user's, if a capacity or a profile is given for it."""
+    assert base.gpu is not None  # find() fills it in
     chosen = gpus.find(base.gpu)
     if base.capacity_bytes is not None or base.profile not in (None, "none"):
         return [chosen]
@@ -156,12 +159,12 @@ def _add_gpu(found: Settings, gpu: Gpu, degrees: Sequence[int], progress: Progre
     found.gpus[gpu.name], found.backends[gpu.name] = gpu, backend
 
 
-def _shape(base: Workload) -> dict:
+def _shape(base: Workload) -> dict[str, Any]:
     return {name: getattr(base, name) for name in PAGES_OWN[:3]}
 
 
 def _check_profile(job: Job) -> None:
-    """Refuses a profile that changes sizes."""
+    """Rejects a profile that changes sizes."""
     chosen = job.profile
     if chosen and (chosen.profile.workspaces or corrections.coefficients(chosen)
                    or chosen.profile.allocator.roundup_power2_divisions):
@@ -170,20 +173,24 @@ def _check_profile(job: Job) -> None:
 
 
 def _rows(job: Job) -> list[RowsFrom]:
-    """From which sequence length on rows are of which regime; a language model's windows change it."""
+    """Names of the regimes' rows by sequence length. They change at the language model's sliding windows."""
+    assert job.request.config is not None  # only a learned formula has no configuration
     starts = [0, *sorted(job.request.config.windows)]
     if not job.workload.sequence_length:
         return [RowsFrom(start, Rows.NONE.value, Rows.NONE.value) for start in starts]
     ends = [length for start in starts for length in (-(-start // 8) * 8 or 8, start // 8 * 8 + 9)]
-    found = regimes_at(job.request, [Shape(1, sequence, job.shape.images) for sequence in ends])
+    regimes = regimes_at(job.request, [Shape(1, sequence, job.shape.images) for sequence in ends])
     return [RowsFrom(start, even.names().rows, odd.names().rows)
-            for start, even, odd in zip(starts, found[::2], found[1::2])]
+            for start, even, odd in zip(starts, regimes[::2], regimes[1::2])]
 
 
 def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:
-    """Every engine and degree in every regime of a backend; what is not predicted is left out with its reason."""
-    said = found.base.source.values if found.base.source else ()
-    filled_in = [row.key for row in said if row.key in HOW_CHECKPOINTED and row.origin != OVERRIDDEN]  # by no option
+    """Adds a job for every engine and degree in every regime of a backend.
+
+    Those that are not predicted are left out, with the reason.
+    """
+    values = found.base.source.values if found.base.source else ()
+    read = [row.key for row in values if row.key in CHECKPOINTING_KEYS and row.origin != OVERRIDDEN]  # not by an option
     for shape, checkpointing in product(_shapes(found, backend), (True, False)):
         if checkpointing and not found.base.gradient_checkpointing:
             continue
@@ -191,7 +198,7 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
             entry = ENGINES[engine]
             keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
                     "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
-                    **dict.fromkeys(() if checkpointing else filled_in)}
+                    **dict.fromkeys(() if checkpointing else read)}
             if found.base.tensor_parallel_size > 1 and entry.chosen_by:
                 found.left_out[label] = AUTOTP
                 continue
@@ -199,7 +206,7 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
                 for degree in degrees if entry.several else (1,):
                     job = dispatch.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
                     _check_regime(job)
-                    training_job.engine_of(job.formula, job.setup)  # refuses what it does not model
+                    training_job.engine_of(job.formula, job.setup)  # rejects what the engine does not model
                     found.jobs[Controls(engine, degree, checkpointing, backend, job.formula.regime)] = job
             except InputError as error:
                 without = " without checkpointing" if found.base.gradient_checkpointing > checkpointing else ""
@@ -207,12 +214,12 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
 
 
 def several_images(base: Workload) -> bool:
-    """Whether samples may have more than one."""
+    """Whether samples may have more than one image."""
     return bool(base.images_per_sample and base.sequence_length)
 
 
 def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
-    """One in each regime."""
+    """A shape in each regime, as keys of a workload."""
     several, room = several_images(found.base), dispatch.prepare(found.base).formula.facts.room
     shapes: list[dict[str, int | None]] = []
     for start, whole, ragged in found.rows[backend]:

@@ -40,7 +40,7 @@ function formulaKey(data, setting, gpu) {
     countName(setting.batch * setting.images), setting.sequence % 8 ? rows[2] : rows[1]].join(" ");
 }
 
-/** Why a shape is not predicted; empty if it is (predictor/jobs/pipeline.py, check_room). */
+/** Why a shape is not predicted; empty if it is (predictor/jobs/training_job.py, check_room). */
 function refusal(data, setting) {
   const {room, apart, positions, tokens} = data.limits;
   if (!tokens) return "";

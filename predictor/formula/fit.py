@@ -1,4 +1,4 @@
-"""Recordings of one regime at a few shapes -> one event list whose sizes are polynomials of the shape."""
+"""Fits recordings of one regime at a few shapes to one event list whose sizes are polynomials of the shape."""
 
 from __future__ import annotations
 
@@ -11,64 +11,67 @@ import numpy as np
 from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
 from predictor.events.micro_step import MicroStep
 from predictor.events.regimes import NotOneRegime
-from predictor.events.sizes import CONSTANT, ONE, Monomial, Polynomial, Shape, SizeTable, Workspace
+from predictor.events.sizes import CONSTANT, CONSTANT_TERM, Monomial, Polynomial, Shape, SizeTable, Workspace
 from predictor.trace.recorder import RecordedBuffer, Recording
 
 DEGREES = {"batch": 1, "sequence": 2, "images": 1}
-"""Highest power of each symbol: attention masks and scores are the quadratic ones."""
-
-
+"""Highest power of each symbol. Attention masks and scores are quadratic in the sequence."""
 PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
-"""Of several samples in one row: for each, for each token, and for pairs of tokens."""
+"""Terms for several samples in one packed row: a constant, one for each sample, each token, and each pair of tokens."""
 
 
 def monomials(shapes: Sequence[Shape], packed: bool = False) -> list[Monomial]:
-    """Monomials that the shapes can tell apart (a symbol that never varies drops out)."""
+    """The monomials whose coefficients the shapes can determine. A symbol that never varies is left out.
+
+    Args:
+        packed: whether the samples of a micro-batch share one row.
+    """
     varying = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
     if len({shape.images / shape.batch for shape in shapes}) == 1:
-        varying[2] = False  # images follow batch
+        varying[2] = False  # proportional to the batch
     if packed and varying[0]:
         return PACKED + [Monomial((0, 0, 1))] * varying[2]
     powers = [range(limit + 1) if varies else (0,) for limit, varies in zip(DEGREES.values(), varying)]
-    return [Monomial(e) for e in product(*powers) if not (e[2] and (e[0] or e[1]))]
+    return [Monomial((batch, sequence, images)) for batch, sequence, images in product(*powers)
+            if not (images and (batch or sequence))]
 
 
 def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str],
         packed: bool = False) -> MicroStep:
-    """Fit every size exactly.
+    """Fits every size exactly.
 
     Args:
-        recordings: one for each shape, at least as many as :func:`monomials` gives.
-        parameters: names in the order that ``ready`` indexes.
-        packed: whether the samples of a micro batch are one row.
+        recordings: one for each shape, at least as many as :func:`monomials` returns.
+        parameters: names of the parameters, in the order in which ``MicroStep.ready`` numbers them.
+        packed: whether the samples of a micro-batch share one row.
 
     Raises:
-        NotOneRegime: the recordings are not the same list.
+        NotOneRegime: the recordings have different event lists, or sizes that no polynomial gives.
     """
     first = recordings[0]
     for recording, shape in zip(recordings, shapes):
         same_list(first, recording, shape)
     solve = _Solver(shapes, monomials(shapes, packed))
-    polynomial_rows: dict[tuple, tuple] = {}
-    rows: dict[tuple, int] = {}
+    expressions: dict[tuple, Polynomial | Workspace] = {}
+    rows: dict[Polynomial | Workspace, int] = {}
     size = np.empty(len(first.buffers), dtype=np.int32)
     for index, versions in enumerate(zip(*(recording.buffers for recording in recordings))):
         key = tuple(buffer.size for buffer in versions)
-        if key not in polynomial_rows:
-            polynomial_rows[key] = _expression(solve, key)
-        size[index] = rows.setdefault(polynomial_rows[key], len(rows))
+        if key not in expressions:
+            expressions[key] = _expression(solve, key)
+        size[index] = rows.setdefault(expressions[key], len(rows))
     return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
                      *_of_sharded(first), *_of_generation(first))
 
 
 def same_list(first: Recording, other: Recording, shape: Shape) -> None:
-    """Raises :class:`NotOneRegime` if two recordings are not the same list; ``shape`` is that of the other."""
+    """Raises :class:`NotOneRegime` if two recordings have different event lists; ``shape`` is that of ``other``."""
     if signature(other) != signature(first):
         raise NotOneRegime(f"the list of events at {shape} is not that of the first shape")
 
 
 def signature(recording: Recording) -> list:
-    """What two recordings of one regime share: everything but the bytes."""
+    """The parts of a recording that are equal within one regime: everything but the bytes."""
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
             recording.cuts, recording.cache,
             [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
@@ -76,11 +79,11 @@ def signature(recording: Recording) -> list:
 
 
 class _Solver:
-    """Coefficients of the monomials through values at the shapes, in exact arithmetic, checked at every shape."""
+    """Finds the polynomial through values at the shapes, in exact arithmetic, and checks it at every shape."""
 
     def __init__(self, shapes: Sequence[Shape], terms: Sequence[Monomial]) -> None:
         self.monomials = terms
-        self._design = [[m(shape) for m in self.monomials] for shape in shapes]
+        self._design = [[int(m(shape)) for m in self.monomials] for shape in shapes]
         self._chosen, self._inverse = _invert(self._design)
 
     def __call__(self, values: Sequence[int]) -> Polynomial:
@@ -95,29 +98,31 @@ class _Solver:
 
 
 def solver(shapes: Sequence[Shape], terms: Sequence[Monomial]) -> Callable[[Sequence[int]], Polynomial]:
-    """Values at the shapes -> the polynomial of these terms that has them; raises :class:`NotOneRegime` if none has.
+    """A function from values at the shapes to the polynomial of these terms that has the values.
+
+    The function raises :class:`NotOneRegime` if there is no such polynomial with integer coefficients.
 
     Raises:
-        ValueError: the shapes cannot tell the terms apart.
+        ValueError: the shapes do not determine the terms' coefficients.
     """
     return _Solver(shapes, terms)
 
 
 def _invert(design: list[list[int]]) -> tuple[list[int], list[list[Fraction]]]:
-    """Rows that are independent, and the inverse of the square matrix they make (Gauss-Jordan)."""
+    """Chooses linearly independent rows, and inverts the square matrix of these rows (Gauss-Jordan)."""
     width = len(design[0])
     chosen: list[int] = []
-    rows: list[list[Fraction]] = []  # reduced rows, then the combination of chosen rows that makes them
+    rows: list[list[Fraction]] = []  # each a reduced row, followed by the combination of chosen rows that gives it
     for index, values in enumerate(design):
         row = [Fraction(v) for v in values] + [Fraction(int(len(chosen) == k)) for k in range(width)]
         for other in rows:
             pivot = next(k for k in range(width) if other[k])
             row = [a - row[pivot] * b for a, b in zip(row, other)]
-        pivot = next((k for k in range(width) if row[k]), None)
-        if pivot is None:
+        new_pivot = next((k for k in range(width) if row[k]), None)
+        if new_pivot is None:
             continue
-        row = [a / row[pivot] for a in row]
-        rows = [[a - other[pivot] * b for a, b in zip(other, row)] for other in rows] + [row]
+        row = [a / row[new_pivot] for a in row]
+        rows = [[a - other[new_pivot] * b for a, b in zip(other, row)] for other in rows] + [row]
         chosen.append(index)
         if len(chosen) == width:
             ordered = sorted(rows, key=lambda r: next(k for k in range(width) if r[k]))
@@ -133,7 +138,7 @@ def _expression(solve: _Solver, versions: tuple) -> Polynomial | Workspace:
 
 
 def _table(expressions: list[Polynomial | Workspace]) -> SizeTable:
-    terms: dict = {ONE: 0}
+    terms: dict = {CONSTANT_TERM: 0}
     for expression in expressions:
         if isinstance(expression, Workspace):
             terms.setdefault(expression, len(terms))
@@ -155,9 +160,10 @@ _FACTOR_OF_ROLE = {"gradient": Factor.GRADIENTS, "input": Factor.INPUTS, "worksp
 
 
 def factor_of(buffer: RecordedBuffer) -> Factor:
-    """Forward results are activations (recomputed ones too), backward's other results temporaries.
+    """The factor of a buffer: results of forward are activations, recomputed ones too; those of backward, temporaries.
 
-    The same split as ``torch.distributed._tools.mem_tracker`` makes. What a collective returns is a copy of its own.
+    ``torch.distributed._tools.mem_tracker`` splits them in the same way. The result of a collective is a copy of its
+    own, and counts as communication.
     """
     if buffer.role in _FACTOR_OF_ROLE:
         return _FACTOR_OF_ROLE[buffer.role]
@@ -198,7 +204,7 @@ def _ready(recording: Recording, parameters: Sequence[str]) -> np.ndarray:
 
 
 def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Marks and owners of a step traced for ZeRO-3."""
+    """Marks and owners of a step that was traced with the hooks of ZeRO-3 or FSDP2; (None, None) otherwise."""
     if not recording.owners:
         return None, None
     return (np.array(recording.marks, dtype=np.int32).reshape(-1, 3),
@@ -206,7 +212,7 @@ def _of_sharded(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | N
 
 
 def _of_generation(recording: Recording) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Where forwards begin, and the rows of keys and values, of a recorded call of ``generate``."""
+    """Cuts (starts of forwards) and cache (buffers of keys and values) of a call of ``generate``, else (None, None)."""
     if Moment.PREFILL not in recording.moments:
         return None, None
     return np.array(recording.cuts, dtype=np.int32), np.array(recording.cache, dtype=np.int32).reshape(-1, 2)

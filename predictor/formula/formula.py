@@ -1,6 +1,6 @@
-"""A formula: the events of one micro-step with sizes as functions of the shape. Torch-free, small.
+"""Formulas and their files: the events of one micro-step, with sizes as functions of the shape.
 
-Files are ``.npz`` without pickles: arrays beside one JSON header.
+Files are small ``.npz`` archives without pickles: arrays and one JSON header. Reading them needs no torch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ from predictor.events.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
 OPTIONAL = ("marks", "owners", "cuts", "cache")
-"""Arrays that only steps traced for ZeRO-3 have, and only calls of ``generate``."""
+"""Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the others to ``generate``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """What answers for one regime of one traced workload, and where it comes from."""
+    """The traced events of one workload in one regime of shapes.
+
+    Attributes:
+        micro: the events of one micro-step, or of one call of ``generate``.
+        facts: the model's parameters and token counts.
+        provenance: source of the formula, model, and the key that it was traced for.
+    """
 
     micro: MicroStep
     facts: ModelFacts
@@ -37,12 +43,12 @@ class Formula:
 
     @property
     def regime(self) -> Regime:
-        """Of the shapes that it answers for."""
+        """The regime: the shapes for which the formula holds."""
         return Regime.parse(self.provenance["key"]["regime"])
 
 
 def to_bytes(formula: Formula) -> bytes:
-    """The formula as a file."""
+    """The content of the formula's file."""
     events, buffers = formula.micro.events, formula.micro.events.buffers
     header = {
         "schema_version": SCHEMA_VERSION,
@@ -67,10 +73,10 @@ def to_bytes(formula: Formula) -> bytes:
 
 
 def load(path: Path) -> Formula:
-    """Read and check a formula file.
+    """Reads and checks a formula file.
 
     Raises:
-        InputError: missing, truncated, of another schema version, or inconsistent.
+        InputError: the file is missing, truncated, of another schema version, or inconsistent.
     """
     try:
         arrays, header = read_arrays(path)
@@ -80,7 +86,7 @@ def load(path: Path) -> Formula:
         return _checked(_assemble(arrays, header))
     except InputError:
         raise
-    except Exception as error:  # damage shows as any of zipfile's, zlib's, json's and numpy's errors
+    except Exception as error:  # a damaged file can raise any error of zipfile, zlib, json and numpy
         raise InputError(f"{path}: not a formula file ({type(error).__name__}): delete it, it is made again") from None
 
 
@@ -99,7 +105,11 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
 
 
 def _checked(formula: Formula) -> Formula:
-    """The formula, if every row that it names exists."""
+    """Returns the formula if every index in it is in range.
+
+    Raises:
+        ValueError: one is not.
+    """
     events, facts = formula.micro.events, formula.facts
     ready, buffers = formula.micro.ready, len(events.buffers)
     if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
@@ -112,20 +122,20 @@ def _checked(formula: Formula) -> Formula:
 
 
 def _limits_of_sharded(formula: Formula) -> list[Rows]:
-    """Rows that a step traced for ZeRO-3 names, and how many there are of each."""
+    """Index columns of a step traced for ZeRO-3 or FSDP2, each with its limit."""
     marks, owners = formula.micro.marks, formula.micro.owners
     if marks is None or owners is None:
         return []
     modules = 1 + int(owners[:, 0].max(initial=0))
-    of = {Mark.READY: len(formula.micro.ready), Mark.EXTERNAL: len(owners)} | dict.fromkeys(
+    limits = {Mark.READY: len(formula.micro.ready), Mark.EXTERNAL: len(owners)} | dict.fromkeys(
         (Mark.HOLD, Mark.LET_GO), len(formula.facts.parameters))
     return [(marks[:, 0], len(formula.micro.events) + 1), (marks[:, 1], len(Mark)), (owners[:, 0], modules),
             (owners[:, 1], len(formula.facts.parameters)),
-            *((marks[marks[:, 1] == kind, 2], limit) for kind, limit in of.items())]
+            *((marks[marks[:, 1] == mark, 2], limit) for mark, limit in limits.items())]
 
 
 def _limits_of_generation(formula: Formula) -> list[Rows]:
-    """The same of a call of ``generate``; -1, which stands for no buffer, is counted as the first."""
+    """Index columns of a call of ``generate``, each with its limit; -1, for no buffer, is checked as 0."""
     cuts, cache, events = formula.micro.cuts, formula.micro.cache, formula.micro.events
     return [] if cuts is None or cache is None else [(cuts, len(events) + 1),
                                                      (np.maximum(cache, 0).ravel(), len(events.buffers))]

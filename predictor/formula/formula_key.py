@@ -1,4 +1,4 @@
-"""Which formula answers for a workload: everything that decides the list of events, the shape's regime included."""
+"""Makes the key of a workload's formula: everything that decides the list of events, with the shape's regime."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
-from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
 from predictor.workload import compared
-from predictor.workload.modes import unpredicted
+from predictor.workload.modes import advice_for
 from predictor.workload.workload import Workload
 
 PINNED_LIGER = "0.8.5"
-"""The release whose loss ``predictor.trace.liger`` knows."""
+"""The release of liger-kernel whose loss ``predictor.trace.liger`` reproduces."""
 
 MASKED_ON_DEMAND = ("llava",)
-"""``model_type`` of models known to give attention a mask only where padding or a window asks for one; others are
-traced apart where a mask would be padded."""
+"""``model_type`` of models that are known to pass attention a mask only where padding or a window needs one. Other
+models are traced separately at shapes where a mask would be padded."""
 
 
 def formula_key(request: Request) -> store.Key:
-    """Which formula answers for a request.
+    """The key of a request's formula.
 
     Raises:
-        InputError: a key or GPU that is not supported.
+        InputError: a key, model or GPU is not supported.
     """
     workload, config, gpu = request.workload, request.config, request.gpu
+    assert config is not None  # only learned formulas have none, and they have no key
     compared.check(workload)
     if config.routes_by_data:
-        raise InputError(f"model {config.name}: its experts run one after another, so what they allocate depends on "
-                         f"the tokens that each gets: {unpredicted(workload.mode)}")
+        raise InputError(f"model {config.name}: its experts run one after another, so their allocations depend on "
+                         f"the tokens that each gets: {advice_for(workload.mode)}")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     compared.check_model_type(workload, config.document["model_type"])
     if gpu.compute_capability < (8, 0):
         raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
-                         f"are not modelled, 8.0 and later are: {unpredicted(workload.mode)}")
+                         f"are not modelled, 8.0 and later are: {advice_for(workload.mode)}")
     return store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),
@@ -50,7 +51,7 @@ def formula_key(request: Request) -> store.Key:
         sdpa_backend=_backend(workload, gpu),
         regime=_regime(request), torch=workload.versions["torch"],
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
-        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.wrapped(workload),
+        liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.unit_names(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
         quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
         video_frames=workload.video_frames, no_grad=workload.no_grad,
@@ -58,23 +59,23 @@ def formula_key(request: Request) -> store.Key:
 
 
 def check_pictures(workload: Workload, config: ModelConfig) -> None:
-    """Whether the model takes pictures of the asked sizes.
+    """Checks that the model takes images of the workload's sizes.
 
     Raises:
-        InputError: it takes none, or others.
+        InputError: it takes no images, or only images of another size.
     """
-    said = f"image_size {workload.image_size}"
+    setting = f"image_size {workload.image_size}"
     if workload.image_size not in (None, config.image_size) and (config.image_size or "image" not in config.kind.value):
         takes = f"the vision tower of {config.name} takes {config.image_size} only" if config.image_size else \
             f"{config.name} takes no images"
-        raise InputError(f"{said}: {takes}; leave it out")
-    if len(workload.image_sizes) > 1 and (workload.video_frames or config.kind is Kind.IMAGE):
+        raise InputError(f"{setting}: {takes}; leave it out")
+    if len(workload.image_sizes) > 1 and (workload.video_frames or config.kind is Modality.IMAGE):
         media = "videos" if workload.video_frames else "pictures"
-        raise InputError(f"{said}: {media} of one batch have one size: give one")
+        raise InputError(f"{setting}: {media} of one batch have one size: give one")
 
 
 def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[Regime]:
-    """Shapes of one regime share a formula."""
+    """The regime of each shape. Shapes of one regime share a formula."""
     return [_regime(request.at(shape)) for shape in shapes]
 
 
@@ -85,16 +86,16 @@ def _checkpointing(workload: Workload) -> str:
 
 
 def _checkpointing_kwargs(workload: Workload) -> tuple[tuple[str, Any], ...]:
-    """What differs from transformers' own, in order."""
+    """The options whose value differs from the default of transformers, in a fixed order."""
     if not workload.gradient_checkpointing:
         return ()
-    given = {**workload.gradient_checkpointing_kwargs, "modules": workload.gradient_checkpointing_modules}
-    plain = {"every_n_layers": 1, "offload": False, "modules": ()}
-    return tuple((name, given[name]) for name, value in plain.items() if given.get(name, value) != value)
+    options = {**workload.gradient_checkpointing_kwargs, "modules": workload.gradient_checkpointing_modules}
+    defaults = {"every_n_layers": 1, "offload": False, "modules": ()}
+    return tuple((name, options[name]) for name, value in defaults.items() if options.get(name, value) != value)
 
 
 def _backend(workload: Workload, gpu: Gpu) -> str:
-    """What ``sdpa_backend: auto`` is on a GPU (ATen/native/transformers/cuda/sdp_utils.cpp, priority_order)."""
+    """The kernel of SDPA. ``auto`` depends on the GPU (ATen/native/transformers/cuda/sdp_utils.cpp, priority_order)."""
     if workload.attn_implementation != "sdpa":
         return ""
     if workload.sdpa_backend != "auto":
@@ -107,6 +108,7 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
 
 def _regime(request: Request) -> Regime:
     workload, config, shape = request.workload, request.config, request.shape
+    assert config is not None  # only learned formulas have none, and they have no key
     windows, row = config.windows, shape
     if workload.padding == "packed":
         row = replace(shape, sequence=shape.batch * shape.sequence)

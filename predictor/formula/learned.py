@@ -1,8 +1,8 @@
-"""A formula learned from recorded jobs: whole runs with their sizes as functions of the shape, in one file.
+"""Learned formulas and their files: whole recorded runs, with sizes as functions of the shape.
 
-Unlike a traced formula it holds start-up, engine and optimizer too: one engine setting, degree, rank, device.
-A list of events answers for the shapes that were recorded to have it; where another list was recorded, another
-answers. Files are ``.npz`` without pickles, as :mod:`predictor.formula.formula`'s.
+Unlike a traced formula, a learned one includes start-up, engine and optimizer. It holds for one engine setting,
+data-parallel degree, rank and GPU. It may have several event lists; each is used for shapes like those at which it was
+recorded. Files are ``.npz`` archives without pickles, as those of :mod:`predictor.formula.formula`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from predictor.common.arrays import TooLarge
 from predictor.common.arrays import load as read_arrays
 from predictor.common.errors import InputError
 from predictor.common.files import NotAFile, write_whole
-from predictor.common.suggestions import named
-from predictor.events.events import Buffers, EventList, Kind
+from predictor.common.suggestions import file_name
+from predictor.events.events import Buffers, EventList, EventType
 from predictor.events.model_facts import ModelFacts, Parameter
 from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import SYMBOLS, Monomial, Shape, SizeTable, Workspace
@@ -41,13 +41,13 @@ MODEL_TYPE = "learned"
 
 @dataclass(frozen=True, eq=False)
 class LearnedList:
-    """One list of events, with start-up and three steps.
+    """One list of events, with start-up and three optimizer steps.
 
     Attributes:
-        shapes: those that were recorded to have it, and that its sizes were fitted to.
-        interpolated: sizes that no formula explains: ``operator``, ``module``, ``buffers`` (how many) and
-            ``error_bytes``, the largest error at a recorded shape that interpolation did not know.
-        moved_frees: buffers that were freed at other points in other jobs; they are held until the latest.
+        shapes: the recorded shapes that have this list; its sizes were fitted to them.
+        interpolated: sizes that no function explains, as mappings with ``operator``, ``module``, ``buffers`` (their
+            number) and ``error_bytes``, the largest error at a recorded shape that was left out of the interpolation.
+        moved_frees: number of buffers that other jobs freed at other points; each is held until the latest of them.
     """
 
     events: EventList
@@ -56,7 +56,7 @@ class LearnedList:
     moved_frees: int = 0
 
     def varies(self, symbol: str) -> bool:
-        """Whether its shapes differ in a symbol; images that follow the batch do not count."""
+        """Whether its shapes differ in a symbol. Images that are proportional to the batch do not differ."""
         if symbol == "images":
             return len({shape.images / shape.batch for shape in self.shapes}) > 1
         return len({getattr(shape, symbol) for shape in self.shapes}) > 1
@@ -64,13 +64,14 @@ class LearnedList:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What was learned of one job.
+    """A formula that was learned from recordings of one job.
 
     Attributes:
-        workload: every key of a workload that was measured; None for a script.
-        command: how it was learned, or the script with its placeholders.
-        facts: the model's parameters, as far as they were seen.
-        provenance: where it comes from: ``measured_on``, ``gpu``, ``capacity_bytes``, ``rank``, ``world_size``,
+        lists: the event lists.
+        workload: every key of the workload that was measured; None for a script.
+        command: the command that learned it, or the script with its placeholders.
+        facts: the model's parameters, as far as they were recorded.
+        provenance: origin of the recordings: ``measured_on``, ``gpu``, ``capacity_bytes``, ``rank``, ``world_size``,
             ``versions``, ``differences`` (why there is more than one list), ``checked`` (predicted against measured).
     """
 
@@ -82,45 +83,44 @@ class Learned:
 
     @property
     def base(self) -> Shape:
-        """The first shape."""
+        """The first recorded shape."""
         return self.lists[0].shapes[0]
 
     def list_for(self, shape: Shape) -> tuple[LearnedList, tuple[str, ...]]:
-        """The list that answers for a shape, and what is not certain about that.
+        """The event list to use at a shape, and notes on what is uncertain about that.
 
         Raises:
-            InputError: nothing like it was recorded.
+            InputError: no similar shape was recorded.
         """
-        same = [found for found in self.lists if any(_kind(known) == _kind(shape) for known in found.shapes)]
+        same = [events for events in self.lists if any(_regime(known) == _regime(shape) for known in events.shapes)]
         notes = []
         if not same:
-            counts = _kind(shape).counts
-            same = [found for found in self.lists if any(_kind(known).counts == counts for known in found.shapes)]
+            counts = _regime(shape).counts
+            same = [events for events in self.lists if any(_regime(known).counts == counts for known in events.shapes)]
             if not same:
                 raise InputError(_unlike(self, shape))
-            notes.append(f"sequence_length {shape.sequence}: nothing was recorded that is "
-                         f"{'a' if shape.sequence % 8 == 0 else 'no'} multiple of 8, as this is: attention may pad a "
-                         "mask otherwise")
-        chosen = min(same, key=lambda found: min(_distance(known, shape) for known in found.shapes))
+            notes.append(f"sequence_length {shape.sequence}: this is {'a' if shape.sequence % 8 == 0 else 'no'} "
+                         "multiple of 8, unlike every recorded sequence: attention may pad a mask differently")
+        chosen = min(same, key=lambda events: min(_distance(known, shape) for known in events.shapes))
         if len(same) > 1:
-            notes.append("more than one list of events was recorded for such shapes: this is that of the nearest")
+            notes.append("more than one list of events was recorded for such shapes: that of the nearest shape is used")
         _check_fixed(chosen, shape)
         return chosen, (*notes, *_beyond(chosen, shape))
 
 
-def _kind(shape: Shape) -> Regime:
+def _regime(shape: Shape) -> Regime:
     return regime_of(shape, pads_masks=True)
 
 
-def _distance(one: Shape, other: Shape) -> float:
-    return sum(abs(np.log(max(a, 1) / max(b, 1))) for a, b in zip(one, other))
+def _distance(first: Shape, second: Shape) -> float:
+    return sum(abs(np.log(max(a, 1) / max(b, 1))) for a, b in zip(first, second))
 
 
 def _unlike(learned: Learned, shape: Shape) -> str:
-    recorded = sorted({known.batch for found in learned.lists for known in found.shapes})
+    recorded = sorted({known.batch for events in learned.lists for known in events.shapes})
     return (f"per_device_train_batch_size {shape.batch} with {shape.images} image(s): learned from batches "
-            f"{', '.join(map(str, recorded))} only, and one sample or image allocates otherwise than many: learn it "
-            "again with --batches and --images that have such")
+            f"{', '.join(map(str, recorded))} only, and one sample or image allocates differently from several: learn "
+            "it again with --batches and --images that include such a number")
 
 
 def _check_fixed(chosen: LearnedList, shape: Shape) -> None:
@@ -143,8 +143,8 @@ def _beyond(chosen: LearnedList, shape: Shape) -> list[str]:
                          f"{min(values):,} to {max(values):,}")
     divisor = math.gcd(*(known.sequence for known in chosen.shapes))
     if divisor and shape.sequence % divisor:
-        notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: what kernels "
-                     "round up was not seen")
+        notes.append(f"all recorded sequences are multiples of {divisor}, {shape.sequence:,} is not: sizes "
+                     "that kernels round up were not recorded")
     tokens = [known.batch * known.sequence for known in chosen.shapes]
     if not notes and not min(tokens) <= shape.batch * shape.sequence <= max(tokens):
         notes.append(f"extrapolated: {shape.batch * shape.sequence:,} tokens are outside the recorded {min(tokens):,} "
@@ -152,46 +152,50 @@ def _beyond(chosen: LearnedList, shape: Shape) -> list[str]:
     return notes
 
 
-# the file ---------------------------------------------------------------------------------------------
+# files --------------------------------------------------------------------------------------------------
 
 
-def is_named(model: Any) -> bool:
-    """Whether a workload's ``model`` is the path of such a file."""
+def is_learned_file(model: Any) -> bool:
+    """Whether a workload's ``model`` is the path of a learned formula."""
     return isinstance(model, str) and model.endswith(SUFFIX)
 
 
-def fill(values: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a workload whose ``model`` is such a file, with what was never varied filled in."""
-    if not is_named(values.get("model")):
+def fill_recorded_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Fills in the shape of a workload whose ``model`` is a learned formula.
+
+    The keys are the batch size, the sequence length and the images per sample. A key is filled in if all recordings
+    had the same value. Keys that the workload gives stay.
+    """
+    if not is_learned_file(values.get("model")):
         return values
     learned = load(values["model"])
     base, first = learned.base, learned.lists[0]
     shape = {"batch": base.batch, "sequence": base.sequence}
     filled = {KEY_OF[name]: size for name, size in shape.items() if size
-              and not any(found.varies(name) or getattr(found.shapes[0], name) != size for found in learned.lists)}
+              and not any(events.varies(name) or getattr(events.shapes[0], name) != size for events in learned.lists)}
     if base.images % base.batch == 0 and not first.varies("images") and base.images:
         filled["images_per_sample"] = base.images // base.batch
     return filled | values
 
 
 def save(path: str | os.PathLike[str], learned: Learned) -> None:
-    """Write the file, whole or not at all."""
+    """Writes the formula's file, whole or not at all."""
     write_whole(os.fspath(path), to_bytes(learned))
 
 
 def to_bytes(learned: Learned) -> bytes:
-    """The file's content."""
-    arrays: dict[str, np.ndarray] = {}
+    """The content of the formula's file."""
+    arrays: dict[str, Any] = {}
     lists = []
-    for number, found in enumerate(learned.lists):
-        events = found.events
+    for number, event_list in enumerate(learned.lists):
+        events = event_list.events
         columns = {name: getattr(events, name) for name in ("kind", "buffer", "moment", "step")}
         columns |= events.buffers.by_name()
         columns["coefficients"] = events.sizes.coefficients
         arrays |= {f"{number}_{name}": column for name, column in columns.items()}
         lists.append({"names": events.names, "terms": [_term(term) for term in events.sizes.terms],
-                      "shapes": [list(shape) for shape in found.shapes], "interpolated": found.interpolated,
-                      "moved_frees": found.moved_frees})
+                      "shapes": [list(shape) for shape in event_list.shapes],
+                      "interpolated": event_list.interpolated, "moved_frees": event_list.moved_frees})
     header = {"schema_version": SCHEMA_VERSION, "source": SOURCE, "lists": lists, "workload": learned.workload,
               "command": learned.command, "facts": asdict(learned.facts), "provenance": learned.provenance}
     arrays["header"] = np.frombuffer(json.dumps(header, separators=(",", ":")).encode(), dtype=np.uint8)
@@ -201,12 +205,12 @@ def to_bytes(learned: Learned) -> bytes:
 
 
 def load(path: str | os.PathLike[str]) -> Learned:
-    """Read and check such a file.
+    """Reads and checks the file of a learned formula.
 
     Raises:
-        InputError: missing, damaged, of another schema version, or not such a file.
+        InputError: the file is missing, damaged, of another schema version, or not a learned formula.
     """
-    name = named(path)
+    name = file_name(path)
     try:
         modified = Path(path).stat().st_mtime_ns
     except (OSError, ValueError):
@@ -230,7 +234,7 @@ def _load(path: str, _modified: int, name: str) -> Learned:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from None
     except TooLarge as error:
         raise InputError(f"{name}: {error}: not a learned formula") from None
-    except Exception as error:  # damage shows as any of zipfile's, zlib's, json's and numpy's errors
+    except Exception as error:  # a damaged file can raise any error of zipfile, zlib, json and numpy
         raise InputError(f"{name}: not a learned formula, or damaged ({type(error).__name__}): "
                          "learn it again") from None
 
@@ -258,9 +262,13 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Learned:
 
 
 def _check(events: EventList, shapes: tuple[Shape, ...]) -> None:
-    """Every row that is named exists, and nothing is freed that does not live."""
-    known = np.isin(events.kind, (Kind.FREE, Kind.ALLOCATE, Kind.EMPTY_CACHE, Kind.SYNCHRONIZE))
-    known |= (events.kind >= Kind.RECORD_STREAM) & (events.kind < 1 << 7)
+    """Checks that every index is in range, and that only live buffers are freed.
+
+    Raises:
+        ValueError: one of them does not hold.
+    """
+    known = np.isin(events.kind, (EventType.FREE, EventType.ALLOCATE, EventType.EMPTY_CACHE, EventType.SYNCHRONIZE))
+    known |= (events.kind >= EventType.RECORD_STREAM) & (events.kind < 1 << 7)
     if not (shapes and len(events.kind) and known.all() and events.sizes.coefficients.dtype == np.int64
             and events.is_consistent((events.step, 1 << 7), (events.buffers.stream, 1 << 7))
             and events.sizes.terms and events.sizes.terms[0] == Monomial((0, 0, 0))):

@@ -1,4 +1,4 @@
-"""Terms that only formulas learned from recorded jobs have: sizes that no polynomial of the shape gives."""
+"""Size terms of learned formulas that are not polynomials of the shape: rounded and interpolated sizes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.events.sizes import Monomial, Term
+from predictor.events.sizes import Monomial
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """A monomial of the shape with its sequence rounded up to a multiple, as some kernels do."""
+    """A monomial of the shape whose sequence is rounded up to a multiple, as some kernels round it."""
 
     exponents: tuple[int, int, int]
     multiple: int
@@ -27,11 +27,11 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Interpolated:
-    """Bytes between recorded ones, along straight lines over a monomial; beyond the ends the last line goes on.
+    """Bytes by linear interpolation over a monomial. Outside of the points the first or last line is extended.
 
     Attributes:
         over: exponents of the monomial.
-        points: pairs of its value and bytes, by value; at least two.
+        points: pairs of the monomial's value and bytes, ordered by value; at least two.
     """
 
     over: tuple[int, int, int]
@@ -59,11 +59,11 @@ def to_json(term: Rounded | Interpolated) -> dict:
     return {"interpolated": list(term.over), "points": [list(point) for point in term.points]}
 
 
-def from_json(document: dict) -> Term:
-    """The opposite of :func:`to_json`.
+def from_json(document: dict) -> Rounded | Interpolated:
+    """The term of JSON data that :func:`to_json` made.
 
     Raises:
-        ValueError: a term that makes no sense.
+        ValueError: the data describe no valid term.
     """
     name = "rounded" if "rounded" in document else "interpolated"
     exponents = exponents_of(document[name])
@@ -81,10 +81,10 @@ def from_json(document: dict) -> Term:
 
 
 def exponents_of(value: list) -> tuple[int, int, int]:
-    """Three small powers.
+    """Checks that a list has three exponents from 0 to 4, and returns them.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: it does not.
     """
     if len(value) != 3 or any(type(power) is not int or not 0 <= power <= 4 for power in value):
         raise ValueError("exponents")

@@ -1,4 +1,4 @@
-"""Finds the formula that answers for a shape, and traces one where nobody has it."""
+"""Finds the formula for a shape, and traces one if it is neither shipped nor cached."""
 
 from __future__ import annotations
 
@@ -19,27 +19,34 @@ from predictor.model.model_config import ModelConfig
 
 
 def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, progress: Progress | None = None,
-               *, alone: bool = False, one_length: bool = False) -> Formula:
-    """The formula of a key at a shape, whose regime narrows if need be: first to samples and images, unless there is
-    but ``one_length``, then to the shape; ``alone``: to the shape at once, or to its sequence where it is of a later
-    turn of a conversation, which are alike at all batches."""
+               *, exact_shape: bool = False, one_length: bool = False) -> Formula:
+    """The formula of a key at a shape. Tries regimes from widest to narrowest.
+
+    Args:
+        exact_shape: go straight to the exact shape. Of a later turn of a conversation the regime with the exact
+            sequence and any batch is tried first, because such turns are alike at all batches.
+        one_length: go from the widest regime straight to the exact shape.
+
+    Raises:
+        InputError: the model cannot be traced, or needs text between its images.
+    """
     def trace(key: store.Key) -> Formula:
         return tracing.trace_formula(config, key, progress=progress)
 
-    keys = [replace(key, regime=regime) for regime in regimes.narrowing(key.regime, shape)]
+    keys = [replace(key, regime=regime) for regime in regimes.regimes_from_widest(key.regime, shape)]
     keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
-    keys = keys[-1:] if alone else [keys[0], keys[-1]] if one_length else keys
-    if alone and key.generation and key.generation.brings and len(key.image_sizes) < 2:
-        keys = [replace(key, regime=regime) for regime in regimes.of_batches(shape)] + keys
-    found = store.get(keys, trace)
+    keys = keys[-1:] if exact_shape else [keys[0], keys[-1]] if one_length else keys
+    if exact_shape and key.generation and key.generation.brings and len(key.image_sizes) < 2:
+        keys = [replace(key, regime=regime) for regime in regimes.regime_of_equal_samples(shape)] + keys
+    formula = store.get(keys, trace)
     if isinstance(config, code_models.CodeModel):
-        agrees = _agrees(config, found, shape, dtype)
-        return found if agrees else store.get(keys[-1:], trace)
+        agrees = _agrees(config, formula, shape, dtype)
+        return formula if agrees else store.get(keys[-1:], trace)
     images = -(-shape.images // shape.batch)
-    tokens = found.facts.room(images)
-    if not found.facts.image_tokens or not tokens < key.new(shape).sequence <= tokens + images:
-        return found
-    try:  # images side by side: a model that goes over them may see fewer pieces, or none that it knows
+    tokens = formula.facts.room(images)
+    if not formula.facts.image_tokens or not tokens < key.forward_shape(shape).sequence <= tokens + images:
+        return formula
+    try:  # without text between images a model that splits at text may see fewer pieces, or fail
         return store.get(keys[-1:], trace)
     except InputError as error:
         raise InputError(f"sequence_length {shape.sequence}: no text comes between images, which {config.name} may "
@@ -47,9 +54,11 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
 
 
 def _agrees(config: CodeModel, formula: Formula, shape: Shape, dtype: str) -> bool:
-    """Whether the function's model and batch at a shape are those of a formula that was traced at other shapes."""
+    """Whether the user's function returns, at this shape, the model and inputs that the formula has.
 
-    model, batch = code_models.called(replace(config, shape=shape), dtype)
+    The formula may have been traced at other shapes.
+    """
+    model, batch = code_models.call_user_function(replace(config, shape=shape), dtype)
     known = {tensor.name: (tensor.shape, tensor.itemsize) for tensor in formula.facts.parameters}
     if {name: sizes for name, *sizes in map(list, code_models.layout(model))} != {n: list(s) for n, s in known.items()}:
         return False

@@ -1,4 +1,4 @@
-"""Finds the formula of a workload: shipped with the package, in the user's cache, or traced now."""
+"""The store of formulas: shipped with the package, in the user's cache, or traced now and then cached."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from predictor.model.quantization import Quantized
 from predictor.workload.conversation import Generation
 
 TRACER_VERSION = 4
-"""Raised whenever the same workload would trace differently; older cached formulas are then left alone."""
+"""Increased whenever the same workload would trace differently. Cached formulas of older versions are then unused."""
 
 
 @dataclass(frozen=True)
 class Key:
     """Everything that decides the list of events, except the shape within its regime.
 
+    Its JSON document (:meth:`document`) leaves out every field but ``tracer`` that has its default value.
+
     Attributes:
-        regime: in the document, its three names.
+        recipe, trainable, frozen: which parameters train.
+        regime: the regime of shapes; its three names in the document.
         checkpointing: ``off``, ``on`` or ``reentrant``.
-        checkpointing_kwargs: what else transformers is told of it, and which modules have it; left out where nothing.
-        sdpa_backend: what attention resolves to; empty for eager attention.
-        dtype: of the weights; left out of the document if ``bf16``.
-        mixed_precision: autocast's dtype; left out of the document if ``none``.
-        sharded: traced as under ZeRO-3; left out of the document where not.
-        evaluation: whose evaluation, a forward without gradients, is all that is traced (``trainer``: Hugging Face's);
-            left out of the document otherwise.
-        lora: adapters, if there are; left out of the document otherwise.
-        liger: release of liger-kernel, if its kernels run; left out of the document otherwise.
-        wrapped: what FSDP2 wraps (``predictor.workload.fsdp.units``); left out of the document without FSDP2.
-        quantization: layers of 4 or 8 bits, likewise.
-        image_sizes: heights and widths of pictures, where a model takes any; left out of the document elsewhere.
-        video_frames: of the videos that stand for pictures, if they do; left out of the document otherwise.
-        no_grad: patterns of modules that run under ``torch.no_grad``, likewise.
-        tensor_parallel: ranks that share each layer; left out of the document where one has all of it.
-        autotp: DeepSpeed shards them, not transformers; left out of the document where not.
-        generation: the call of ``generate`` that is traced; left out of the document of a training step.
+        checkpointing_kwargs: further options of activation checkpointing, and the modules that have it.
+        sdpa_backend: the kernel of SDPA attention; empty for other attention.
+        dtype: dtype of the weights.
+        mixed_precision: autocast's dtype, or ``none``.
+        sharded: whether the step is traced with the hooks of ZeRO-3.
+        evaluation: ``trainer`` if only the forward of Hugging Face's evaluation is traced, without gradients.
+        lora: adapters.
+        liger: release of liger-kernel, if its kernels run.
+        wrapped: modules that FSDP2 wraps (``predictor.model.fsdp.unit_names``).
+        quantization: layers of 4 or 8 bits.
+        image_sizes: heights and widths of images, for models that take any size.
+        video_frames: number of frames, if videos take the place of images.
+        no_grad: patterns of modules that run under ``torch.no_grad``.
+        tensor_parallel: number of ranks that share each layer.
+        autotp: whether DeepSpeed's AutoTP shards the layers, rather than transformers.
+        generation: the call of ``generate`` that is traced; None for a training step.
     """
 
     fingerprint: str
@@ -82,13 +84,13 @@ class Key:
     autotp: bool = False
     generation: Generation | None = None
 
-    def new(self, shape: Shape) -> Shape:
-        """What the model sees at once: of a later turn of a conversation, the tokens that it brings."""
+    def forward_shape(self, shape: Shape) -> Shape:
+        """The shape of the first forward's inputs; in a later turn of a conversation, only the turn's new tokens."""
         brings = self.generation.brings if self.generation else 0
         return replace(shape, sequence=brings) if brings else shape
 
     def document(self) -> dict[str, Any]:
-        """The key as plain JSON data; what not every formula has is left out where it says nothing."""
+        """The key as plain JSON data, without fields that have their default value (``tracer`` is always there)."""
         document = asdict(self) | {"regime": self.regime.names()}
         for entry in fields(self):
             if entry.name != "tracer" and document[entry.name] == entry.default:
@@ -96,33 +98,35 @@ class Key:
         return json.loads(json.dumps(document))
 
     def filename(self) -> str:
-        """Name by content: the same workload gives the same file on every machine."""
+        """A file name that depends on the content only: the same workload has the same name on every machine."""
         text = json.dumps(self.document(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20] + ".npz"
 
 
 def shipped_directory() -> Path:
-    """Formulas that come with the package."""
+    """The directory of the formulas that come with the package."""
     return Path(str(resources.files("profiles"))) / "formulas"
 
 
 _SPLIT: set[str] = set()
-"""Files of keys that this process found not to be one regime: a search would trace them again at each size."""
+"""File names of keys that this process found to span several regimes. A search would trace them again at each size."""
 
 _NOT_KEPT: dict[str, Formula] = {}
-"""Formulas by their files' names that this process made, and had no place for."""
+"""File name -> formula, for formulas that this process traced and could not write to the cache."""
 
 
 def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
-    """The formula of the first of these keys that somebody has; else ``trace`` makes it, of the first key that is one
-    regime, and it is kept for the next time."""
+    """The formula of the first of these keys that is shipped or cached.
+
+    If none is, ``trace`` makes the formula of the first key that is one regime, and it is cached.
+    """
     for key in keys:
         shipped = shipped_directory() / key.filename()
         cached = _cached(key)
         if shipped.is_file():
             return _load(shipped, shipped.stat().st_mtime_ns)
         if cached is not None:
-            with contextlib.suppress(OSError, InputError):  # a damaged cache is made again
+            with contextlib.suppress(OSError, InputError):  # a damaged file is traced again
                 return _load(cached, cached.stat().st_mtime_ns)
         if key.filename() in _NOT_KEPT:
             return _NOT_KEPT[key.filename()]
@@ -137,7 +141,7 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
 
 
 def has(keys: Iterable[Key]) -> bool:
-    """Whether somebody has the formula of one of these keys."""
+    """Whether the formula of one of these keys is shipped or cached."""
     return any((shipped_directory() / key.filename()).is_file() or key.filename() in _NOT_KEPT
                or os.path.isfile(_cached(key) or "") for key in keys)
 
@@ -147,16 +151,16 @@ def _cached(key: Key) -> Path | None:
     return directory and directory / "formulas" / key.filename()
 
 
-def _kept(key: Key, made: Formula) -> Formula:
+def _kept(key: Key, traced: Formula) -> Formula:
     cached = _cached(key)
     try:
         if cached is not None:
-            save(made, cached)
-            return made
+            save(traced, cached)
+            return traced
     except OSError:  # a cache that cannot be written is only slower
         pass
-    _NOT_KEPT[key.filename()] = made
-    return made
+    _NOT_KEPT[key.filename()] = traced
+    return traced
 
 
 @lru_cache(maxsize=32)
@@ -164,8 +168,8 @@ def _load(path: Path, _modified: int) -> Formula:
     return formula.load(path)
 
 
-def save(made: Formula, path: Path) -> None:
-    """Write a formula file whole or not at all.
+def save(traced: Formula, path: Path) -> None:
+    """Writes a formula's file, whole or not at all.
 
     Raises:
         OSError: the directory cannot be written.
@@ -173,7 +177,7 @@ def save(made: Formula, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
         try:
-            part.write(formula.to_bytes(made))
+            part.write(formula.to_bytes(traced))
             part.flush()
             os.chmod(part.name, 0o644)
             os.replace(part.name, path)

@@ -1,4 +1,4 @@
-"""Makes a formula: builds the model on meta, traces a few shapes of a regime, fits the sizes."""
+"""Traces formulas: builds the model on the meta device, records a few shapes of a regime, and fits the sizes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
 from predictor.model.model_config import ModelConfig
-from predictor.trace.garbage_collection import frozen
-from predictor.workload.modes import unpredicted
+from predictor.trace.garbage_collection import existing_objects_skipped
+from predictor.workload.modes import advice_for
 
 if TYPE_CHECKING:
     from predictor.events.sizes import Shape
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
-    """Trace and fit one regime.
+    """Traces and fits one regime.
 
     Args:
         config: the model's configuration.
-        key: what to trace; its versions must be the installed ones.
+        key: the key of the formula; its versions must be the installed ones.
         progress: wraps the list of shapes, for example with a progress bar.
 
     Raises:
-        InputError: torch or transformers is missing or of another version, or the model cannot be
-            built or traced.
+        InputError: a needed package is missing or of another version, or the model cannot be built or traced.
         NotOneRegime: shapes of the regime do not share one list of events.
     """
     _require(config, key)
@@ -53,11 +52,11 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
             raise
         raise InputError(f"model {config.name}: cannot be traced: {error}") from error
     except InputError as error:
-        if isinstance(error, code_models.Raised) and not key.regime.is_alone:
+        if isinstance(error, code_models.UserCodeError) and not key.regime.is_alone:
             raise regimes.NotOneRegime(str(error)) from error
         raise
     except Exception as error:  # a configuration can lead torch and transformers anywhere
-        if not key.regime.is_alone:  # it may not take the traced shapes
+        if not key.regime.is_alone:  # the model may fail at the other traced shapes only
             raise regimes.NotOneRegime(str(error)) from error
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: cannot be traced: {type(error).__name__}: {reason}") from error
@@ -69,7 +68,7 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     from predictor.trace.inputs import inputs_of
 
     own = isinstance(config, code_models.CodeModel)
-    config = code_models.at(config, (first := regimes.traced_shapes(key.regime)[0]))
+    config = code_models.at_shape(config, (first := regimes.traced_shapes(key.regime)[0]))
     model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
                          quantization=key.quantization)
@@ -90,16 +89,16 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 
 
 def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress) -> Formula:
-    """The formula of a model that is ready."""
+    """Records a prepared model at the shapes of the regime, and fits the formula."""
     from predictor.formula import fit
     from predictor.model import parser
     from predictor.trace import liger
 
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
-                            () if key.regime.is_wide else inputs.image_tokens(key.new(first)))
+                            () if key.regime.is_wide else inputs.image_tokens(key.forward_shape(first)))
     brings = key.generation.brings if key.generation else 0
     shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
-    with frozen(), liger.on_meta(model) if key.liger else nullcontext():
+    with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
         recordings: list[Recording] = []
         for shape in progress(shapes) if progress else shapes:
             recordings.append(_recorded(key, model, inputs, shape))
@@ -109,10 +108,11 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
-    """What the key is of, at one shape."""
+    """Records a training step, an evaluation or a call of ``generate``, as the key says, at one shape."""
     from predictor.trace.trace import trace, trace_evaluation, trace_generation
 
-    batch, new = inputs.batch(key.new(shape), key.padding), key.new(shape)
+    new = key.forward_shape(shape)
+    batch = inputs.batch(new, key.padding)
     style = {"sdpa_backend": key.sdpa_backend, "mixed_precision": key.mixed_precision}
     if key.generation:
         return trace_generation(model, batch, key.generation, shape.sequence - new.sequence, **style)
@@ -122,13 +122,13 @@ def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
 
 
 def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
-    """Refuses recurrent layers, which a GPU runs in cuDNN or kernels of their own (ATen/native/RNN.cpp)."""
+    """Rejects recurrent layers, which GPUs run in cuDNN or in kernels of their own (ATen/native/RNN.cpp)."""
     from torch.nn import RNNBase, RNNCellBase
 
     for name, module in model.named_modules():
         if isinstance(module, RNNBase | RNNCellBase):
             raise InputError(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
-                             f"which is not predicted yet: {unpredicted(mode)}")
+                             f"which is not predicted yet: {advice_for(mode)}")
 
 
 def _require(config: ModelConfig, key: Key) -> None:
@@ -141,13 +141,21 @@ def _require(config: ModelConfig, key: Key) -> None:
 
 
 def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
-    """That packages are there, in these versions; else it says where they come from, or what to do about another."""
-    for package, wanted in packages.items():
+    """Checks that packages are installed in these versions.
+
+    Args:
+        source: the argument of ``pip install`` that installs them, for the message.
+        otherwise: the alternative to installing the version, for the message.
+
+    Raises:
+        InputError: one is missing, or has another version.
+    """
+    for package, version in packages.items():
         try:
-            found = importlib.metadata.version(package)
+            installed = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
                              f"{package}: pip install {source}") from None
-        if found.split("+")[0] != wanted:
-            raise InputError(f"versions: {package} {found} is installed, tracing for {wanted} needs that one: "
-                             f"install it, or {otherwise.format(package=package, found=found)}")
+        if installed.split("+")[0] != version:
+            raise InputError(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
+                             f"version: install it, or {otherwise.format(package=package, found=installed)}")

@@ -1,6 +1,8 @@
-"""Decides which kind of job a workload is: training, inference, or a learned formula."""
+"""Chooses the job type of a workload: training, inference, or a learned formula."""
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from predictor.common.progress import Progress
 from predictor.formula import learned
@@ -11,24 +13,24 @@ from predictor.workload.workload import Workload
 
 
 def prepare(workload: Workload, progress: Progress | None = None) -> Job:
-    """A workload with its formula, and with the defaults that only the model could settle.
+    """Prepares the job of a workload: finds its formula, and fills in the defaults that depend on the model.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
-    if learned.is_named(workload.model):
+    if learned.is_learned_file(workload.model):
         return learned_job.prepare(workload)
     return _of(workload).prepare(workload, progress)
 
 
 def resolve(workload: Workload) -> Request:
-    """The request of a workload, with what a sample has, as far as the model settles it: tokens, images.
+    """The request of a workload, with the defaults that depend on the model, such as images per sample.
 
     Raises:
-        InputError: an unknown model, or one that does not take such samples.
+        InputError: the model is unknown, or does not take such samples.
     """
     return _of(workload).resolve(workload)
 
 
-def _of(workload: Workload):
+def _of(workload: Workload) -> ModuleType:
     return inference_job if workload.mode == "inference" else training_job

@@ -1,4 +1,4 @@
-"""A workload of inference: the job in place of one of training."""
+"""Inference jobs: calls of ``generate`` in place of training steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
 from predictor.jobs.training_job import Job
 from predictor.model import code_models, models, quantization
-from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request, gpu_of
 from predictor.profile import corrections, profile
-from predictor.profile.job_traits import kinds
+from predictor.profile.job_traits import traits_of
 from predictor.workload.conversation import TRACED_TOKENS, Generation, Turn, check_positions, turns
 from predictor.workload.workload import Workload
 
@@ -31,20 +31,21 @@ LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequenc
         "one length, and torch.compile, which generate applies by itself to a static cache")
 
 POSITIONS = ("max_position_embeddings", "n_positions")
-"""Keys of configurations."""
+"""Keys of a model's configuration that give the number of its positions."""
 OFTEN = 3
-"""Of so many turns that differ in their context alone one formula is traced, at four shapes or more."""
+"""From this many turns on that differ only in the length of their context, one formula is traced for all of them, at
+four shapes or more. Fewer turns are traced one by one."""
 MOST_UNTIL_WINDOW = 64
-"""Decode steps that are traced one by one until a sliding window is reached."""
+"""Most decode steps that are traced one by one until a sliding window is reached."""
 
 
 @dataclass(frozen=True)
 class InferenceJob(Job):
-    """Calls of ``generate`` in place of training steps; ``formula`` and ``shape`` are those of the first.
+    """Calls of ``generate`` in place of training steps. ``formula`` and ``shape`` are those of the first call.
 
     Attributes:
-        turns: each call of ``generate``.
-        pieces: the same with their formulas.
+        turns: the calls of ``generate``, in order.
+        pieces: the same calls with their formulas.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -52,88 +53,89 @@ class InferenceJob(Job):
 
     @property
     def positions(self) -> int | None:
-        """That the language model knows, as far as its configuration or its weights say so."""
-        known = positions_of(self.request.config), self.formula.facts.positions
+        """Positions of the language model, by its configuration and its weights; None if neither limits them."""
+        known = positions_of(_config_of(self.request)), self.formula.facts.positions
         return min(filter(None, known), default=None)
 
     @property
     def rank(self) -> int:
-        """There is one GPU."""
+        """Always 0: inference runs on one GPU."""
         return 0
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
-        """There is one GPU."""
+        """Always 0: inference runs on one GPU."""
         return [0]
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
-        """Start-up and all calls; they do not depend on the limit."""
+        """Start-up and all calls. They do not depend on the limit."""
         events = compose(self.pieces, self.setup, self.gpu)
         return evaluate(events, 0, self.shape, self.gpu, corrections.coefficients(self.profile))
 
     def described(self) -> Mapping[str, Any]:
-        """Every key with its value."""
+        """Every key of the workload with its value."""
         return self.workload.resolved()
 
     def notes(self) -> tuple[str, ...]:
-        """What is not modelled of this job."""
-        paged = ("paged serving is vLLM's accounting of blocks (v1/worker/gpu_worker.py, determine_available_memory), "
-                 "with this prompt as what it profiles: assumed, never measured")
+        """Notes for the user on what is assumed or not modelled in this job."""
+        paged = ("paged serving: blocks are counted as vLLM counts them (v1/worker/gpu_worker.py, "
+                 "determine_available_memory), with this prompt as its profiling run: assumed, never measured")
         rows = self.shape.batch * max(turn.tokens for turn in self.turns)
         return ((paged,) if self.workload.gpu_memory_utilization else ()) + quantization.notes(
             self.workload, self.formula.facts, rows)
 
     @property
     def loop(self) -> str | None:
-        """What the reference loop of inference leaves out."""
+        """Text for the user: what the reference loop of inference leaves out."""
         return LOOP
 
 
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:
-    """A workload of inference with its formulas.
+    """Prepares the job of an inference workload: finds or traces the formula of every turn.
 
     Args:
-        one_length: other prompts will not be asked for: what is not alike at all batches is traced at this one alone.
+        one_length: the caller will not ask for other prompt lengths. Then a regime that does not hold for all batches
+            is traced at this shape only.
 
     Raises:
-        InputError: an unknown model, turns without room for their images, a cache longer than the model's positions,
-            or what is not predicted.
+        InputError: an unknown model, a turn without room for its images, a cache longer than the model's positions,
+            or a setting that is not predicted.
     """
     request = resolve(workload)
-    workload, config, gpu = request.workload, request.config, request.gpu
-    said = turns(workload)
-    check_positions(said, positions_of(config), workload.max_cache_len, config.name)
-    pieces, formulas, times = [], [], Counter(map(_alike, said))
-    for turn in said:
+    workload, config, gpu = request.workload, _config_of(request), request.gpu
+    all_turns = turns(workload)
+    check_positions(all_turns, positions_of(config), workload.max_cache_len, config.name)
+    pieces, formulas, times = [], [], Counter(map(_alike, all_turns))
+    for turn in all_turns:
         formula = find_formula(request, turn, progress, often=times[_alike(turn)] >= OFTEN,
                                one_length=one_length)
         check_room(workload, turn, formula.facts)
         pieces.append(Piece(formula.micro, shape_of(workload, turn), turn.new_tokens))
         formulas.append(formula)
     first, shape = formulas[0], pieces[0].shape
-    check_positions(said, first.facts.positions, workload.max_cache_len, config.name)
+    check_positions(all_turns, first.facts.positions, workload.max_cache_len, config.name)
     quantization.check_rows(workload, first.facts, shape, gpu)
     chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
-                            kinds(request, first))
+                            traits_of(request, first))
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
                   allocator=corrections.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
                   quantization=workload.quantization)
-    return InferenceJob(request, first, setup, chosen, turns=said, pieces=tuple(pieces))
+    return InferenceJob(request, first, setup, chosen, turns=all_turns, pieces=tuple(pieces))
 
 
 def resolve(workload: Workload) -> Request:
-    """The request of a workload, with what a sequence has, as far as the model settles it, at its first turn.
+    """The request of a workload at the shape of its first turn, with the defaults that depend on the model.
 
     Raises:
-        InputError: a model that generates nothing, or does not take such prompts.
+        InputError: the model does not generate, or does not take such prompts.
     """
     config = models.find(workload.model)
     if isinstance(config, code_models.CodeModel):
-        raise InputError(f"mode inference: {config.name} is a function of yours, whose generate nobody knows: name a "
+        raise InputError(f"mode inference: {config.name} is a function of yours, whose generate is not known: name a "
                          "model of transformers")
-    if config.kind not in (Kind.TEXT, Kind.IMAGE_TEXT):
-        raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}: text and image-text models "
-                         "are predicted")
+    if config.kind not in (Modality.TEXT, Modality.IMAGE_TEXT):
+        raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}, which is not predicted: only "
+                         "text and image-text models are")
     if workload.conversation is None and workload.sequence_length is None:
         raise InputError("sequence_length is not given: say how many tokens a prompt has, image tokens included")
     images = [workload.images_per_sample or 0, *(turn["images"] for turn in workload.conversation or ())]
@@ -146,24 +148,33 @@ def resolve(workload: Workload) -> Request:
     return Request(workload, config, gpu_of(workload), shape_of(workload, turns(workload)[0]))
 
 
+def _config_of(request: Request) -> ModelConfig:
+    assert request.config is not None  # resolve() looked it up; only learned formulas have none
+    return request.config
+
+
 def positions_of(config: ModelConfig) -> int | None:
-    """Positions that the language model knows, where its configuration says so."""
+    """Positions of the language model by its configuration; None if that does not say."""
     text = config.document.get("text_config")
-    said = text if isinstance(text, dict) else config.document
-    return next((said[key] for key in POSITIONS if isinstance(said.get(key), int)), None)
+    language = text if isinstance(text, dict) else config.document
+    return next((language[key] for key in POSITIONS if isinstance(language.get(key), int)), None)
 
 
 def shape_of(workload: Workload, turn: Turn) -> Shape:
-    """What the first forward of a turn attends to, and the images that it sees."""
+    """The shape of a turn's first forward: the tokens that it attends to, cached ones included, and its images."""
     batch = workload.per_device_eval_batch_size
+    assert batch is not None  # inference has a default
     return Shape(batch, turn.seen, batch * turn.images)
 
 
 def traced_tokens(turn: Turn, windows: list[int]) -> int:
-    """How many tokens of a reply are traced: those until a sliding window is reached, if it is in the reply.
+    """Number of tokens of a reply that are traced. If the reply reaches a sliding window, those until then are added.
+
+    Args:
+        windows: lengths of the model's sliding windows, in tokens.
 
     Raises:
-        InputError: they would be too many.
+        InputError: too many decode steps would be traced.
     """
     until = max((window - turn.seen for window in windows if turn.seen < window < turn.cached), default=0)
     window = turn.seen + until
@@ -175,13 +186,13 @@ def traced_tokens(turn: Turn, windows: list[int]) -> int:
 
 
 def unpredicted_prompts(windows: list[int], new_tokens: int) -> list[tuple[int, int]]:
-    """The first and last prompt, in tokens, between which :func:`traced_tokens` would be too many."""
+    """Ranges of prompt lengths, first and last, in tokens, for which :func:`traced_tokens` raises an error."""
     return [(max(1, window - new_tokens + 2), window - MOST_UNTIL_WINDOW - 1) for window in sorted(windows)
             if window - new_tokens + 2 < window - MOST_UNTIL_WINDOW]
 
 
 def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
-    """The call of ``generate`` of a turn, of which so many new tokens are looked at."""
+    """The call of ``generate`` of a turn, with ``tokens`` new tokens."""
     if workload.cache_implementation == "static":
         length = max(turn.cached, workload.max_cache_len or 0)
         return Generation(tokens, "static", length - turn.tokens)
@@ -189,29 +200,40 @@ def generation_of(workload: Workload, turn: Turn, tokens: int) -> Generation:
 
 
 def _alike(turn: Turn) -> tuple[int, int, int, bool]:
-    """What turns share whose traces differ in the length of the context alone, as masks' rows are padded to 8."""
+    """A key that is equal for turns whose traces differ only in the length of the context.
+
+    Whether that length is a multiple of 8 is part of the key, because the rows of masks are padded to 8.
+    """
     return turn.tokens, turn.images, turn.new_tokens, turn.seen % 8 > 0
 
 
 def find_formula(request: Request, turn: Turn, progress: Progress | None = None, *,
                  often: bool = False, one_length: bool = False) -> Formula:
-    """The formula of a turn; traced now if nobody has it. A turn that begins with keys and values is traced at its
-    context alone, unless there are ``often`` such turns; one that meets a sliding window always."""
-    workload, config, shape = request.workload, request.config, shape_of(request.workload, turn)
+    """The formula of a turn. It is traced now if it is neither shipped nor cached.
+
+    A turn that begins with cached keys and values is traced at its exact context length, unless there are ``often``
+    such turns. A turn that reaches a sliding window always is.
+    """
+    workload, config, shape = request.workload, _config_of(request), shape_of(request.workload, turn)
     key = formula_key(request.at(shape))
-    key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
-                  generation=generation_of(workload, turn, traced_tokens(turn, config.windows)))
+    generation = generation_of(workload, turn, traced_tokens(turn, config.windows))
+    key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(), generation=generation)
     if turn.past:  # attention has a mask
         key = replace(key, regime=regime_of(shape, pads_masks=True, windows=config.windows))
-        alone = not often or bool(config.windows)
+        exact_shape = not often or bool(config.windows)
     else:
-        alone = key.generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to multiples of 8
-    alone = alone or key.generation.tokens > TRACED_TOKENS
-    return formula_of(config, key, shape, workload.dtype, progress, alone=alone, one_length=one_length)
+        exact_shape = generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to 8
+    exact_shape = exact_shape or generation.tokens > TRACED_TOKENS
+    return formula_of(config, key, shape, workload.dtype, progress, exact_shape=exact_shape,
+                      one_length=one_length)
 
 
 def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:
-    """A prompt must hold the tokens of its images, and one of text."""
+    """Checks that a prompt holds the tokens of its images and one token of text.
+
+    Raises:
+        InputError: it is too short.
+    """
     filled = facts.room(turn.images)
     if turn.images and turn.tokens <= filled:
         name = "sequence_length" if workload.conversation is None else "conversation: tokens"
@@ -220,7 +242,7 @@ def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:
 
 
 def build(workload: Workload):
-    """The workload's model on the meta device."""
+    """Builds the workload's model on the meta device."""
     from predictor.model import parser
 
     return parser.build(models.find(workload.model), attn_implementation=workload.attn_implementation, recipe="full",

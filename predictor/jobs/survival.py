@@ -1,7 +1,7 @@
-"""Whether a job survives on a GPU: its events through the caching allocator, at a capacity.
+"""Decides whether a job fits a GPU, by playing its events through the simulated caching allocator at a capacity.
 
-Capacity changes the events too (DeepSpeed flattens on the GPU only where memory suffices), so the run is composed
-anew for each capacity that is asked about.
+The capacity also changes the events: DeepSpeed flattens on the GPU only where memory suffices. So the run is composed
+again for each capacity.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import Simulation, simulate
 from predictor.events.composed_run import Run
-from predictor.events.events import Kind
+from predictor.events.events import EventType
 from predictor.profile.corrections import Margin
 from predictor.snapshot.recording import RecordingAllocator
 
 PAGE_BYTES = 2 << 20
-"""Segments are multiples of it, so finer capacities make no difference."""
+"""Segments are multiples of 2 MiB, so capacities between two multiples make no difference."""
 
 NO_PROFILE = Margin()
 
 RunsAt = Callable[[int | None], Sequence[Run]]
-"""The composed runs of the ranks to look at, the one to report first, where PyTorch can have so many bytes (None:
-without limit)."""
+"""Gives the composed runs of the ranks to simulate, the one to report first, for the bytes that PyTorch can reserve
+(None: no limit)."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What PyTorch reserves at its highest on a rank; bytes.
+    """Peak reserved bytes of PyTorch on a rank.
 
     Attributes:
-        low, high: at both ends of when events complete, where that matters.
+        low, high: the smaller and the larger peak over :func:`completions`; None where they cannot differ.
     """
 
     rank: int
@@ -54,15 +54,15 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The run that was looked at and what became of it.
+    """The simulated run that is reported, and its result.
 
     Attributes:
-        run: of the rank that requests the most.
-        limit_bytes: what PyTorch could have in ``simulation``; None for no limit.
-        reserved: of the rank that reserves the most, which need not be that of ``run``.
-        failure: where a rank ran out of memory, unless it fits.
+        run: the run of the rank with the highest requested peak.
+        limit_bytes: bytes that PyTorch could reserve in ``simulation``; None for no limit.
+        reserved: peak of the rank that reserves the most, which may be another rank than that of ``run``.
+        failure: the run that ran out of memory; None if the job fits.
         verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
-        allocated: the run that allocates the most, with its simulation; None: that of ``run``.
+        allocated: the run that allocates the most, with its simulation; None if that is ``run``.
     """
 
     run: Run
@@ -75,72 +75,83 @@ class Outcome:
 
 
 def completions(run: Run) -> tuple[str, ...]:
-    """Both ends of when a GPU's events complete; they differ only where a block is used on two streams."""
-    shared = bool((run.events.kind >= Kind.RECORD_STREAM).any())
+    """The completion modes to simulate: GPU events complete at once, or only when the host synchronizes.
+
+    They differ only where a block is used on two streams; otherwise one mode is enough.
+    """
+    shared = bool((run.events.kind >= EventType.RECORD_STREAM).any())
     return ("immediate", "synchronization") if shared else ("immediate",)
 
 
-def play(run: Run, settings: AllocatorSettings, *, completion: str = "immediate", limit_bytes: int | None = None,
-         total_bytes: int | None = None) -> Simulation:
-    """One run through an allocator of its own.
+def simulate_run(run: Run, settings: AllocatorSettings, *, completion: str = "immediate",
+                 limit_bytes: int | None = None, total_bytes: int | None = None) -> Simulation:
+    """Plays a run through a new allocator.
 
     Args:
-        limit_bytes: what PyTorch can have; None for no limit.
-        total_bytes: what the GPU says it has.
+        completion: one of :func:`completions`.
+        limit_bytes: bytes that PyTorch can reserve; None for no limit.
+        total_bytes: total memory that the GPU reports.
     """
     return play_on(CachingAllocator(settings, SimulatedDriver(limit_bytes, total_bytes), completion), run,
                    run.events.kind.tolist())
 
 
-def play_on(allocator: CachingAllocator, run: Run, kinds: Iterable[int]) -> Simulation:
-    """One run through an allocator; ``kinds`` are those of its events, told one by one."""
+def play_on(allocator: CachingAllocator, run: Run, event_types: Iterable[int]) -> Simulation:
+    """Plays a run through an allocator. ``event_types`` yields the :class:`EventType` of each event in order."""
     buffers = run.events.buffers
-    return simulate(kinds, run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(), buffers.stream.tolist(),
-                    allocator)
+    return simulate(event_types, run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(),
+                    buffers.stream.tolist(), allocator)
 
 
 class Plays:
-    """Runs through allocators of their own; what was played once is not played again.
+    """Plays runs through new allocators, and reuses results where a simulation would be the same.
 
-    A run that survives where PyTorch can have so many bytes, and holds at most R of them, is the same run wherever it
-    can have R or more, up to that: what was granted still is, what was refused still is. If nothing was refused, it is
-    the same with any more. Not so where the settings give PyTorch a fraction of that.
+    A run that survives with the limit L and reserves at most R bytes behaves the same with every limit from R to L:
+    what was granted is granted again, what was refused is refused again. If nothing was refused, it behaves the same
+    with every limit from R on. Neither holds where the settings limit PyTorch to a fraction of memory.
     """
 
     def __init__(self, settings: AllocatorSettings, total_bytes: int | None = None) -> None:
         self._settings, self._total_bytes = settings, total_bytes
-        self._of_limit = total_bytes is None and settings.per_process_memory_fraction < 1
+        self._fraction_of_limit = total_bytes is None and settings.per_process_memory_fraction < 1
         self._played: dict[tuple, list[tuple[float, float, Simulation]]] = {}
+        """Run and completion -> results, each with the lowest and the highest limit for which it holds."""
 
     def ends(self, run: Run, limit_bytes: int | None) -> list[Simulation]:
-        """At each end of :func:`completions`."""
-        key = _seen_by_allocator(run), limit_bytes if self._of_limit else None
+        """The simulation of each completion mode of :func:`completions`."""
+        key = _digest(run), limit_bytes if self._fraction_of_limit else None
         return [self._play(run, key, completion, limit_bytes) for completion in completions(run)]
 
     def _play(self, run: Run, key: tuple, completion: str, limit_bytes: int | None) -> Simulation:
         limit, known = math.inf if limit_bytes is None else limit_bytes, self._played.setdefault((key, completion), [])
-        found = next((end for least, most, end in known if least <= limit <= most), None)
-        if found is None:
-            found = play(run, self._settings, completion=completion, limit_bytes=limit_bytes,
-                         total_bytes=self._total_bytes)
-            least = limit if found.failed_at is not None else found.peak_reserved_bytes
-            known.append((least, limit if found.allocator.driver.refusals else math.inf, found))
-        return found
+        simulation = next((result for least, most, result in known if least <= limit <= most), None)
+        if simulation is None:
+            simulation = simulate_run(run, self._settings, completion=completion, limit_bytes=limit_bytes,
+                                      total_bytes=self._total_bytes)
+            least = limit if simulation.failed_at is not None else simulation.peak_reserved_bytes
+            driver = simulation.allocator.driver
+            assert isinstance(driver, SimulatedDriver)  # play() makes one
+            known.append((least, limit if driver.refusals else math.inf, simulation))
+        return simulation
 
 
-def _seen_by_allocator(run: Run) -> bytes:
-    """Of runs with equal events, sizes and streams: the same."""
+def _digest(run: Run) -> bytes:
+    """A digest of all that the allocator sees of a run: its events, sizes and streams."""
     events, buffers = run.events, run.events.buffers
-    said = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for column in (events.kind, events.buffer, run.row_bytes[buffers.size[events.buffer]],
                    buffers.stream[events.buffer]):
-        said.update(np.ascontiguousarray(column).data)
-    return said.digest()
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.digest()
 
 
 def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | None,
           margin: Margin = NO_PROFILE) -> Outcome:
-    """Whether a job fits a GPU of a capacity: surely, at best, or not. It fits if every rank that is looked at does."""
+    """Judges whether a job fits a GPU: surely, perhaps, or not. It fits if every simulated rank does.
+
+    Args:
+        capacity_bytes: the GPU's memory; None to simulate without a limit and without a verdict.
+    """
     plays = Plays(settings, capacity_bytes)
     if capacity_bytes is None:
         return _worst(plays, None, runs_at(None))
@@ -157,59 +168,65 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
 
 
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:
-    """Of all ranks: the most that any requests, allocates and reserves; or the first that surely fails, alone."""
+    """The outcome over all ranks, with the highest requested, allocated and reserved peaks.
+
+    With ``until_failure`` it ends at the first rank that fails, and gives that rank's outcome.
+    """
     outcomes = []
     for run in runs:
         outcomes.append(_outcome(plays, limit, run))
         if until_failure and outcomes[-1].simulation.failed_at is not None:
             return outcomes[-1]
-    failure = next((one.failure for one in outcomes if one.failure), None)
-    first = max(outcomes, key=lambda one: one.run.peak)  # of equals max keeps the first
-    allocated = max(outcomes, key=lambda one: (one.simulation.peak_allocated_bytes, one is first))
-    return replace(first, failure=failure, reserved=_most([first.reserved, *(one.reserved for one in outcomes)]),
-                   allocated=(allocated.run, allocated.simulation))
+    failure = next((outcome.failure for outcome in outcomes if outcome.failure), None)
+    first = max(outcomes, key=lambda outcome: outcome.run.peak)  # of equals max keeps the first
+    allocated = max(outcomes, key=lambda outcome: (outcome.simulation.peak_allocated_bytes, outcome is first))
+    return replace(first, failure=failure, allocated=(allocated.run, allocated.simulation),
+                   reserved=_highest([first.reserved, *(outcome.reserved for outcome in outcomes)]))
 
 
 def _outcome(plays: Plays, limit: int | None, run: Run) -> Outcome:
-    """Of one rank."""
+    """The outcome of one rank, over its completion modes."""
     ends = plays.ends(run, limit)
     reserved = [end.peak_reserved_bytes for end in ends]
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
     failed = next((end for end in ends if end.failed_at is not None), None)
-    return Outcome(run, ends[0], limit, Reserved(run.rank, reserved[0], low, high), failed and Failure(run, failed))
+    return Outcome(run, ends[0], limit, Reserved(run.rank, reserved[0], low, high),
+                   None if failed is None else Failure(run, failed))
 
 
-def _most(each: Sequence[Reserved]) -> Reserved:
-    """The most that any of the ranks reserves, at either end of when events complete too."""
-    most = max(each, key=lambda one: one.bytes)
-    if all(one.low is None for one in each):
-        return most
-    return replace(most, low=max(one.bytes if one.low is None else one.low for one in each),
-                   high=max(one.bytes if one.high is None else one.high for one in each))
+def _highest(ranks: Sequence[Reserved]) -> Reserved:
+    """The highest reserved peak of the ranks, for each completion mode too."""
+    highest = max(ranks, key=lambda rank: rank.bytes)
+    if all(rank.low is None for rank in ranks):
+        return highest
+    return replace(highest, low=max(rank.bytes if rank.low is None else rank.low for rank in ranks),
+                   high=max(rank.bytes if rank.high is None else rank.high for rank in ranks))
 
 
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
-    """The outcome's simulation once more, with its history."""
+    """Plays the outcome's run again, and records the allocator's history."""
     allocator = RecordingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
     events = outcome.run.events
 
-    def told() -> Iterator[int]:
-        for index, kind in enumerate(events.kind.tolist()):
+    def event_types() -> Iterator[int]:
+        for index, event_type in enumerate(events.kind.tolist()):
             allocator.tag = events[index].tag
-            yield kind
+            yield event_type
 
-    play_on(allocator, outcome.run, told())
+    play_on(allocator, outcome.run, event_types())
     return allocator
 
 
 def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,
                      tell: Callable[[int], None] = lambda _: None) -> int:
-    """Smallest capacity at and above which the job surely survives, the runtime included; bytes.
+    """The smallest capacity from which on the job surely fits, in bytes, memory outside PyTorch included.
 
-    Survival need not grow with capacity, so halving would not do. But a run that survives at a capacity and holds at
-    most R bytes there is the same run at every capacity from R up to that one: what was granted still is, what was
-    refused still is. So the search goes down from R to R, each time looking a page below, until a run fails: no
-    capacity is left out. ``tell`` hears of each limit that is tried.
+    A job that fits one capacity may fail at a larger one, so a binary search could miss failures. But a run that
+    survives at a limit L and reserves at most R bytes behaves the same at every limit from R to L (see
+    :class:`Plays`). So the search tries one page below R next, and so on until a run fails. No limit is left out.
+
+    Args:
+        tell: called with each limit before it is tried, in bytes.
     """
     plays, limit = Plays(settings), None
     while True:
@@ -217,6 +234,7 @@ def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margi
         for run in runs_at(limit):
             ends = plays.ends(run, limit)
             if any(end.failed_at is not None for end in ends):
+                assert limit is not None  # without a limit no run fails
                 return margin.capacity(limit + PAGE_BYTES)
             highest = max(highest, *(end.peak_reserved_bytes for end in ends))
         limit = highest - PAGE_BYTES

@@ -1,16 +1,16 @@
-"""A training job: a workload with its formula, its engine and its GPU."""
+"""Training jobs: a workload with its formula, its engine and its GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
-from predictor.engine.engines import Engine, load
+from predictor.engine.engines import Engine, Offloading, load
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.setup import STEPS, Setup
 from predictor.events import regimes
@@ -25,25 +25,30 @@ from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
 from predictor.jobs import survival
 from predictor.model import code_models, models, quantization
-from predictor.model.model_config import Kind
+from predictor.model.model_config import Modality
 from predictor.model.request import Request, gpu_of, shape_of
 from predictor.profile import corrections, profile
 from predictor.profile.corrections import Margin
-from predictor.profile.job_traits import kinds
+from predictor.profile.job_traits import traits_of
 from predictor.profile.profile import Choice
 from predictor.workload import deepspeed_config
-from predictor.workload.engines import ENGINES, UNUSED, name_of
+from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, name_of
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
 MOST_EVENTS = 1 << 22
-"""Of all simulated ranks, about: a hundred ranks of a model of 7 B, whose simulation takes some six seconds."""
-
+"""Approximate limit of the events of all simulated ranks together. It is reached by a hundred ranks of a 7 B model,
+whose simulation takes some six seconds."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request with everything that answers for it; ``evaluation`` is what follows the steps, if anything does."""
+    """A request with everything that predicts it.
+
+    Attributes:
+        profile: the calibration that corrects the prediction; None for none.
+        evaluation: the forward of an evaluation after the training steps, and its shape; None for none.
+    """
 
     request: Request
     formula: Formula
@@ -53,12 +58,12 @@ class Job:
 
     @property
     def workload(self) -> Workload:
-        """What was asked."""
+        """The request's workload."""
         return self.request.workload
 
     @property
     def shape(self) -> Shape:
-        """The shape that is answered for."""
+        """The shape that is predicted."""
         return self.request.shape
 
     @property
@@ -68,23 +73,23 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """The asked rank, or the one with the highest requested peak at the workload's own capacity."""
+        """The workload's rank; for ``worst``, the rank with the highest requested peak at the workload's capacity."""
         return self.ranks(self.workload.capacity)[0]
 
     def described(self) -> Mapping[str, Any]:
-        """Every key with its value; ``images_per_sample`` is the mean where samples differ."""
+        """Every key of the workload with its value; ``images_per_sample`` is the mean where samples differ."""
         images, batch = self.shape.images, self.shape.batch
         return self.workload.resolved() | {"images_per_sample": images / batch if images % batch else images // batch}
 
     def notes(self) -> tuple[str, ...]:
-        """What is not modelled of this job."""
+        """Notes for the user on what is assumed or not modelled in this job."""
         notes = ENGINES[self.setup.engine].notes + (self.setup.zero.notes if self.setup.zero else ())
         if self.workload.ddp and self.workload.ddp.get("find_unused_parameters"):
-            notes += (UNUSED,)
+            notes += (UNUSED_PARAMETERS_NOTE,)
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
-            notes += (engine_of(self.formula, self.setup).host().note(),)
+            notes += (cast(Offloading, engine_of(self.formula, self.setup)).host().note(),)
         notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)
         if self.workload.rank == "worst":
             notes += self._left_out()
@@ -92,15 +97,15 @@ class Job:
 
     @property
     def loop(self) -> str | None:
-        """What the recorded loop leaves out; None for the reference loop."""
+        """Text for the user: what the recorded loop leaves out; None for the reference loop."""
         return None
 
     def lowest(self) -> Shape:
-        """Every shape of the formula's regime is at least this."""
-        return regimes.lowest(self.formula.regime, self.formula.facts.room(1))
+        """The smallest shape of the formula's regime, symbol by symbol."""
+        return regimes.smallest_shape(self.formula.regime, self.formula.facts.room(1))
 
     def module_of(self, layer: str) -> str:
-        """What a layer is reported under."""
+        """The modality that a layer is reported under."""
         return modality(layer)
 
     @property
@@ -109,9 +114,17 @@ class Job:
         return corrections.margin(self.profile, self.setup.world_size)
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
-        """Ranks that decide whether it survives: the one that requests the most first; or the asked one alone."""
-        if self.workload.rank != "worst" or self.setup.world_size == 1:
-            return [0 if self.workload.rank == "worst" else self.workload.rank]
+        """The ranks to simulate for the verdict.
+
+        If the workload names a rank, only that one. For ``worst``, the rank with the highest requested peak first, then
+        :meth:`judged_ranks`.
+
+        Args:
+            limit_bytes: bytes that PyTorch can reserve; None for no limit.
+        """
+        rank = self.workload.rank
+        if rank != "worst" or self.setup.world_size == 1:
+            return [0 if isinstance(rank, str) else rank]
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
         different = self.different_ranks()
         if len(different) == 1:
@@ -121,16 +134,19 @@ class Job:
         return list(dict.fromkeys([different[peaks.index(max(peaks))], *self.judged_ranks()]))
 
     def different_ranks(self) -> list[int]:
-        """The first of the ranks that have equal events, of all that there are."""
+        """One rank, the first, of each set of ranks with equal events."""
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=None))
-        parts: dict[Hashable, int] = {}
+        first_ranks: dict[Hashable, int] = {}
         for rank in range(self.setup.world_size):
-            parts.setdefault(engine.part(rank), rank)
-        return list(parts.values())
+            first_ranks.setdefault(engine.rank_key(rank), rank)
+        return list(first_ranks.values())
 
     def judged_ranks(self) -> list[int]:
-        """Those of :meth:`different_ranks` that are simulated at every shape: all, or some from the first to the last
-        where they are more than :data:`MOST_EVENTS` allow."""
+        """The ranks of :meth:`different_ranks` that are always simulated.
+
+        These are all of them, or an even selection from the first to the last where :data:`MOST_EVENTS` would be
+        exceeded.
+        """
         different = self.different_ranks()
         most = max(2, MOST_EVENTS // (STEPS * self.setup.micro_steps * len(self.formula.micro.events)))
         if len(different) <= most:
@@ -138,70 +154,76 @@ class Job:
         return [different[place * (len(different) - 1) // (most - 1)] for place in range(most)]
 
     def _left_out(self) -> tuple[str, ...]:
-        """A note on ranks that differ and are not simulated."""
+        """A note for the user on ranks that differ from all simulated ones."""
         different, judged = len(self.different_ranks()), len(self.judged_ranks())
         if judged == different:
             return ()
-        return (f"{different - judged} of the {different} ranks whose memory differs: the others, and the one that "
-                "requests the most, were simulated, and one of these may allocate or reserve a little more",)
+        return (f"{different - judged} of the {different} ranks whose memory differs: they may allocate or reserve a "
+                "little more than the simulated ranks, which include the one that requests the most",)
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
-        """Events of a rank (None: the worst) where PyTorch can have so many bytes (None: without limit)."""
+        """The run of a rank, with the bytes of its buffers.
+
+        Args:
+            limit_bytes: bytes that PyTorch can reserve; None for no limit.
+            rank: None for the rank that :meth:`ranks` gives first.
+        """
         rank = self.ranks(limit_bytes)[0] if rank is None else rank
         return evaluate(self.composed(limit_bytes, rank), rank, self.shape, self.gpu,
                         corrections.coefficients(self.profile))
 
     def composed(self, limit_bytes: int | None, rank: int) -> EventList:
-        """The events of :meth:`run`, right at every shape of the formula's regime."""
+        """The events of :meth:`run`; they hold for every shape of the formula's regime."""
         events = compose(self.formula, replace(self.setup, capacity_bytes=limit_bytes), rank)
         return with_evaluation(events, *self.evaluation, self.gpu) if self.evaluation else events
 
     def runs(self, limit_bytes: int | None) -> list[Run]:
-        """The runs of :meth:`ranks`."""
+        """The runs of all of :meth:`ranks`."""
         return [self.run(limit_bytes, rank) for rank in self.ranks(limit_bytes)]
 
     def judge(self) -> survival.Outcome:
-        """Whether it fits its GPU."""
+        """Judges whether the job fits its GPU."""
         return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
 
     def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
-        """Smallest GPU memory that it survives in, in bytes; ``tell`` hears of each limit that is tried."""
+        """The smallest GPU memory that the job fits, in bytes; ``tell`` is called with each limit that is tried."""
         return survival.minimum_capacity(self.runs, self.setup.allocator, self.margin, tell)
 
 
 def prepare(workload: Workload, progress: Progress | None = None) -> Job:
-    """A workload of training with its formula, and with the defaults that only the model could settle.
+    """Prepares the job of a training workload: finds its formula, and fills in the defaults that depend on the model.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
     request = resolve(workload)
-    job = at(request, progress)
+    job = job_of_request(request, progress)
     check_shape(request, job.formula)
     return job
 
 
 def resolve(workload: Workload) -> Request:
-    """The request of a workload, with what a sample has, as far as the model settles it: tokens, images.
+    """The request of a workload, with the defaults that depend on the model, such as images per sample.
 
     Raises:
-        InputError: an unknown model, or one that does not take such samples.
+        InputError: the model is unknown, or does not take such samples.
     """
     config = models.find(workload.model)
-    tokens, images = (config.kind is not Kind.IMAGE), config.kind.has_media
+    tokens, images = (config.kind is not Modality.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:
         raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
-    if config.kind is Kind.SPEECH and workload.padding == "packed":
-        raise InputError(f"padding packed: {config.name} hears one clip for each sample, which does not pack: use none "
-                         "or right")
+    if config.kind is Modality.SPEECH and workload.padding == "packed":
+        raise InputError(f"padding packed: {config.name} takes one audio clip for each sample, and clips cannot be "
+                         "packed: use none or right")
     if not tokens and workload.sequence_length is not None:
         raise InputError(f"sequence_length {workload.sequence_length}: {config.name} takes no tokens; leave it out")
-    asked = workload.images_per_sample
-    if asked is not None and (bool(asked) != images or (not tokens and asked > 1)):
-        media = "clips of sound" if config.kind is Kind.AUDIO_TEXT else "images"
-        takes = "one image a sample" if not tokens else "one clip a sample" if config.kind is Kind.SPEECH else \
+    per_sample = workload.images_per_sample
+    if per_sample is not None and (bool(per_sample) != images or (not tokens and per_sample > 1)):
+        media = "audio clips" if config.kind is Modality.AUDIO_TEXT else "images"
+        takes = "one image a sample" if not tokens else \
+            "one audio clip a sample" if config.kind is Modality.SPEECH else \
             f"{media}, and samples without are not predicted yet" if images else "no images"
-        raise InputError(f"images_per_sample {asked}: {config.name} takes {takes}; leave it out")
+        raise InputError(f"images_per_sample {per_sample}: {config.name} takes {takes}; leave it out")
     check_pictures(workload, config)
     checkpoints = {"gradient_checkpointing": False} if isinstance(config, code_models.CodeModel) else {}
     workload = workload.fill(images_per_sample=int(images), **checkpoints)
@@ -212,12 +234,12 @@ def resolve(workload: Workload) -> Request:
     return Request(workload, config, gpu_of(workload), shape_of(workload))
 
 
-def at(request: Request, progress: Progress | None = None) -> Job:
-    """As :func:`prepare`, of a request whose shape is not checked against the model."""
+def job_of_request(request: Request, progress: Progress | None = None) -> Job:
+    """The job of a request, as :func:`prepare` makes it, but without checking the shape against the model."""
     workload, shape, gpu = request.workload, request.shape, request.gpu
     formula, evaluation = find_formula(request, progress), None
     chosen = profile.choose(workload.profile, gpu.name, workload.versions,
-                            profile.quantities(shape, workload.data_parallel_size), kinds(request, formula))
+                            profile.quantities(shape, workload.data_parallel_size), traits_of(request, formula))
 
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):
@@ -228,26 +250,29 @@ def at(request: Request, progress: Progress | None = None) -> Job:
     formula = formula if micro is formula.micro else replace(formula, micro=micro)
     if workload.per_device_eval_batch_size:
         batch = workload.per_device_eval_batch_size
+        assert workload.images_per_sample is not None  # a request's workload has its defaults filled in
         evaluated = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
-        found = find_formula(request.at(evaluated), progress, evaluation=True)
-        evaluation = with_workspaces(found.micro, evaluated), evaluated
+        forward = find_formula(request.at(evaluated), progress, evaluation=True)
+        evaluation = with_workspaces(forward.micro, evaluated), evaluated
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
     return Job(request, formula, setup, chosen, evaluation=evaluation)
 
 
 def needs_trace(request: Request) -> bool:
-    """Whether a request has no formula yet, neither shipped nor kept.
+    """Whether a request's formula must be traced, because it is neither shipped nor cached.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
     key = formula_key(request)
-    return not store.has(replace(key, regime=regime) for regime in regimes.narrowing(key.regime, request.shape))
+    return not store.has(replace(key, regime=regime)
+                         for regime in regimes.regimes_from_widest(key.regime, request.shape))
 
 
 def find_formula(request: Request, progress: Progress | None = None, *, evaluation: bool = False) -> Formula:
-    """The formula that answers for a request's regime, or for its evaluation's; traced now if nobody has it."""
+    """The formula of a request's regime, or of its evaluation. It is traced now if it is neither shipped nor cached."""
+    assert request.config is not None  # only learned formulas have none, and they are not traced
     key = formula_key(request)
     if evaluation:
         key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
@@ -255,17 +280,26 @@ def find_formula(request: Request, progress: Progress | None = None, *, evaluati
 
 
 def check_shape(request: Request, formula: Formula) -> None:
-    """The sequence must have room for its images, and the kernels of 4-bit layers for its rows."""
+    """Checks that the sequence has room for its images, and that the kernels of 4-bit layers can take its rows.
+
+    Raises:
+        InputError: one of them does not hold.
+    """
     check_room(request, formula.facts)
     quantization.check_rows(request.workload, formula.facts, request.shape, request.gpu)
 
 
 def check_room(request: Request, facts: ModelFacts) -> None:
-    """The sequence must hold the image tokens and one of text, and be within the positions that the model knows."""
-    workload = request.workload
+    """Checks that the sequence holds the image tokens and one token of text, and is within the model's positions.
+
+    Raises:
+        InputError: one of them does not hold.
+    """
+    workload, config = request.workload, request.config
+    assert config is not None and workload.images_per_sample is not None  # a request to trace has both
     tokens = facts.room(workload.images_per_sample)
     if workload.sequence_length is not None and workload.sequence_length <= tokens:
-        media = "clip(s) of sound" if request.config.kind is Kind.AUDIO_TEXT else "image(s)"
+        media = "audio clip(s)" if config.kind is Modality.AUDIO_TEXT else "image(s)"
         raise InputError(f"sequence_length {workload.sequence_length} has no room for {workload.images_per_sample} "
                          f"{media}, which fill {tokens} tokens: give at least {tokens + 1}")
     if facts.positions is not None and (workload.sequence_length or 0) > facts.positions:
@@ -274,7 +308,7 @@ def check_room(request: Request, facts: ModelFacts) -> None:
 
 
 def setup_of(workload: Workload, formula: Formula) -> Setup:
-    """What the engine needs to know."""
+    """The engine's settings, from a workload and its formula."""
     zero = deepspeed_config.read(workload, formula.facts.hidden_size) if workload.engine == "deepspeed" else None
     return Setup(
         facts=formula.facts, engine=name_of(workload.engine, workload.zero_stage), optim=workload.optim,
@@ -289,7 +323,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 
 @lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
-    """The engine's part of a run, independent of the shape."""
+    """The engine of a run; its events are independent of the shape."""
     return load(setup.engine)(formula.micro, setup)
 
 

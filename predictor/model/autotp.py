@@ -1,10 +1,10 @@
-"""Tensor parallelism as DeepSpeed's AutoTP has it in training: plain tensors, and collectives in place.
+"""Tensor parallelism of DeepSpeed's AutoTP in training: shards are plain tensors, and collectives run in place.
 
-DeepSpeed 0.19.8: runtime/engine.py (``_apply_autotp_partitioning``) takes transformers' own plan, if the model has one
-(module_inject/tp_plan_converter.py), and puts its layers (module_inject/layers.py) where the plan has a linear layer;
-embeddings stay whole. A trace needs no DeepSpeed: :class:`Column` and :class:`Row` allocate as its ``LinearLayer`` and
-``LinearAllreduce`` do, which is measured (tests/calibrate/truth/test_autotp_truth.py,
-scripts/check.py tensor_parallel).
+DeepSpeed 0.19.8: runtime/engine.py (``_apply_autotp_partitioning``) takes transformers' plan, if the model has one
+(module_inject/tp_plan_converter.py), and replaces the plan's linear layers by its own (module_inject/layers.py).
+Embeddings stay whole. A trace does not need DeepSpeed: :class:`Column` and :class:`Row` allocate as its ``LinearLayer``
+and ``LinearAllreduce`` do. Measurements confirm that (tests/calibrate/truth/test_autotp_truth.py, scripts/check.py
+tensor_parallel).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from predictor.model.tensor_parallel import SHARDED, check_heads, check_plan, ti
 
 
 class _BeforeColumns(torch.autograd.Function):
-    """``ColumnParallel``: the gradient of the input is reduced in place, or, if it is not contiguous, a copy is."""
+    """``ColumnParallel``: the input's gradient, or a contiguous copy of it, is all-reduced in place."""
 
     @staticmethod
     def forward(ctx, activations):
@@ -32,7 +32,7 @@ class _BeforeColumns(torch.autograd.Function):
 
 
 class _AfterRows(torch.autograd.Function):
-    """``RowParallel``: the output is reduced in place."""
+    """``RowParallel``: the output is all-reduced in place."""
 
     @staticmethod
     def forward(ctx, output):
@@ -44,13 +44,13 @@ class _AfterRows(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """``GatherFromTensorParallelRegion``: a buffer of all parts, and the copy of it in their order."""
+    """``GatherFromTensorParallelRegion``: an all-gather into a buffer, and a copy of it with the parts in order."""
 
     @staticmethod
     def forward(ctx, part, size):
         part = part.contiguous()
         ctx.width = part.shape[-1]
-        buffer = torch.ops._c10d_functional.all_gather_into_tensor(part, size, "")  # on meta there need be no group
+        buffer = torch.ops._c10d_functional.all_gather_into_tensor(part, size, "")  # meta needs no process group
         return torch.cat(list(buffer.view(size, *part.shape)), dim=-1)
 
     @staticmethod
@@ -59,7 +59,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sharded(nn.Module):
-    """A part of a linear layer, one of so many along a dimension of its weight."""
+    """One rank's part of a linear layer, split along ``dimension`` of its weight into ``size`` parts."""
 
     dimension: int
 
@@ -76,7 +76,7 @@ class _Sharded(nn.Module):
 
 
 class Column(_Sharded):
-    """Rows of the weight and the bias: a part of the output's features; ``gathers`` makes all of them of it."""
+    """A rank with some rows of the weight and bias computes some output features; ``gathers`` collects all of them."""
 
     dimension = 0
 
@@ -92,7 +92,8 @@ class Column(_Sharded):
 
 
 class Row(_Sharded):
-    """Columns of the weight: a summand of the output; the bias is whole, and added after the sum."""
+    """A rank with some columns of the weight computes a summand of the output. The whole bias is added after the sum.
+    """
 
     dimension = 1
 
@@ -101,13 +102,13 @@ class Row(_Sharded):
 
 
 def shard(model, size: int) -> None:
-    """Puts the parts of one of so many ranks into a model on meta.
+    """Replaces the layers of a model on meta by the parts of one rank of ``size``.
 
     Raises:
-        InputError: a model without a plan that is predicted, with a tied head, or whose heads or weights the degree
-            does not divide.
+        InputError: the model has no plan, or a plan that is not predicted, or a tied head; or the degree does not
+            divide its heads or weights.
     """
-    check_plan(model, size, "DeepSpeed would go by the names of layers, which is not predicted: leave it out, or use "
+    check_plan(model, size, "DeepSpeed would then choose layers by name, which is not predicted: leave it out, or use "
                             "peakcast learn")
     check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
     if tied(model):
@@ -125,7 +126,7 @@ def shard(model, size: int) -> None:
             model.set_submodule(name, Column(module, size, name, gathers=style == "colwise_gather_output"))
 
 
-def _part(whole: nn.Parameter, size: int, dimension: int, name: str) -> nn.Parameter:
+def _part(whole: torch.Tensor, size: int, dimension: int, name: str) -> nn.Parameter:
     shape = list(whole.shape)
     if shape[dimension] % size:
         raise InputError(f"tensor_parallel_size {size} does not divide {name} ({' x '.join(map(str, shape))}): ranks "

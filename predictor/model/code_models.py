@@ -1,13 +1,13 @@
-"""Models outside transformers: a function of the user's that gives a module and a batch, ``module:function``.
+"""Models outside transformers: the user's own function (``module:function``) returns a module and a batch.
 
-The function declares which of ``batch``, ``sequence`` and ``images`` (of the whole micro-batch) it takes, by keyword,
-and returns ``(model, batch)``: an ``nn.Module`` and a mapping of tensors that its forward takes by keyword. The loss
-is the output's ``.loss``, or the output itself. It runs where a model is traced or measured, and to see whether a
-formula that was traced at other shapes holds for its model and batch at this one.
+The function takes ``batch`` and, if it needs them, ``sequence`` and ``images`` (of the whole micro-batch) as keyword
+arguments. It returns ``(model, batch)``: an ``nn.Module`` and a mapping of tensors that its forward takes by keyword.
+The loss is the output's ``.loss``, or the output itself. The function runs when a model is traced or measured. It also
+runs to check that a formula that was traced at other shapes holds for its model and batch at the given shape.
 
-A formula is kept by the source of the function's file: what that file imports is not looked at, so after a change
-there the cache (``kept.cache_directory``) must be emptied. Of a forward that branches on sizes, formulas of several
-shapes do not know: they are traced at up to 304 tokens and 4 samples.
+The key of a formula includes the source of the function's file, but not of files that it imports: after a change in
+those, the user must empty the cache (``kept.cache_directory``). A formula for several shapes is traced at up to 304
+tokens and 4 samples, so it misses branches that the forward takes only for larger sizes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
-from predictor.model.control_tensors import discrete
-from predictor.model.model_config import Kind, ModelConfig
-from predictor.workload.code_names import NAMED
+from predictor.model.control_tensors import is_discrete
+from predictor.model.model_config import Modality, ModelConfig
+from predictor.workload.code_names import CODE_NAME
 
 if TYPE_CHECKING:
     import torch
@@ -44,20 +44,20 @@ SYMBOLS = ("batch", "sequence", "images")
 """Keyword arguments that a function may declare."""
 
 
-class Raised(InputError):
-    """The user's code failed at one shape; at others it may not."""
+class UserCodeError(InputError):
+    """Raised when the user's code fails at one shape; at other shapes it may work."""
 
 
 @dataclass(frozen=True)
 class CodeModel(ModelConfig):
-    """A function that builds a model.
+    """A model that the user's own function builds.
 
     Attributes:
-        path: its file.
-        module: what is imported to have it; empty for a file that was named.
-        function: its name.
-        takes: which of :data:`SYMBOLS` it declares.
-        shape: at which it is built.
+        path: the function's file.
+        module: the module to import; empty if the user named a file.
+        function: name of the function.
+        takes: the arguments out of :data:`SYMBOLS` that it declares.
+        shape: the shape at which the model is built; None: not decided yet.
     """
 
     path: str = ""
@@ -67,23 +67,25 @@ class CodeModel(ModelConfig):
     shape: Shape | None = None
 
     @property
-    def kind(self) -> Kind:
-        """By what its arguments are."""
+    def kind(self) -> Modality:
+        """The modality of samples, derived from the arguments of the function."""
         if "sequence" in self.takes:
-            return Kind.IMAGE_TEXT if "images" in self.takes else Kind.TEXT
-        return Kind.IMAGE
+            return Modality.IMAGE_TEXT if "images" in self.takes else Modality.TEXT
+        return Modality.IMAGE
 
 
 def find(model: str) -> CodeModel:
-    """The function that ``module:function`` or ``path/to/file.py:function`` names; its source is read, not run.
+    """The function that ``module:function`` or ``path/to/file.py:function`` names. Its source is read, but not run.
 
     Raises:
-        InputError: no such module, file or function, or arguments that nothing is known of.
+        InputError: the module, file or function does not exist, or it needs other arguments than :data:`SYMBOLS`.
     """
-    where, function = NAMED.fullmatch(model).group("where", "function")
+    match = CODE_NAME.fullmatch(model)
+    assert match is not None  # callers check code_names.is_code_name
+    where, function = match.group("where", "function")
     is_file = where.endswith(".py")
     path = _expanded(where, model) if is_file else _file_of(where, model)
-    source = read_text(path, f"the model {show(model, 200)}")
+    source = read_text(path, f"the model {quoted(model, 200)}")
     takes = _arguments(source, function, model)
     digest = hashlib.sha256(source.encode()).hexdigest()
     return CodeModel(model, {"model_type": MODEL_TYPE, "function": function, "source": digest}, path=str(path),
@@ -94,17 +96,17 @@ def _expanded(path: str, model: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise InputError(f"model {show(model, 200)}: no home directory is known for {show(path.partition('/')[0])}: "
-                         "give the whole path of the file") from None
+        raise InputError(f"model {quoted(model, 200)}: no home directory is known for {quoted(path.partition('/')[0])}"
+                         ": give the whole path of the file") from None
 
 
 def _file_of(module: str, model: str) -> Path:
-    """Source of a module; packages around it are imported to find it."""
+    """The source file of a module; its parent packages are imported to find it."""
     _importable(os.getcwd())
     try:
         spec = importlib.util.find_spec(module)
     except Exception as error:  # a package's __init__ may do anything
-        raise InputError(f"model {model}: cannot import {module}: {_said(error)}") from None
+        raise InputError(f"model {model}: cannot import {module}: {_error_text(error)}") from None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise InputError(f"model {model}: no module {module!r} with Python source: run peakcast where it can be "
                          "imported, or give path/to/file.py:function")
@@ -119,46 +121,49 @@ def _importable(directory: str) -> None:
 def _arguments(source: str, name: str, model: str) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of thousands of operators in a row
-        raise InputError(f"model {model}: not valid Python: {_said(error)}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # thousands of nested operators
+        raise InputError(f"model {model}: not valid Python: {_error_text(error)}") from None
     functions = {node.name: node.args for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
         raise InputError(f"model {model}: no function {name!r} at the top of the file"
                          f"{nearest(name, functions)}: define it there with def")
-    given = functions[name]
-    plain = [*given.posonlyargs, *given.args]
-    needed = [a.arg for a in plain[: len(plain) - len(given.defaults)]]
-    needed += [a.arg for a, default in zip(given.kwonlyargs, given.kw_defaults) if default is None]
-    for argument in [a.arg for a in given.posonlyargs] + needed:
-        if argument not in SYMBOLS or argument in {a.arg for a in given.posonlyargs}:
+    signature = functions[name]
+    plain = [*signature.posonlyargs, *signature.args]
+    needed = [a.arg for a in plain[: len(plain) - len(signature.defaults)]]
+    needed += [a.arg for a, default in zip(signature.kwonlyargs, signature.kw_defaults) if default is None]
+    for argument in [a.arg for a in signature.posonlyargs] + needed:
+        if argument not in SYMBOLS or argument in {a.arg for a in signature.posonlyargs}:
             raise InputError(f"model {model}: {name} takes {argument!r}: it is called with keywords out of batch, "
                              "sequence and images (give others a default)")
-    declared = {a.arg for a in (*plain, *given.kwonlyargs)}
+    declared = {a.arg for a in (*plain, *signature.kwonlyargs)}
     if "batch" not in declared:
         raise InputError(f"model {model}: {name} must take batch, the number of samples")
     return tuple(symbol for symbol in SYMBOLS if symbol in declared)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def at(config: ModelConfig, shape: Shape) -> ModelConfig:
-    """The model at a shape; others than the user's own are the same at all."""
+def at_shape(config: ModelConfig, shape: Shape) -> ModelConfig:
+    """The configuration of a model at a shape. Only the user's own functions depend on the shape."""
     return replace(config, shape=shape) if isinstance(config, CodeModel) else config
 
 
 def build(config: CodeModel, dtype: str) -> torch.nn.Module:
-    """The model on the meta device; tensors of integers, those that are told their values, and what follows from them
-    have these.
+    """The user's model on the meta device.
+
+    Integer tensors, and tensors made from given values (:data:`VALUE_CONSTRUCTORS`), keep their values on the CPU. So
+    do tensors computed from those alone.
 
     Raises:
-        InputError: the code fails, or returns something else.
+        InputError: the user's code fails, or does not return a module and a batch.
     """
-    return called(config, dtype)[0]
+    return call_user_function(config, dtype)[0]
 
 
-def called(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def call_user_function(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The model and the batch that the user's function returns at ``config.shape``; errors as :func:`build`."""
     try:
         import torch
     except ImportError:
@@ -166,40 +171,43 @@ def called(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, dict[str, to
 
     with redirect_stdout(sys.stderr):
         function = _function(config.path, config.module, config.function, config.name)
+    assert config.shape is not None  # callers set it, by :func:`at_shape`
     values = dict(zip(SYMBOLS, config.shape))
     try:
         with _default_dtype(getattr(torch, TORCH_NAMES[dtype])), _meta(), redirect_stdout(sys.stderr):
-            made = function(**{name: values[name] for name in config.takes})
+            returned = function(**{name: values[name] for name in config.takes})
     except (Exception, SystemExit) as error:
-        raise Raised(f"model {config.name}: {config.function} raised {_said(error)}") from error
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)
-            and isinstance(made[1], Mapping)):
-        kinds = ", ".join(type(one).__name__ for one in made) if isinstance(made, tuple) else type(made).__name__
+        raise UserCodeError(f"model {config.name}: {config.function} raised {_error_text(error)}") from error
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module)
+            and isinstance(returned[1], Mapping)):
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        types = ", ".join(type(value).__name__ for value in parts)
         raise InputError(f"model {config.name}: {config.function} must return (nn.Module, dict of tensors), "
-                         f"not {kinds}")
-    for name, value in made[1].items():
+                         f"not {types}")
+    for name, value in returned[1].items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise InputError(f"model {config.name}: the batch of {config.function} must have tensors by name, not "
-                             f"{show(name)}: {type(value).__name__}")
-    if not any(True for _ in made[0].parameters()):
+                             f"{quoted(name)}: {type(value).__name__}")
+    if not any(True for _ in returned[0].parameters()):
         raise InputError(f"model {config.name}: the module that {config.function} returns has no parameters")
-    return made[0], dict(made[1])
+    return returned[0], dict(returned[1])
 
 
 @lru_cache(maxsize=8)
 def _function(path: str, module: str, name: str, model: str) -> Callable:
-    """Imports the user's module."""
+    """The user's function, from its imported module or file."""
     try:
         if module:
             return getattr(importlib.import_module(module), name)
         _importable(str(Path(path).resolve().parent))
         spec = importlib.util.spec_from_file_location(f"peakcast_model_{Path(path).stem}", path)
+        assert spec is not None and spec.loader is not None  # the path ends in .py
         loaded = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = loaded  # dataclasses and pickling look there
+        sys.modules[spec.name] = loaded  # dataclasses and pickling look it up there
         spec.loader.exec_module(loaded)
         return getattr(loaded, name)
     except (Exception, SystemExit) as error:
-        raise InputError(f"model {model}: importing {path} raised {_said(error)}") from None
+        raise InputError(f"model {model}: importing {path} raised {_error_text(error)}") from None
 
 
 @contextmanager
@@ -215,8 +223,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _meta():
-    """Like ``torch.device("meta")`` (torch 2.11, torch/utils/_device.py), but tensors of integers, and what is told
-    every value (:data:`TOLD`), are made on the CPU: models steer on their values."""
+    """A function mode like ``torch.device("meta")`` (torch 2.11, torch/utils/_device.py), with some tensors on the CPU.
+
+    Those are integer tensors, and tensors made from given values (:data:`VALUE_CONSTRUCTORS`): the control flow of
+    models depends on their values.
+    """
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
 
@@ -230,7 +241,7 @@ def _meta():
                 return _mixed(func, args, kwargs)
             try:
                 return func(*args, **kwargs)
-            except NotImplementedError:  # CPUs lack some kernels of half precision
+            except NotImplementedError:  # the CPU lacks some half-precision kernels
                 if not tensors or tensors[0].is_meta:
                     raise
                 moved, named = _each((args, kwargs), _to_meta)
@@ -239,27 +250,27 @@ def _meta():
     return Meta()
 
 
-TOLD = ("arange", "as_tensor", "asarray", "linspace", "logspace", "range", "scalar_tensor", "tensor")
-"""Constructors that are told every value; what others make, such as weights, only takes room."""
+VALUE_CONSTRUCTORS = ("arange", "as_tensor", "asarray", "linspace", "logspace", "range", "scalar_tensor", "tensor")
+"""Constructors whose arguments determine every value. Of other floats, such as weights, only the size matters."""
 IN_PLACE = re.compile(r"\w*[^_]_|__set(item)?__|__i(add|and|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor)__")
-"""Names of functions that change their first argument."""
+"""Pattern of the names of functions that change their first argument in place."""
 
 
-def _constructed(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """A new tensor: on the CPU if its values are to be known, else on meta."""
-    made = func(*args, **kwargs | {"device": "meta"})
-    if not discrete(made) and func.__name__ not in TOLD:
-        return made
+def _constructed(func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    """A new tensor: on the CPU if its values must be known, else on meta."""
+    meta_tensor = func(*args, **kwargs | {"device": "meta"})
+    if not is_discrete(meta_tensor) and func.__name__ not in VALUE_CONSTRUCTORS:
+        return meta_tensor
     try:
         return func(*args, **kwargs | {"device": "cpu"})
-    except NotImplementedError:  # a copy of what lies on meta
-        return made
+    except NotImplementedError:  # a copy of a meta tensor
+        return meta_tensor
 
 
-def _mixed(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """A call over tensors of the CPU and of meta, which on a GPU would all be there: its result is on meta.
+def _mixed(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A call with CPU tensors and meta tensors, which would all be on the GPU in a real job: its result is on meta.
 
-    What it changes stays where it is; on the CPU it takes ones for what nobody knows.
+    A tensor that is changed in place keeps its device. If that is the CPU, unknown values are replaced by ones.
     """
     name = getattr(func, "__name__", "")
     changes = bool(IN_PLACE.fullmatch(name))
@@ -268,7 +279,7 @@ def _mixed(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         return func(*known, **named)
     if changes or name == "__getitem__" and args[0].is_meta or not any(
             tensor.dim() for tensor in _tensors((args, kwargs)) if not tensor.is_meta):
-        try:  # indices, scalars and sizes may lie on the CPU
+        try:  # PyTorch accepts indices, scalars and sizes on the CPU
             return func(*args, **kwargs)
         except RuntimeError:
             pass
@@ -284,7 +295,7 @@ def _tensors(arguments: Any) -> list[torch.Tensor]:
 
 
 def _each(arguments: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Arguments with each tensor changed."""
+    """The arguments, with ``change`` applied to each tensor."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -301,53 +312,55 @@ def _to_ones(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu") if tensor.is_meta else tensor
 
 
-def move(model: torch.nn.Module, to: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace every tensor of a model, shared ones once, in the order of ``model.to`` (nn.Module._apply: children
-    first)."""
+def replace_tensors(model: torch.nn.Module, to: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replaces every tensor of a model by ``to(tensor)``, in the order of ``model.to`` (nn.Module._apply: children
+    first). Shared tensors are replaced once and stay shared."""
     import torch
 
-    made: dict[int, tuple[Any, Any]] = {}
+    replaced: dict[int, tuple[Any, Any]] = {}
     seen = set()
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in replaced:
             new = to(tensor.detach())
             if isinstance(tensor, torch.nn.Parameter):
                 new = torch.nn.Parameter(new, tensor.requires_grad)
-            made[id(tensor)] = tensor, new
-        return made[id(tensor)][1]
+            replaced[id(tensor)] = tensor, new
+        return replaced[id(tensor)][1]
 
     def visit(module: torch.nn.Module) -> None:
         seen.add(module)
         for child in module.children():
             if child not in seen:
                 visit(child)
-        for held in (module._parameters, module._buffers):
-            held.update({name: moved(tensor) for name, tensor in held.items() if tensor is not None})
+        own_tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in own_tensors:
+            tensors.update({name: moved(tensor) for name, tensor in tensors.items() if tensor is not None})
 
     visit(model)
 
 
 def on_meta(model: torch.nn.Module) -> torch.nn.Module:
-    """The same model with every tensor on meta, for tracing."""
+    """Moves every tensor of a model to meta, in place, and returns the model."""
     import torch
 
-    move(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+    replace_tensors(model, lambda tensor: torch.empty_like(tensor, device="meta"))
     return model
 
 
 def layout(model: torch.nn.Module) -> list[tuple]:
+    """Name, shape and element size of every parameter and buffer; two models with equal layouts count as the same."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [(name, tuple(tensor.shape), tensor.element_size()) for name, tensor in tensors]
 
 
 @dataclass(frozen=True, eq=False)
 class CodeInputs:
-    """Makes batches by the user's function, as ``predictor.trace.inputs.Inputs`` does for a configuration.
+    """Makes batches with the user's function, as ``predictor.trace.inputs.Inputs`` does for a configuration.
 
     Attributes:
-        layout: of the model that they are for, before an engine changes it.
-        dtype: of the workload.
+        layout: :func:`layout` of the model, before an engine changes it.
+        dtype: dtype of the workload.
     """
 
     config: CodeModel
@@ -356,33 +369,33 @@ class CodeInputs:
     options: Mapping[str, bool] = field(default_factory=dict)
 
     def tokens_among(self, count: int) -> int:
-        """Pictures are no tokens that anybody counts."""
+        """0: images fill no placeholder tokens in such models."""
         return 0
 
     def image_tokens(self, shape: Shape) -> tuple[int, ...]:
-        """Of each sample."""
+        """0 for each sample, as :meth:`tokens_among`."""
         return (0,) * shape.batch
 
     def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
-        """The function's, at a shape: integers with their values on the CPU, floats on meta.
+        """The function's batch at a shape: integers on the CPU with their values, floats on meta.
 
         Raises:
-            NotOneRegime: the function builds another model for this shape.
+            NotOneRegime: the function builds a different model for this shape.
         """
         import torch
 
-        model, batch = called(replace(self.config, shape=shape), self.dtype)
+        model, batch = call_user_function(replace(self.config, shape=shape), self.dtype)
         if layout(model) != self.layout:
             raise NotOneRegime(f"{self.config.name} is another model at {shape}")
-        return {name: tensor if discrete(tensor) else torch.empty_like(tensor, device="meta")
+        return {name: tensor if is_discrete(tensor) else torch.empty_like(tensor, device="meta")
                 for name, tensor in batch.items()}
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss in what a forward gives.
+    """The loss in the output of a forward.
 
     Raises:
-        InputError: there is none.
+        InputError: the output has no scalar loss.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The units that FSDP2 wraps in a model."""
+"""The units of a model that FSDP2 shards: the modules that ``fully_shard`` is called on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.workload.fsdp_keys import EMBEDDINGS, NO_SPLIT_MODULES
 from predictor.workload.workload import Workload
 
 
-def wrapped(workload: Workload) -> tuple[str, ...]:
-    """What is wrapped, by names that :func:`units` takes; nothing without FSDP2."""
+def unit_names(workload: Workload) -> tuple[str, ...]:
+    """Names of the units of a workload, for :func:`units`; empty without FSDP2."""
     if not workload.fsdp:
         return ()
     classes = sorted(workload.fsdp["transformer_layer_cls_to_wrap"])
@@ -20,34 +20,37 @@ def wrapped(workload: Workload) -> tuple[str, ...]:
 
 
 def units(model: Any, names: tuple[str, ...]) -> list:
-    """The modules that ``fully_shard`` is called on, in that order: inner ones first, the model last.
+    """The modules that ``fully_shard`` is called on, in order: inner modules first, the model last.
 
     Raises:
-        InputError: a class that no module of the model has, a unit inside another, or tied embeddings.
+        InputError: no module of the model has a named class, a unit is inside another, or embeddings that would be
+            units are tied.
     """
     classes = set(names) - {NO_SPLIT_MODULES, *EMBEDDINGS}
     missing = classes - {type(module).__name__ for module in model.modules()}
     if missing:
-        raise InputError(f"fsdp: transformer_layer_cls_to_wrap names {show(min(missing))}, a class that no module of "
+        raise InputError(f"fsdp: transformer_layer_cls_to_wrap names {quoted(min(missing))}, a class that no module of "
                          f"the model has: its own are {', '.join(sorted(model._no_split_modules))}")
     if NO_SPLIT_MODULES in names:
         classes |= set(model._no_split_modules)
-    found = [module for module in managed(model) if type(module).__name__ in classes and module is not model]
+    inner_units = [module for module in managed_modules(model)
+                   if type(module).__name__ in classes and module is not model]
     embeddings = [getattr(model, name)() for name in EMBEDDINGS if name in names]
     if embeddings and embeddings[0].weight is embeddings[1].weight:
         raise InputError("fsdp: wrap accelerate is not modelled yet where input and output embeddings are tied: "
                          "use wrap layers")
-    found += embeddings
-    for unit in found:
-        inside = next((other for other in unit.modules() if other is not unit and other in found), None)
+    inner_units += embeddings
+    for unit in inner_units:
+        inside = next((other for other in unit.modules() if other is not unit and other in inner_units), None)
         if inside is not None:
-            raise InputError(f"fsdp: a {type(inside).__name__} lies inside a {type(unit).__name__}: wrapping both is "
+            raise InputError(f"fsdp: a {type(inside).__name__} is inside a {type(unit).__name__}: wrapping both is "
                              "not modelled yet; name one of them in transformer_layer_cls_to_wrap")
-    return [*found, model]
+    return [*inner_units, model]
 
 
-def managed(unit: Any, units: Container = ()) -> list:
-    """Modules of a unit that are not other units', children first (_fsdp_init.py, ``_get_managed_modules``)."""
+def managed_modules(unit: Any, units: Container = ()) -> list:
+    """Modules of a unit that do not belong to other units, children first (PyTorch 2.11, _fsdp_init.py,
+    ``_get_managed_modules``)."""
     seen = set()
 
     def visit(module: Any) -> Iterator[Any]:

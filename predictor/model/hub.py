@@ -1,4 +1,5 @@
-"""Names of models on the hub, and their parts: which known model a framework's configuration means."""
+"""Maps ids of models on the Hugging Face hub to known models, and models to their parts (towers, projector, and so on).
+"""
 
 from __future__ import annotations
 
@@ -19,18 +20,25 @@ ALIASES = {
     "convnext-tiny-224": "convnext-tiny", "mistral-7b-v0.1": "mistral-7b", "mistral-7b-instruct-v0.1": "mistral-7b",
     "mistral-7b-instruct-v0.3": "mistral-7b-v0.3",
 }
-"""Last part of an id, in lower case -> known name, where no suffix leads there."""
+"""Last part of a hub id, in lower case -> known name, for ids that do not become a known name without a suffix."""
 SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "lora", "2409", "2506", "merged")
-"""Ends of names of checkpoints that have the configuration of the model without."""
+"""Suffixes of checkpoint names; the checkpoint has the same configuration as the name without the suffix."""
 LANGUAGE_MODELS = {"vicuna-7b-v1.5": "llava-1.5-7b", "vicuna-13b-v1.5": "llava-1.5-13b"}
-"""Language models of LLaVA-1.5 -> the whole, with CLIP and a projector of two layers."""
+"""Language models of LLaVA-1.5 -> the whole model, with CLIP and a projector of two layers."""
 CLIP = "clip-vit-large-patch14-336"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Patterns of the parameters of a model's parts, as ``frozen`` of a workload takes them; ``towers`` see and hear,
-    ``layers`` are regular expressions of paths under which a tower has its linear layers."""
+    """The parts of a model.
+
+    Attributes:
+        towers: patterns of the parameters of vision and audio towers, as the key ``frozen`` takes them.
+        projector: patterns of the projector's parameters.
+        language: patterns of the language model's parameters.
+        layers: regular expression of the paths of a tower's linear layers.
+        aligner: regular expression of the paths of the projector's linear layers.
+    """
 
     towers: tuple[str, ...]
     projector: tuple[str, ...]
@@ -57,12 +65,14 @@ PARTS = {
     **dict.fromkeys(("idefics3", "smolvlm"), _CONNECTOR), **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN),
     "qwen3_vl": _QWEN3, "mllama": _MLLAMA, "qwen2_audio": _AUDIO,
 }
-"""``model_type`` -> its parts."""
+"""``model_type`` -> the parts of its models."""
 
 
 def known(name: str) -> str:
-    """The known model that a hub id, or a directory of that name, means; the name itself where it is one, or a path
-    with a configuration; any other is given back as it is, for ``models.find`` to say what is wrong with it.
+    """The known name of a hub id, or of a directory with such a name.
+
+    Known names, paths with a configuration and names of functions are returned unchanged. So are unknown names:
+    ``models.find`` reports them.
 
     Example: ``liuhaotian/llava-v1.5-7b`` and ``./checkpoints/llava-v1.5-7b`` are ``llava-1.5-7b``.
     """
@@ -70,9 +80,9 @@ def known(name: str) -> str:
         return name
     last = _last(name)
     while last:
-        found = ALIASES.get(last, last)
-        if found in models.known_names():
-            return found
+        candidate = ALIASES.get(last, last)
+        if candidate in models.known_names():
+            return candidate
         shorter = re.sub(rf"-(?:{'|'.join(SUFFIXES)})$", "", last)
         if shorter == last:
             break
@@ -81,14 +91,14 @@ def known(name: str) -> str:
 
 
 def llava(name: str, tower: str | None) -> str:
-    """The known model of a language model with CLIP and a projector of two layers, as LLaVA's scripts name them."""
+    """The known name of a model that LLaVA's scripts name by its language model and its vision tower."""
     if tower and is_language_model_of_llava(name) and _last(tower) == CLIP:
         return LANGUAGE_MODELS[_last(name)]
     return known(name)
 
 
 def is_language_model_of_llava(name: str) -> bool:
-    """Whether it is one of :data:`LANGUAGE_MODELS`, alone."""
+    """Whether a name is a bare language model of :data:`LANGUAGE_MODELS`, without a vision tower."""
     return _last(name) in LANGUAGE_MODELS
 
 
@@ -97,7 +107,7 @@ def _last(name: str) -> str:
 
 
 def config(name: str) -> ModelConfig | None:
-    """The configuration of a model; None where there is none to read, which ``predict`` will say."""
+    """The configuration of a model; None if it cannot be read, which ``predict`` reports later."""
     try:
         return models.find(name)
     except InputError:
@@ -105,14 +115,15 @@ def config(name: str) -> ModelConfig | None:
 
 
 def parts(name: str) -> Parts | None:
-    """The parts of a model; None for one without a tower, or not known."""
-    found = config(name)
-    return PARTS.get(found.document["model_type"]) if found else None
+    """The parts of a model; None if it has no tower or is unknown."""
+    model_config = config(name)
+    return PARTS.get(model_config.document["model_type"]) if model_config else None
 
 
 def hidden_size(name: str) -> int | None:
-    """What Hugging Face fills "auto" buckets by, as far as the configuration says it."""
-    found = config(name)
-    text = found.document.get("text_config") if found else None
-    return next((part["hidden_size"] for part in (found.document if found else {}, text or {})
+    """The hidden size by which Hugging Face replaces ``auto`` bucket sizes of DeepSpeed; None if the configuration does
+    not have it."""
+    model_config = config(name)
+    document = model_config.document if model_config else {}
+    return next((part["hidden_size"] for part in (document, document.get("text_config") or {})
                  if isinstance(part.get("hidden_size"), int)), None)

@@ -1,10 +1,10 @@
-"""LoRA: peft's adapters in a model."""
+"""LoRA: adds peft's adapters to a model."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import modality
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 PINNED_PEFT = "0.21.2"
 ADAPTERS, COPIED = ".lora_", ".modules_to_save."
-"""Parts of the names of what peft adds: adapters, and trained copies of modules."""
+"""Substrings of the names of parameters that peft adds: adapters, and trained copies of modules."""
 UNTRAINED = (".base_layer.", ".original_module.")
-"""What peft keeps frozen of a layer that it wraps: the layer under adapters, the original of a trained copy."""
+"""Substrings of the names of parameters that peft freezes: layers under adapters, originals of trained copies."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """What of the ``lora`` key decides which memory is allocated: its scalings (``lora_alpha``, rsLoRA) do not.
+    """The settings of the ``lora`` key that affect memory; its scalings (``lora_alpha``, rsLoRA) do not.
 
     Attributes:
-        dropout: whether there is any.
-        dtype: of the adapters when they run: ``fp32``, or ``bf16`` as the weights (of 4 bits: as their compute dtype).
-        peft: release of peft.
+        dropout: whether the dropout probability is above 0.
+        dtype: dtype of the adapters in a step: ``fp32``, or ``bf16`` as the weights (as the compute dtype of 4-bit
+            weights).
+        peft: version of peft.
     """
 
     r: int
@@ -34,18 +35,18 @@ class Adapters:
     dropout: bool
     modules_to_save: tuple[str, ...] | None
     use_dora: bool
-    bias: str
+    bias: Literal["none", "all", "lora_only"]
     dtype: str
     peft: str
 
 
 def adapters(workload: Workload) -> Adapters | None:
-    """The adapters of a workload; None for another recipe.
+    """The adapters of a workload; None if its recipe is not LoRA.
 
-    peft makes them fp32 over narrower ones (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then casts every
-    parameter to one dtype before it moves the model to the GPU (0.19.8, runtime/engine.py,
-    ``_configure_distributed_model``); Hugging Face's Trainer leaves the model on the CPU until then. FSDP2
-    computes in ``param_dtype``, whatever it keeps.
+    peft makes adapters of bf16 or fp16 layers fp32 (``get_peft_model``, ``autocast_adapter_dtype``). DeepSpeed then
+    casts every parameter to one dtype before it moves the model to the GPU (0.19.8, runtime/engine.py,
+    ``_configure_distributed_model``); until then Hugging Face's Trainer leaves the model on the CPU. FSDP2 computes in
+    ``param_dtype``, whatever dtype it stores.
     """
     lora = workload.lora
     if lora is None:
@@ -58,16 +59,20 @@ def adapters(workload: Workload) -> Adapters | None:
         dtype="fp32" if wide else workload.dtype, peft=workload.versions.get("peft", PINNED_PEFT))
 
 
-def inject(model, wanted: Adapters, device: str = "meta"):
-    """Put peft's adapters into a model on meta, in place; ``requires_grad`` is as peft leaves it.
+def inject(model, settings: Adapters, device: str = "meta"):
+    """Adds peft's adapters to a model on meta, in place; ``requires_grad`` is as peft leaves it.
 
-    ``device``: where they are made; peft then moves them to the layers', unless that is meta.
+    ``get_peft_model`` puts the adapters into the model itself, so the model is returned without peft's wrapper, and
+    paths do not change.
 
-    The model that ``get_peft_model`` wraps is what it calls and what holds the adapters, so paths stay the model's own.
+    Args:
+        settings: settings of the adapters.
+        device: device on which the adapters are made; peft then moves them to the device of their layers, unless that
+            is meta.
 
     Raises:
-        InputError: a layer that peft does not find or cannot adapt, or an adapter on other than a linear layer or an
-            embedding.
+        InputError: peft does not find or cannot adapt a layer, an adapted layer is neither linear nor an embedding, or
+            no module has a name of ``modules_to_save``.
     """
     import torch
 
@@ -76,15 +81,15 @@ def inject(model, wanted: Adapters, device: str = "meta"):
     from peft.tuners.lora import LoraLayer
     from transformers.pytorch_utils import Conv1D
 
-    targets = wanted.target_modules or _of_language_model(model)
+    targets = settings.target_modules or _of_language_model(model)
     config = LoraConfig(
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
-        r=wanted.r, target_modules=targets if isinstance(targets, str) else list(targets),
-        lora_dropout=0.1 if wanted.dropout else 0.0, bias=wanted.bias, use_dora=wanted.use_dora,
-        modules_to_save=list(wanted.modules_to_save) if wanted.modules_to_save else None)
+        r=settings.r, target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.1 if settings.dropout else 0.0, bias=settings.bias, use_dora=settings.use_dora,
+        modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None)
     try:
         with torch.device(device):
-            get_peft_model(model, config, autocast_adapter_dtype=wanted.dtype == "fp32")
+            get_peft_model(model, config, autocast_adapter_dtype=settings.dtype == "fp32")
     except (ValueError, TypeError, NotImplementedError) as error:
         raise InputError(f"lora: peft cannot adapt the model: {' '.join(str(error).split())[:300]}") from None
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
@@ -94,33 +99,33 @@ def inject(model, wanted: Adapters, device: str = "meta"):
             raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: "
                              "only adapters of linear layers and embeddings are supported yet")
         dtype = getattr(base, "compute_dtype", base.weight.dtype)
-        if wanted.dtype != "fp32" and dtype.is_floating_point:  # on meta peft leaves them in fp32 either way
+        if settings.dtype != "fp32" and dtype.is_floating_point:  # on meta, peft leaves them in fp32
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector,
                          layer.lora_embedding_A, layer.lora_embedding_B):
                 part.to(dtype)
-    for name in wanted.modules_to_save or ():
+    for name in settings.modules_to_save or ():
         if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):
             raise InputError(f"lora: modules_to_save names {name!r}, which no module of the model is called")
     return model
 
 
 def _of_language_model(model) -> list[str]:
-    """Paths of its linear layers, without the head; GPT-2 calls them Conv1D.
+    """Paths of the language model's linear layers without the head; in GPT-2 their class is Conv1D.
 
     Raises:
-        InputError: it has none.
+        InputError: the language model has no linear layers.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    found = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)
+    paths = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D)
              and layer is not head and modality(name) in ("language_model", "model")]
-    if not found:
+    if not paths:
         raise InputError("lora: the language model has no linear layers, and adapters of no others are supported yet")
-    return found
+    return paths
 
 
 def quiet() -> None:
-    """bitsandbytes, which peft imports too, misses kernels for CPUs aloud."""
+    """Silences bitsandbytes' warnings about missing CPU kernels; peft imports it too."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A Hugging Face configuration, and what it says of a model before the model is built."""
+"""A Hugging Face configuration, and the facts of a model that follow from it without building the model."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from enum import Enum
 from typing import Any
 
 FIXED = ("llava", "paligemma", "gemma3")
-"""``model_type`` of models whose processors resize every picture to the side that the vision tower takes."""
+"""``model_type`` of models whose processors resize every image to the size that the vision tower takes."""
 ANY_SIZE = ("pixtral",)
-"""``model_type`` of vision towers that take pictures of any size, whatever the model around them."""
+"""``model_type`` of vision towers that take images of any size, in any model."""
 
 
 ROUTED = ("aria", "aria_text", "dbrx", "jetmoe", "longcat_flash", "nllb-moe", "step3p5", "step3p7",
           "switch_transformers")
-"""``model_type`` of mixtures whose experts run one after another, each over the tokens that chose it (transformers
-5.17, their modeling files): what is allocated depends on data. All others multiply them in groups, in buffers of the
-same size wherever tokens go (integrations/moe.py, grouped_mm_experts_forward)."""
+"""``model_type`` of mixture-of-experts models that run their experts one after another, each on the tokens routed to it
+(transformers 5.17, their modeling files): their allocations depend on the data. All other models use grouped products,
+whose buffers have the same size for any routing (integrations/moe.py, grouped_mm_experts_forward)."""
 
 
-class Kind(str, Enum):
-    """What a sample has."""
+class Modality(str, Enum):
+    """The modality of a model's samples."""
 
     IMAGE_TEXT = "image_text"
     TEXT = "text"
@@ -32,8 +32,8 @@ class Kind(str, Enum):
 
     @property
     def has_media(self) -> bool:
-        """Whether samples have some number of images or clips of sound, which ``Shape.images`` counts."""
-        return self not in (Kind.TEXT, Kind.SPEECH)  # speech: one clip is heard for every sample, tokens are written
+        """Whether ``Shape.images`` counts the images or audio clips of samples."""
+        return self not in (Modality.TEXT, Modality.SPEECH)  # in speech recognition, every sample has exactly one clip
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class ModelConfig:
     """A Hugging Face configuration.
 
     Attributes:
-        name: what the user called it.
+        name: the user's name for the model.
         document: the parsed ``config.json``.
-        preprocessor: the parsed ``preprocessor_config.json`` beside it, as far as it differs from what follows from
-            the configuration.
+        preprocessor: settings of the parsed ``preprocessor_config.json`` beside it that do not follow from the
+            configuration.
     """
 
     name: str
@@ -52,36 +52,38 @@ class ModelConfig:
     preprocessor: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
-        """What a sample has, by what the configuration describes."""
+    def kind(self) -> Modality:
+        """The modality of samples, derived from the configuration."""
         if "vision_config" in self.document:
-            return Kind.IMAGE_TEXT
+            return Modality.IMAGE_TEXT
         if "audio_config" in self.document:
-            return Kind.AUDIO_TEXT
+            return Modality.AUDIO_TEXT
         if "num_mel_bins" in self.document and "vocab_size" in self.document:
-            return Kind.SPEECH
-        named = self.document.get("architectures")
-        classifies = any(str(name).endswith("ForImageClassification") for name in named or ())
-        sees = "num_channels" in self.document or ("image_size" in self.document and "vocab_size" not in self.document)
-        return Kind.IMAGE if classifies or sees else Kind.TEXT
+            return Modality.SPEECH
+        architectures = self.document.get("architectures")
+        classifies = any(str(name).endswith("ForImageClassification") for name in architectures or ())
+        takes_images = "num_channels" in self.document or (
+            "image_size" in self.document and "vocab_size" not in self.document)
+        return Modality.IMAGE if classifies or takes_images else Modality.TEXT
 
     @property
     def routes_by_data(self) -> bool:
-        """Whether what it allocates depends on which expert each token goes to."""
+        """Whether allocations depend on the routing of tokens to experts."""
         text = self.document.get("text_config")
         return bool({self.document["model_type"], text.get("model_type") if isinstance(text, dict) else ""} & {*ROUTED})
 
     @property
     def windows(self) -> list[int]:
-        """Sequence lengths from which attention takes another path: sliding windows and chunks."""
+        """Sliding windows and attention chunks in tokens, ascending; a sequence that reaches one has another attention
+        path."""
         text = self.document.get("text_config")
         text = text if isinstance(text, dict) else self.document
-        found = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
-        return sorted(value for value in found if isinstance(value, int) and value > 0)
+        windows = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
+        return sorted(value for value in windows if isinstance(value, int) and value > 0)
 
     @property
     def image_size(self) -> int | None:
-        """Side of the pictures that the model always takes; None where it takes others."""
+        """Side in pixels of the square images that the model always takes; None if it takes other sizes."""
         vision = self.document.get("vision_config")
         if self.document["model_type"] not in FIXED or not isinstance(vision, dict):
             return None
@@ -89,7 +91,7 @@ class ModelConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the content; key order and white space do not matter."""
+        """Hash of the configuration and the preprocessor settings; key order and white space do not matter."""
         whole = self.document | ({"preprocessor": self.preprocessor} if self.preprocessor else {})
         canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Where a model's configuration comes from: a known name, a directory or a ``config.json``.
+"""Finds a model's configuration: by a known name, in a directory, in a ``config.json``, or by the user's own function.
 
-Needs no torch: the configuration decides which formula answers, and its hash is the cache key.
+It needs no torch: the configuration selects the formula, and its hash is part of the cache key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.model import configs
 from predictor.model.model_config import ModelConfig
 from predictor.workload import code_names
@@ -21,16 +21,16 @@ from predictor.workload import code_names
 
 @lru_cache(maxsize=1)
 def known_names() -> tuple[str, ...]:
-    """Names that need no file."""
+    """Names of the models whose configurations are shipped."""
     names = [entry.name for entry in resources.files(configs).iterdir()]
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def find(model: str) -> ModelConfig:
-    """The configuration of a known name, a local directory, or a path of a ``config.json``; or the user's own code.
+    """The configuration of a known name, a local directory, a ``config.json``, or a function of the user's own code.
 
     Raises:
-        InputError: neither a known name nor a readable configuration.
+        InputError: ``model`` is neither a known name nor a readable configuration or function.
     """
     if model.lower() in known_names():
         name = model.lower()
@@ -40,17 +40,17 @@ def find(model: str) -> ModelConfig:
                            json.loads(processor.read_text()) if processor.is_file() else {})
     from predictor.model import code_models
 
-    if code_names.is_named(model):
+    if code_names.is_code_name(model):
         return code_models.find(model)
     try:
         path = Path(model).expanduser()
         if path.is_dir() and not (path / "config.json").is_file():
             raise InputError(f"model {model[:200]!r}: the directory has no config.json")
         path = path / "config.json" if path.is_dir() else path
-        found = path.is_file()
-    except (OSError, RuntimeError, ValueError):  # no such home, a name too long, a zero byte
-        found = False
-    if not found:
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError):  # an unknown home directory, a name that is too long, a zero byte
+        is_file = False
+    if not is_file:
         raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
                          "and no such directory or config.json; peakcast models lists the names")
     return ModelConfig(model, _read_config(path), _preprocessor(path.parent))
@@ -60,20 +60,23 @@ NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type
 
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
-    """Settings of images, and of videos under ``video``: what ``processor_config.json`` has of them comes first, as in
-    transformers 5 (image_processing_base.py, get_image_processor_dict), then the older files."""
-    whole, beside, video = (folder / f"{kind}_config.json" for kind in (
+    """Settings of images, and of videos under the key ``video``.
+
+    As in transformers 5 (image_processing_base.py, get_image_processor_dict), ``processor_config.json`` takes
+    precedence over the older files.
+    """
+    whole, older_images, older_videos = (folder / f"{stem}_config.json" for stem in (
         "processor", "preprocessor", "video_preprocessor"))
-    found = _object(whole) if whole.is_file() else {}
-    images, videos = (found[key] if isinstance(found.get(key), dict) else _object(older) if older.is_file() else {}
-                      for key, older in (("image_processor", beside), ("video_processor", video)))
+    document = _object(whole) if whole.is_file() else {}
+    images, videos = (document[key] if isinstance(document.get(key), dict) else _object(older) if older.is_file()
+                      else {} for key, older in (("image_processor", older_images), ("video_processor", older_videos)))
     return _settings(images) | ({"video": _settings(videos)} if videos else {})
 
 
 def _object(path: Path) -> dict[str, Any]:
     document = _read(path)
     if not isinstance(document, dict):
-        raise InputError(f"{path}: must be an object, not {show(document, 60)}")
+        raise InputError(f"{path}: must be an object, not {quoted(document, 60)}")
     return document
 
 

@@ -1,4 +1,4 @@
-"""The user's model on the meta device: its modality modules and which parameters train."""
+"""Builds the user's model on the meta device, and selects the parameters that train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from predictor.model import code_models
 from predictor.model import lora as adapters
 from predictor.model import quantization as few_bits
 from predictor.model.code_models import CodeModel
-from predictor.model.model_config import Kind, ModelConfig
+from predictor.model.model_config import Modality, ModelConfig
 
 RECIPES: dict[str, Callable[[str], bool]] = {
     "pretrain": lambda module: module == "projector",
@@ -22,20 +22,23 @@ RECIPES: dict[str, Callable[[str], bool]] = {
     "lora": lambda module: module == "projector",
     "full": lambda module: True,
 }
-"""Recipe name -> whether a modality module trains (LLaVA's own stages, and everything); with ``lora``, what peft
-trains does too."""
+"""Recipe -> whether a part of the model (``model_facts.modality``) trains: LLaVA's own stages, or everything. With
+``lora``, the parameters that peft trains are added."""
 CLASSES = {
-    Kind.IMAGE_TEXT: ("AutoModelForImageTextToText",),
-    Kind.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
-    Kind.IMAGE: ("AutoModelForImageClassification",),
-    Kind.AUDIO_TEXT: ("AutoModelForMultimodalLM",),
-    Kind.SPEECH: ("AutoModelForSpeechSeq2Seq",),
+    Modality.IMAGE_TEXT: ("AutoModelForImageTextToText",),
+    Modality.TEXT: ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"),
+    Modality.IMAGE: ("AutoModelForImageClassification",),
+    Modality.AUDIO_TEXT: ("AutoModelForMultimodalLM",),
+    Modality.SPEECH: ("AutoModelForSpeechSeq2Seq",),
 }
-"""What a sample has -> transformers' classes of models that give a loss for it."""
+"""Modality of samples -> transformers' auto classes of models that compute a loss for it."""
 
 
 class Patterns(NamedTuple):
-    """Paths of parameters, or of modules above them, of which a recipe does not decide alone."""
+    """The user's patterns for which parameters train and which are frozen. They override the recipe.
+
+    A pattern matches the path of a parameter, or the path of a module that contains it.
+    """
 
     trainable: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -46,32 +49,36 @@ NO_PATTERNS = Patterns()
 
 def build(config: ModelConfig, *, attn_implementation: str, recipe: str, patterns: Patterns = NO_PATTERNS,
           lora: adapters.Adapters | None = None, dtype: str = "bf16", quantization: few_bits.Quantized | None = None):
-    """The model in training mode on the meta device, of that dtype, with ``requires_grad`` set.
+    """The model on the meta device, in training mode, with ``requires_grad`` set.
 
     Raises:
-        InputError: a configuration that transformers refuses, a pattern that matches nothing, or nothing left to
-            train.
+        InputError: transformers cannot build the model, a pattern matches nothing, or no parameter is left to train.
     """
     if isinstance(config, CodeModel):
         model = code_models.build(config, dtype)
         model.train()
-        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad or recipe == "full"}
-        select(model, recipe, patterns, chosen=left)
+        trainable = {name for name, parameter in model.named_parameters()
+                     if parameter.requires_grad or recipe == "full"}
+        select_trainable(model, recipe, patterns, chosen=trainable)
         return model
-    model = bare(config, attn_implementation, dtype)
+    model = build_plain(config, attn_implementation, dtype)
     if quantization is not None:
         few_bits.replace(model, quantization)
-        if quantization.prepare is None:  # nothing will train
-            few_bits.settle(model, quantization)
+        if quantization.prepare is None:  # inference
+            few_bits.cast_to_final_dtypes(model, quantization)
             return model
-    model = ready(model, recipe, patterns, lora=lora, quantization=quantization)
+    model = prepare_for_training(model, recipe, patterns, lora=lora, quantization=quantization)
     if quantization is not None:
-        few_bits.settle(model, quantization)
+        few_bits.cast_to_final_dtypes(model, quantization)
     return model
 
 
-def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
-    """The model on meta, as transformers builds it."""
+def build_plain(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
+    """The model on meta as transformers builds it, before adapters, quantization and ``requires_grad``.
+
+    Raises:
+        InputError: transformers cannot build it.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -79,13 +86,13 @@ def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
         hf_config = AutoConfig.for_model(**deepcopy(config.document))
         library = class_of(config, hf_config)
         if attn_implementation == "sdpa" and not library._supports_sdpa:
-            attn_implementation = "eager"  # what transformers takes by itself
+            attn_implementation = "eager"  # transformers' own fallback
         with torch.device("meta"):
             model = library._from_config(hf_config, dtype=getattr(torch, TORCH_NAMES[dtype]),
                                          attn_implementation=attn_implementation)
     except InputError:
         raise
-    except Exception as error:  # transformers raises whatever the field leads to
+    except Exception as error:  # a wrong field of the configuration can raise any exception in transformers
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"model {config.name}: transformers cannot build it: "
                          f"{type(error).__name__}: {reason}") from None
@@ -93,30 +100,34 @@ def bare(config: ModelConfig, attn_implementation: str, dtype: str = "bf16"):
 
 
 def class_of(config: ModelConfig, hf_config):
-    """The class that builds the model: the one its configuration names, or else the first that gives a loss.
+    """The class that builds the model: the class that its configuration names, or else the first that computes a loss.
 
     Raises:
-        InputError: transformers has none.
+        InputError: transformers has no such class.
     """
     import transformers
 
-    found = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
-    found = [library[0] if isinstance(library, tuple) else library for library in found if library is not None]
-    named = config.document.get("architectures") or ()
-    if named and not any(hasattr(transformers, name) for name in named):
+    mapped = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
+    classes = [library[0] if isinstance(library, tuple) else library for library in mapped if library is not None]
+    architectures = config.document.get("architectures") or ()
+    if architectures and not any(hasattr(transformers, name) for name in architectures):
         raise InputError(f"model {config.name}: transformers {transformers.__version__} has no class "
-                         f"{', '.join(named)}: name a function that builds the model, FILE.py:FUNCTION")
-    fitting = [library for library in found if not named or library.__name__ in named]
+                         f"{', '.join(architectures)}: name a function that builds the model, FILE.py:FUNCTION")
+    fitting = [library for library in classes if not architectures or library.__name__ in architectures]
     if not fitting:
-        known = ", ".join(dict.fromkeys(library.__name__ for library in found)) or "none"
-        raise InputError(f"model {config.name}: {' and '.join(named) or config.document['model_type']} is not "
-                         f"predicted by its name (of this model_type: {known}): name a function, FILE.py:FUNCTION")
+        predicted = ", ".join(dict.fromkeys(library.__name__ for library in classes)) or "none"
+        raise InputError(f"model {config.name}: {' and '.join(architectures) or config.document['model_type']} is not "
+                         f"a class that is predicted (of this model_type: {predicted}): name a function that builds "
+                         "the model, FILE.py:FUNCTION")
     return fitting[0]
 
 
-def ready(model, recipe: str, patterns: Patterns, *, lora: adapters.Adapters | None,
-          quantization: few_bits.Quantized | None, device: str = "meta"):
-    """The same model with adapters, in training mode; ``device`` is where adapters are made."""
+def prepare_for_training(model, recipe: str, patterns: Patterns, *, lora: adapters.Adapters | None,
+                         quantization: few_bits.Quantized | None, device: str = "meta"):
+    """Prepares a built model for training: adds adapters, sets training mode and ``requires_grad``.
+
+    ``device`` is the device on which adapters are made.
+    """
     if quantization is not None:
         few_bits.prepare(model, quantization)
     if lora is not None:
@@ -124,24 +135,27 @@ def ready(model, recipe: str, patterns: Patterns, *, lora: adapters.Adapters | N
     if quantization is not None:
         few_bits.narrow(model, quantization)
     model.train()
-    select(model, recipe, patterns)
+    select_trainable(model, recipe, patterns)
     return model
 
 
 def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: bool = False,
                modules: tuple[str, ...] = ()) -> None:
-    """Recompute layers in backward, as Hugging Face's Trainer has it with these ``gradient_checkpointing_kwargs``.
+    """Switches activation checkpointing on, as Hugging Face's Trainer does.
 
     Args:
-        modules: patterns of paths: layers elsewhere keep their activations; none: all layers are recomputed.
+        use_reentrant: as in the Trainer's ``gradient_checkpointing_kwargs``.
+        every_n_layers: only every n-th layer is checkpointed.
+        offload: whether saved activations go to host memory.
+        modules: patterns of paths; only matching layers are checkpointed. Empty: all layers.
 
     Raises:
-        InputError: a model that cannot, or a pattern that matches no layer.
+        InputError: the model does not support checkpointing, or a pattern matches no layer.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if not model.supports_gradient_checkpointing:
-        raise InputError(f"gradient_checkpointing: {type(model).__name__} has none: switch it off "
+        raise InputError(f"gradient_checkpointing: {type(model).__name__} does not support it: switch it off "
                          "(--no-gradient-checkpointing)")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
                                         every_n_layers=every_n_layers, offload=offload)
@@ -157,47 +171,53 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
 
 
 def without_grad(model, patterns: tuple[str, ...]) -> None:
-    """Let modules run under ``torch.no_grad``, as the ``forward`` of LLaVA's own vision tower does.
+    """Makes modules run under ``torch.no_grad``, as the ``forward`` of LLaVA's own vision tower does.
 
     Raises:
-        InputError: a pattern that matches no module, or a module with parameters that train.
+        InputError: a pattern matches no module, or a matching module has parameters that train.
     """
     import torch
 
     for pattern in patterns:
-        found = {name: module for name, module in model.named_modules() if name and _matches(name, pattern)}
-        if not found:
+        matches = {name: module for name, module in model.named_modules() if name and _matches(name, pattern)}
+        if not matches:
             raise InputError(f"no_grad: pattern {pattern!r} matches no module")
-        for name, module in found.items():
+        for name, module in matches.items():
             if any(parameter.requires_grad for parameter in module.parameters()):
                 raise InputError(f"no_grad: {name} has parameters that train: freeze them, or leave it out")
             if not isinstance(module, torch.nn.ModuleList):
                 module.forward = torch.no_grad()(module.forward)
             if hasattr(module, "gradient_checkpointing"):
-                module.gradient_checkpointing = False  # there is nothing to compute again
+                module.gradient_checkpointing = False  # without gradients, nothing is recomputed
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern matches a path, or the path of any module above it."""
+    """Whether a pattern matches a path, or the path of a module that contains it."""
     return fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(path, pattern + ".*")
 
 
-def select(model, recipe: str, patterns: Patterns = NO_PATTERNS, *, chosen: set[str] | None = None) -> None:
-    """Set ``requires_grad`` by recipe, or as ``chosen`` says instead, then ``trainable``, then ``frozen`` patterns.
+def select_trainable(model, recipe: str, patterns: Patterns = NO_PATTERNS, *, chosen: set[str] | None = None) -> None:
+    """Sets ``requires_grad`` by the recipe, then by ``trainable`` patterns, then by ``frozen`` patterns.
 
-    A pattern matches a parameter's whole path, or the path of any module above it.
+    A pattern matches a parameter's whole path, or the path of a module that contains it.
+
+    Args:
+        chosen: names of the parameters that train, in place of the recipe's choice.
+
+    Raises:
+        InputError: a pattern matches no parameter, no parameter is left to train, or a quantized one would train.
     """
     names = [name for name, _ in model.named_parameters()]
     if chosen is None:
         chosen = {name for name in names if RECIPES[recipe](modality(name))}
-        if recipe != "lora":  # some models are built with parameters that stay fixed, such as sinusoidal positions
+        if recipe != "lora":  # some models have parameters that never train, such as sinusoidal positions
             chosen -= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     if recipe == "lora":
         chosen = {name for name in chosen if not any(part in name for part in adapters.UNTRAINED)}
         chosen |= {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for key, given, apply in (("trainable", patterns.trainable, chosen.update),
-                              ("frozen", patterns.frozen, chosen.difference_update)):
-        for pattern in given:
+    for key, of_key, apply in (("trainable", patterns.trainable, chosen.update),
+                               ("frozen", patterns.frozen, chosen.difference_update)):
+        for pattern in of_key:
             hits = [name for name in names if _matches(name, pattern)]
             if not hits:
                 raise InputError(f"{key}: pattern {pattern!r} matches no parameter (for example {names[0]!r})")
@@ -212,14 +232,19 @@ def select(model, recipe: str, patterns: Patterns = NO_PATTERNS, *, chosen: set[
 
 
 def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -> ModelFacts:
-    """Facts of a built model."""
+    """Facts of a built model.
+
+    Args:
+        tokens_per_image: placeholder tokens of an image.
+        image_tokens: tokens that the images of each sample fill, for a formula of one number of samples and images.
+    """
     import torch
 
-    from predictor.model.tensor_parallel import is_sharded, local
+    from predictor.model.tensor_parallel import is_sharded, local_part
 
     decay = decayed(model)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    tensors = [Parameter(name, tuple(local(p).shape), p.element_size(), p.requires_grad, name in decay,
+    tensors = [Parameter(name, tuple(local_part(p).shape), p.element_size(), p.requires_grad, name in decay,
                          embedding=id(p) in embeddings, sharded=is_sharded(p))
                for name, p in model.named_parameters()]
     tensors += [Parameter(name, tuple(b.shape), b.element_size(), False, buffer=True)
@@ -230,8 +255,8 @@ def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -
 
 
 def _hidden_size(config) -> int:
-    """What Hugging Face fills "auto" buckets by (transformers 5.17, integrations/deepspeed.py,
-    trainer_config_finalize); 0 where it finds nothing."""
+    """The hidden size by which Hugging Face replaces ``auto`` bucket sizes of DeepSpeed (transformers 5.17,
+    integrations/deepspeed.py, trainer_config_finalize); 0 if the configuration has none."""
     for part in (config, getattr(config, "text_config", None)):
         for name, choose in (("hidden_size", int), ("hidden_sizes", max)):
             if getattr(part, name, None) is not None:
@@ -240,7 +265,7 @@ def _hidden_size(config) -> int:
 
 
 def decayed(model) -> set[str]:
-    """Parameters of the weight-decay group (transformers 5.17: Trainer.get_decay_parameter_names)."""
+    """Names of the parameters in the weight-decay group (transformers 5.17: Trainer.get_decay_parameter_names)."""
     from torch import nn
     from transformers.trainer_pt_utils import get_parameter_names
 

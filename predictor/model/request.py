@@ -1,4 +1,4 @@
-"""A request: a workload with the configuration, the GPU and the shape that it names, each looked up once."""
+"""A request for a prediction: a workload with its model configuration, GPU and shape, each looked up once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from predictor.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Request:
-    """What is predicted.
+    """A request for a prediction.
 
     Attributes:
-        workload: with the defaults that only the model could settle.
-        config: of its model; None where a learned file answers.
-        gpu: whose kernels run; the default one where the workload names none.
-        shape: of one micro-batch, or of what the first forward of a call of ``generate`` sees.
+        workload: the user's settings, with defaults that depend on the model filled in.
+        config: configuration of the model; None if a learned file answers.
+        gpu: the GPU whose kernels run; the default GPU if the workload names none.
+        shape: shape of one micro-batch, or of the first forward of a call of ``generate``.
     """
 
     workload: Workload
@@ -33,32 +33,33 @@ class Request:
         """The request of a workload whose ``images_per_sample`` is known.
 
         Args:
-            shape: where it is not :func:`shape_of`'s.
+            shape: the shape, if it is not that of :func:`shape_of`.
 
         Raises:
-            InputError: an unknown model or GPU.
+            InputError: the model or GPU is unknown.
         """
         return cls(workload, models.find(workload.model), gpu_of(workload), shape or shape_of(workload))
 
     def at(self, shape: Shape) -> Request:
-        """The same of another shape."""
+        """The same request for another shape."""
         return replace(self, shape=shape)
 
     def on(self, gpu: Gpu) -> Request:
-        """The same on another GPU."""
+        """The same request for another GPU."""
         return replace(self, gpu=gpu)
 
 
 def gpu_of(workload: Workload) -> Gpu:
-    """The GPU of a workload, or the default one.
+    """The GPU of a workload, or the default GPU.
 
     Raises:
-        InputError: an unknown GPU.
+        InputError: the GPU is unknown.
     """
     return gpus.find(workload.gpu or gpus.DEFAULT)
 
 
 def shape_of(workload: Workload) -> Shape:
-    """The shape of one micro-batch; ``images_per_sample`` must be known."""
+    """The shape of one micro-batch; the workload's ``images_per_sample`` must be known."""
+    assert workload.images_per_sample is not None
     return Shape(workload.per_device_train_batch_size, workload.sequence_length or 0,
                  workload.per_device_train_batch_size * workload.images_per_sample)

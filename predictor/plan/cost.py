@@ -1,7 +1,7 @@
-"""The stated estimate that configurations are ranked by: seconds of a step as a few rates and counts give them.
+"""The cost estimate that ranks configurations: seconds of a step, from data sheet rates and parameter counts.
 
-It is for comparing configurations of one model on one kind of GPU, not for predicting a speed: nothing in it was
-measured. :func:`assumptions` says all of it in words.
+It compares configurations of one model on one GPU type. It does not predict a speed: nothing in it was measured.
+:func:`assumptions` lists its assumptions in sentences.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ Numbers = np.ndarray | float
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU does a second by its data sheet: dense bf16 products (TFLOP), bytes to another GPU of the node in one
-    direction and of its own memory (GB)."""
+    """A GPU's rates by its data sheet.
+
+    Attributes:
+        tflops: dense bf16 matrix products, TFLOP/s.
+        link: to another GPU of the node in one direction, GB/s.
+        memory: of its own memory, GB/s.
+    """
 
     tflops: float
     link: float
@@ -38,31 +43,35 @@ RATES = {
     "rtx-a6000": Rates(155, 32, 768), "rtx-6000-ada": Rates(364, 32, 960), "rtx-5090": Rates(210, 64, 1792),
     "rtx-4090": Rates(165, 32, 1008), "rtx-3090": Rates(71, 32, 936),
 }
-"""Data sheets of NVIDIA; without NVLink in the sheet, PCIe."""
+"""By NVIDIA's data sheets. If a sheet lists no NVLink, the link is PCIe."""
 ELSEWHERE = Rates(100, 32, 800)
-"""Of a GPU that is not in the table."""
+"""Assumed rates of a GPU that is not in the table."""
 OF_PRODUCTS, OF_LINKS = 0.45, 0.7
-"""Shares of these rates that training reaches."""
+"""Assumed fractions of ``tflops`` and ``link`` that training reaches."""
 HOST_LINK, HOST_MEMORY = 25.0, 100.0
-"""GB a second between a GPU and the host's memory, and of that memory, which the GPUs of a node share."""
+"""GB/s between each GPU and the host's memory, and of the host's memory itself, which the GPUs of a node share."""
 NODE, BETWEEN_NODES = 8, 50.0
-"""GPUs of a node, and GB a second of each to other nodes."""
+"""Number of GPUs in a node, and GB/s from each GPU to other nodes."""
 UPDATE_BYTES = 28
-"""Read and written by AdamW for each element: fp32 weight, gradient and two moments, of which it writes three."""
+"""Bytes that AdamW reads and writes per element: reads fp32 weight, gradient and two moments, and writes all but the
+gradient."""
 GIGA = 1e9
 
 VOLUME = {"torch": (0, 0, 0), "ddp": (0, 0, 2), "zero0": (0, 0, 2), "zero1": (0, 0, 2), "zero2": (0, 1, 1),
           "zero3": (2, 1, 0), "fsdp2": (2, 0, 1)}
-"""Engine -> all-gathers of all parameters in a micro-step, reduce-scatters of the trained ones in it, and all-gathers
-or reduce-scatters of the trained ones in a step; an all-reduce is one of each. ZeRO-3 keeps what it gathered for the
-recomputation until backward has used it."""
+"""Communication volume by engine, as three counts: all-gathers of all parameters per micro-step, reduce-scatters of the
+trained parameters per micro-step, and all-gathers or reduce-scatters of the trained parameters per step. An all-reduce
+counts as one of each. ZeRO-3 gathers parameters for the recomputation and keeps them until backward has used them."""
 WHOLE = ("torch", "ddp", "zero0")
-"""Engines under which every GPU updates all that trains."""
+"""Engines under which every GPU updates all trained parameters."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one optimizer step, each part as if nothing overlapped; numbers, or arrays over shapes."""
+    """Seconds of one optimizer step by part, as if no part overlapped another.
+
+    Values are numbers, or arrays over shapes. ``samples`` is the number of samples in the step, on all GPUs.
+    """
 
     products: Numbers
     recomputation: Numbers
@@ -73,30 +82,36 @@ class Estimate:
 
     @property
     def seconds(self) -> Numbers:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.products + self.recomputation + self.communication + self.host + self.update
 
     @property
     def seconds_per_sample(self) -> Numbers:
-        """What configurations are compared by."""
+        """The cost that configurations are compared by."""
         return self.seconds / self.samples
 
     def to_json(self) -> dict[str, Any]:
-        """Parts, in seconds of an optimizer step."""
+        """The parts of an optimizer step, in seconds."""
         return {f"{name}_seconds": float(value) for name, value in vars(self).items() if name != "samples"} | {
             "seconds_per_sample": float(self.seconds_per_sample)}
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Of weights that tokens of one kind meet in products: all, what trains, what layers under checkpoints have."""
+    """Elements of the weights that text tokens, or image tokens, are multiplied with.
+
+    Attributes:
+        all: elements of all these weights.
+        trained: of those that train.
+        recomputed: of those in layers that activation checkpointing recomputes.
+    """
 
     all: int = 0
     trained: int = 0
     recomputed: int = 0
 
     def of(self, parameter: Parameter, module: str) -> Elements:
-        """With one parameter more."""
+        """The sums with one more parameter, of modality module ``module``."""
         numel = _numel(parameter)
         return Elements(self.all + numel, self.trained + numel * parameter.trainable,
                         self.recomputed + numel * (module not in ("head", "projector")))
@@ -104,8 +119,14 @@ class Elements:
 
 @dataclass(frozen=True)
 class Model:
-    """What the estimate needs to know of one: elements that tokens of text meet and those that pictures meet, of all
-    parameters, of those that train, as a GPU holds them; tokens of a picture; what tokens of text have to send."""
+    """Facts about a model that the estimate needs.
+
+    Attributes:
+        text, media: weights that text tokens and image tokens are multiplied with.
+        everything, trained: elements of all parameters and of the trained ones, as one GPU holds them.
+        tokens_per_image: tokens of a picture.
+        reductions: elements that tensor parallelism sends for each text token.
+    """
 
     text: Elements
     media: Elements
@@ -116,7 +137,11 @@ class Model:
 
     @staticmethod
     def of(facts: ModelFacts, whole: ModelFacts | None = None) -> Model:
-        """From the facts of any formula of a model and recipe; of tensor parallelism, also of one without."""
+        """Collects the facts from any formula of the model and recipe.
+
+        Args:
+            whole: under tensor parallelism, the facts of the same model without it.
+        """
         text, media = Elements(), Elements()
         parameters = [parameter for parameter in facts.parameters if not parameter.buffer]
         for parameter in parameters:
@@ -138,11 +163,11 @@ def _numel(parameter: Parameter) -> int:
 
 def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumulation: Numbers,
              sequence: Numbers) -> Estimate:
-    """One optimizer step.
+    """The estimate of one optimizer step.
 
     Args:
-        workload: engine and recipe; its own shape is not looked at.
-        batch, accumulation, sequence: numbers, or arrays of one length.
+        workload: all settings but the shape.
+        batch, accumulation, sequence: the shape, as numbers or as arrays of the same length.
     """
     rates, gpus, parts = RATES.get(gpu.name, ELSEWHERE), workload.data_parallel_size, workload.tensor_parallel_size
     engine = name_of(workload.engine, workload.zero_stage)
@@ -153,9 +178,9 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
                                for part in ("all", "trained", "recomputed"))
     micro_steps = batch * accumulation
     flops = rates.tflops * 1e12 * OF_PRODUCTS
-    reading = everything * width / (rates.memory * GIGA) * accumulation  # all weights, once a pass
+    reading = everything * width / (rates.memory * GIGA) * accumulation  # each pass reads all weights once
     gathered, reduced, stepped = VOLUME[engine]
-    if engine == "fsdp2" and workload.fsdp["sync_each_batch"]:
+    if engine == "fsdp2" and workload.fsdp is not None and workload.fsdp["sync_each_batch"]:
         reduced, stepped = 1, 0
     moved = (gathered * everything + reduced * trained) * accumulation + stepped * trained
     sent = model.reductions
@@ -163,7 +188,8 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
         4 if workload.computes_in == "fp32" else 2)
     between = (computed + sent.stored * width) * tokens * micro_steps * (parts - 1) / parts / link(rates, parts)
     share = 1 if engine in WHOLE else 1 / gpus
-    update, host = UPDATE_BYTES * trained * share / (rates.memory * GIGA), 0.0
+    host: Numbers = 0.0
+    update = UPDATE_BYTES * trained * share / (rates.memory * GIGA)
     if workload.offload in ("optimizer", "all"):
         copied = width * trained * share * (1 + (accumulation if reduced else 1))
         host = copied / (HOST_LINK * GIGA) + UPDATE_BYTES * trained / -(-gpus // NODE) / (HOST_MEMORY * GIGA)
@@ -178,12 +204,16 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
 
 
 def link(rates: Rates, span: int) -> float:
-    """Bytes a second in a ring that reaches over so many GPUs, those of a node side by side."""
+    """Bytes per second of a ring over ``span`` GPUs, in which the GPUs of a node are neighbours."""
     return (rates.link if span <= NODE else BETWEEN_NODES) * GIGA * OF_LINKS
 
 
 def assumptions(gpu: Gpu, gpus: int, tensor_parallel: bool = False) -> tuple[str, ...]:
-    """The estimate in sentences; of tensor parallelism, if it is tried."""
+    """The assumptions of the estimate, as sentences.
+
+    Args:
+        tensor_parallel: whether to include the assumptions about tensor parallelism.
+    """
     rates = RATES.get(gpu.name, ELSEWHERE)
     sharded = ("tensor parallelism, whose ranks are neighbours, all-reduces each micro-step's activations after each "
                "layer sharded by rows, their gradients before each sharded by columns, and the former again where a "

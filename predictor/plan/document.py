@@ -1,4 +1,4 @@
-"""A plan as plain data: the JSON, and the files that ``--write`` makes."""
+"""A plan as plain data: the JSON document, and the files that ``--write`` creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
-from predictor.common.suggestions import named
+from predictor.common.suggestions import file_name
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.plan import launch
@@ -23,20 +23,22 @@ from predictor.workload.workload import Workload
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Every key always present, the unit in its name."""
+    """The JSON document. Every key is always present, and names of numbers end with their unit."""
     best, found = plan.proposed, plan.found
+    chosen = best or plan.closest
+    assert chosen is not None  # a plan has a proposed or a closest configuration
     return {
         "goal": plan.goal, "gpu": plan.gpu, "gpus": plan.gpus,
-        DATA: (best or plan.closest).prediction.workload.get(DATA, 1),
+        DATA: chosen.prediction.workload.get(DATA, 1),
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
         "largest": plan.largest and _shape(plan.largest),
-        "ranking": [configuration(one) for one in found.fitting],
-        "methods": [_method(one) for one in plan.methods],
+        "ranking": [configuration(row) for row in found.fitting],
+        "methods": [_method(method) for method in plan.methods],
         "closest": plan.closest and configuration(plan.closest),
-        "does_not_fit": [_setting(one) for one in found.failed],
-        "costs_more": [_setting(one) for one in found.unseen],
-        "left_out": [_setting(one) | {"reason": why} for one, why in found.left_out],
+        "does_not_fit": [_setting(setting) for setting in found.failed],
+        "costs_more": [_setting(setting) for setting in found.unseen],
+        "left_out": [_setting(setting) | {"reason": reason} for setting, reason in found.left_out],
         "kept": list(plan.kept), "standing": plan.standing,
         **{f"standing_{name}": size for name, size in asdict(plan.before).items()},
         "knobs": [asdict(knob) for knob in plan.knobs],
@@ -48,25 +50,26 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "source": plan.source and plan.source.to_json()}
 
 
-def configuration(one: Configuration) -> dict[str, Any]:
-    """One row of the ranking."""
-    prediction = one.prediction
-    return _setting(one.setting) | _shape(one.candidate) | {
+def configuration(row: Configuration) -> dict[str, Any]:
+    """A row of the ranking."""
+    prediction = row.prediction
+    return _setting(row.setting) | _shape(row.candidate) | {
         "verdict": prediction.verdict, "headroom_bytes": prediction.headroom_bytes,
         "minimum_capacity_bytes": prediction.minimum_capacity_bytes,
-        "peak_requested_bytes": prediction.peak_requested.bytes,
-        "peak_allocated_bytes": prediction.peak_allocated.bytes,
-        "peak_reserved_bytes": prediction.peak_reserved.bytes,
-        "estimate": one.estimate.to_json(), "workload": dict(prediction.workload)}
+        "peak_requested_bytes": prediction.peak_requested_bytes,
+        "peak_allocated_bytes": prediction.peak_allocated_bytes,
+        "peak_reserved_bytes": prediction.peak_reserved_bytes,
+        "estimate": row.estimate.to_json(), "workload": dict(prediction.workload)}
 
 
 def _setting(setting: Setting) -> dict[str, Any]:
     return {"method": setting.method, "name": setting.name, "differs": list(setting.differs)}
 
 
-def _method(one: Method) -> dict[str, Any]:
-    return {"kind": one.kind, "cheapest": one.cheapest and configuration(one.cheapest),
-            "closest": one.closest and _setting(one.closest), "least_bytes": one.least_bytes, "why_none": one.why_none}
+def _method(method: Method) -> dict[str, Any]:
+    return {"kind": method.kind, "cheapest": method.cheapest and configuration(method.cheapest),
+            "closest": method.closest and _setting(method.closest), "least_bytes": method.least_bytes,
+            "why_none": method.why_none}
 
 
 def _shape(candidate: Candidate) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def _shape(candidate: Candidate) -> dict[str, Any]:
 
 
 def files(plan: Plan) -> dict[str, Any]:
-    """Name -> content of what the proposed configuration is launched with; nothing of a learned job."""
+    """The files that the proposed configuration is launched with, by name; empty for a learned job."""
     workload = launched(plan)
     if workload is None:
         return {}
@@ -85,22 +88,23 @@ def files(plan: Plan) -> dict[str, Any]:
 
 
 def launched(plan: Plan) -> Workload | None:
-    """The proposed configuration, if files say how it is launched: not where nothing fits, nor of a learned job."""
+    """The proposed workload, if files can launch it; None if nothing fits, and for a learned job."""
     best = plan.proposed
-    return None if best is None or learned.is_named(best.setting.keys["model"]) else workload_of(best)
+    return None if best is None or learned.is_learned_file(best.setting.keys["model"]) else workload_of(best)
 
 
 def frozen(plan: Plan) -> tuple[str, ...]:
-    """What the script has to freeze itself: arguments of the Trainer cannot say that."""
+    """Paths of modules that the training script has to freeze itself, because no argument of the Trainer does."""
     workload = launched(plan)
     return launch.frozen(dispatch.prepare(workload).formula.facts) if workload else ()
 
 
 def unfrozen(plan: Plan) -> tuple[str, ...]:
-    """What the script has to let train after peft has frozen it."""
+    """Paths of modules that the training script has to unfreeze after peft has frozen them."""
     workload = launched(plan)
-    adapters = workload.lora if workload else None
-    return launch.unfrozen(dispatch.prepare(workload).formula.facts, adapters["bias"]) if adapters else ()
+    if workload is None or not workload.lora:
+        return ()
+    return launch.unfrozen(dispatch.prepare(workload).formula.facts, workload.lora["bias"])
 
 
 def _no_arguments(plan: Plan) -> str | None:
@@ -109,34 +113,35 @@ def _no_arguments(plan: Plan) -> str | None:
 
 
 def check_directory(path: str, force: bool) -> None:
-    """Refuses, before anything is computed, a directory that the files could not be written to.
+    """Rejects a directory that the files cannot be written to, before anything is computed.
 
     Raises:
-        InputError: it is no directory, not writable, or has such files and ``force`` is false.
+        InputError: it is not a directory, not writable, or has such files already and ``force`` is false.
     """
     folder = Path(path)
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise InputError(f"{named(path)}: is not a directory that can be written to: name another")
-    there = sorted(name for name in launch.FILES if (folder / name).exists())
-    if there and not force:
-        raise InputError(f"{named(path)}: has {there[0]} already: add --force to overwrite it, or name another "
+        raise InputError(f"{file_name(path)}: is not a directory that can be written to: name another")
+    existing = sorted(name for name in launch.FILES if (folder / name).exists())
+    if existing and not force:
+        raise InputError(f"{file_name(path)}: has {existing[0]} already: add --force to overwrite it, or name another "
                          "directory")
 
 
 def write(path: str, documents: Mapping[str, Any]) -> None:
-    """Writes each file whole; then those of an earlier plan that this one does not have go.
+    """Writes each file atomically, then removes files of an earlier plan that this plan does not have.
 
     Raises:
-        InputError: one cannot be written there, or removed.
+        InputError: a file cannot be written or removed.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{named(path)}: cannot be made: {error.strerror}") from None
+        raise InputError(f"{file_name(path)}: cannot be created: {error.strerror}") from None
     for name, document in documents.items():
         write_whole(os.path.join(path, name), (json.dumps(document, indent=2) + "\n").encode())
     for name in launch.FILES - documents.keys():
         try:
             Path(path, name).unlink(missing_ok=True)
         except OSError as error:
-            raise InputError(f"{named(path)}: {name} of an earlier plan cannot go: {error.strerror}") from None
+            raise InputError(f"{file_name(path)}: {name} of an earlier plan cannot be removed: "
+                             f"{error.strerror}") from None

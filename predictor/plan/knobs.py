@@ -1,6 +1,7 @@
-"""What each knob would give from one configuration: the predicted peak with it, less the peak without.
+"""Savings of single changes ("knobs") to one configuration: the predicted peak without a change minus that with it.
 
-One line a knob in :data:`KNOBS`. Only what has a formula is looked at: nothing is traced for it.
+:data:`KNOBS` lists the functions that propose changes. Only changes that have a formula are predicted; nothing is
+traced for them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from predictor.plan.space import BATCH, STEPS
 from predictor.workload.workload import Workload
 
 SMALL_BUCKET = 50_000_000
-"""Elements: what large buckets are made."""
+"""Elements; larger communication buckets are changed to this size."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Knob:
     """A change of one configuration.
 
     Attributes:
-        change: in words.
-        keys: of the workload, as changed.
-        costs: what one pays for it.
-        gives_allocated_bytes, gives_reserved_bytes: how much lower the peaks are; None where that is not known.
-        why_not: what was in the way of knowing.
+        change: the change in words.
+        keys: the workload's changed keys.
+        costs: its price in words.
+        gives_allocated_bytes, gives_reserved_bytes: bytes by which the peaks fall; None if unknown.
+        why_not: the reason why they are unknown; empty otherwise.
     """
 
     change: str
@@ -43,7 +44,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of the worst rank, with as much memory as it likes."""
+    """Peaks of the worst rank without a memory limit, in bytes."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -88,6 +89,7 @@ def _engine(w: Workload) -> Changes:
     traffic = {1: "an all-reduce less, a partition more", 2: "reductions in each micro-step",
                3: "weights are gathered in each micro-step"}
     if w.deepspeed is None:
+        assert w.zero_stage is not None  # without a config the stage chooses DeepSpeed
         for stage in range(w.zero_stage + 1, 4):
             yield f"zero_stage {w.zero_stage} → {stage}", {"zero_stage": stage}, traffic[stage]
         if w.zero_stage and not w.offload:
@@ -101,7 +103,9 @@ def _deepspeed(w: Workload) -> Changes:
     if w.zero_stage == 0:
         return
     job = dispatch.prepare(w)
-    settings, document = job.setup.zero, launch.deepspeed(w, job.formula.facts.hidden_size)
+    settings, config = job.setup.zero, launch.deepspeed(w, job.formula.facts.hidden_size)
+    assert settings is not None and config is not None  # the engine is DeepSpeed
+    document = config
 
     def with_zero(**changes: Any) -> dict[str, Any]:
         return {"zero_stage": None, "offload": None,
@@ -130,20 +134,20 @@ def _more(w: Workload) -> Changes:
 
 
 KNOBS: tuple[Callable[[Workload], Changes], ...] = (_precision, _batch, _optimizer, _engine, _allocator, _more)
-"""Each says what it would change of a workload, if anything, and at what price."""
+"""Functions that propose changes to a workload: each yields the change in words, the changed keys, and the price."""
 
 
 def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
-    """From where, and every knob that this workload has: those that give most first, those nothing is known of last.
+    """The peaks of a workload, and the knobs that it has: largest savings first, unknown savings last.
 
     Raises:
         InputError: the workload itself cannot be predicted.
     """
     before = _peaks(dispatch.prepare(workload))
-    if learned.is_named(workload.model):
+    if learned.is_learned_file(workload.model):
         return before, ()
-    found = [_turned(workload, before, *change) for knob in KNOBS for change in knob(workload)]
-    return before, tuple(sorted(found, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
+    knobs = [_turned(workload, before, *change) for propose in KNOBS for change in propose(workload)]
+    return before, tuple(sorted(knobs, key=lambda knob: (bool(knob.why_not), -(knob.gives_allocated_bytes or 0))))
 
 
 def _turned(workload: Workload, before: Peaks, change: str, keys: Mapping[str, Any], costs: str) -> Knob:
@@ -159,5 +163,5 @@ def _turned(workload: Workload, before: Peaks, change: str, keys: Mapping[str, A
 
 
 def _peaks(job: Job) -> Peaks:
-    simulation = survival.play(job.run(None), job.setup.allocator)
+    simulation = survival.simulate_run(job.run(None), job.setup.allocator)
     return Peaks(simulation.peak_allocated_bytes, simulation.peak_reserved_bytes)

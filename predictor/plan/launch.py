@@ -1,4 +1,4 @@
-"""The files that a chosen configuration is launched with: DeepSpeed's JSON and arguments of Hugging Face's Trainer."""
+"""Launch files of a configuration: DeepSpeed's JSON config and arguments for Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from predictor.workload.workload import Workload
 
 CONFIG, ARGUMENTS, WORKLOAD = "ds_config.json", "training_arguments.json", "workload.json"
 FILES = {CONFIG, ARGUMENTS, WORKLOAD}
-"""Names of all that can be written."""
+"""Names of all files that a plan can write."""
 ALL_STAGES = ("reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "overlap_comm", "reduce_scatter",
               "round_robin_gradients")
 STAGE_3 = {"stage3_prefetch_bucket_size": "prefetch_bucket_size", "sub_group_size": "sub_group_size",
@@ -23,12 +23,12 @@ STAGE_3 = {"stage3_prefetch_bucket_size": "prefetch_bucket_size", "sub_group_siz
 
 
 def deepspeed(workload: Workload, hidden_size: int) -> dict[str, Any] | None:
-    """DeepSpeed's config with all numbers filled in, of the same memory as the workload; None under other engines.
+    """A DeepSpeed config with all numbers filled in, for the same memory as the workload; None for other engines.
 
-    The user's own is kept but for the batch.
+    A config of the user's is kept, with only its batch sizes changed.
 
     Args:
-        hidden_size: of the language model, which "auto" stands for.
+        hidden_size: hidden size of the language model, from which DeepSpeed computes "auto" values.
     """
     if workload.engine != "deepspeed":
         return None
@@ -44,7 +44,7 @@ def deepspeed(workload: Workload, hidden_size: int) -> dict[str, Any] | None:
                 "zero_optimization": {"stage": settings.stage} | (_zero(settings) if settings.stage else {})}
     if workload.autotp:
         document["tensor_parallel"] = {"autotp_size": workload.tensor_parallel_size}
-    if workload.offload:  # Hugging Face builds the optimizer, and DeepSpeed asks for this
+    if workload.offload:  # DeepSpeed requires this if Hugging Face builds the optimizer
         document["zero_force_ds_cpu_optimizer"] = False
     return document
 
@@ -60,15 +60,15 @@ def _zero(settings: ZeroConfig) -> dict[str, Any]:
 
 
 def no_arguments(workload: Workload) -> str:
-    """Why the Trainer would run another job than this one; empty where it runs this one.
+    """The reason why the Trainer would run another job than this one; empty if it runs this one.
 
-    Under FSDP2 accelerate 1.15 wraps the last norm and the head as one unit, makes what trains fp32 and runs forward
-    under autocast with outputs of fp32 (utils/fsdp_utils.py, ``fsdp2_prepare_model``; accelerator.py,
-    ``prepare_model``), and it takes no tensor parallelism beside plain data parallelism.
+    Under FSDP2 accelerate 1.15 wraps the last norm and the head as one unit, casts trained parameters to fp32, and runs
+    forward under autocast with fp32 outputs (utils/fsdp_utils.py, ``fsdp2_prepare_model``; accelerator.py,
+    ``prepare_model``). It does not support tensor parallelism with plain data parallelism.
     """
     if workload.data_parallel_size > 1 < workload.tensor_parallel_size and not workload.autotp:
-        return ("no arguments for Hugging Face's Trainer: accelerate takes no tensor parallelism with plain data "
-                "parallelism: PyTorch's DistributedDataParallel(model, device_mesh=mesh[\"dp\"]) is what was planned")
+        return ("no arguments for Hugging Face's Trainer: accelerate does not support tensor parallelism with plain "
+                "data parallelism: the plan is for PyTorch's DistributedDataParallel(model, device_mesh=mesh[\"dp\"])")
     if workload.engine != "fsdp2":
         return ""
     return ("no arguments for Hugging Face's Trainer: its FSDP2 (accelerate's units, autocast, outputs of fp32) is "
@@ -76,21 +76,24 @@ def no_arguments(workload: Workload) -> str:
 
 
 def frozen(facts: ModelFacts) -> tuple[str, ...]:
-    """Paths of modules, as the key ``frozen`` takes them, that together have every parameter that a script has to
-    freeze: all that does not train, but for what peft freezes when it adds adapters."""
-    names = {one.name: one.trainable for one in facts.parameters if not one.buffer}
+    """Paths of modules that the training script has to freeze, in the notation of the key ``frozen``.
+
+    They cover all frozen parameters, except those that peft freezes when it adds adapters.
+    """
+    names = {parameter.name: parameter.trainable for parameter in facts.parameters if not parameter.buffer}
     adapted = any(map(_is_adapter, names))
     return _paths([name for name, trains in names.items() if not trains and (not adapted or _is_adapter(name))],
                   {name for name, trains in names.items() if trains})
 
 
 def unfrozen(facts: ModelFacts, bias: str) -> tuple[str, ...]:
-    """Paths of modules, as the key ``trainable`` takes them, of what trains beside adapters though peft freezes it.
+    """Paths of modules that train beside the adapters although peft freezes them, in the notation of the key
+    ``trainable``.
 
     Args:
-        bias: of peft's ``LoraConfig``: biases that it leaves to train itself.
+        bias: ``bias`` of peft's ``LoraConfig``: the biases that peft leaves trainable.
     """
-    names = {one.name: one.trainable for one in facts.parameters if not one.buffer}
+    names = {parameter.name: parameter.trainable for parameter in facts.parameters if not parameter.buffer}
     wanted = [name for name, trains in names.items() if trains and not _is_adapter(name)
               and (bias == "none" or not name.endswith(".bias"))]
     return _paths(wanted, {name for name, trains in names.items() if not trains})
@@ -101,19 +104,19 @@ def _is_adapter(name: str) -> bool:
 
 
 def _paths(wanted: list[str], others: set[str]) -> tuple[str, ...]:
-    """The shortest paths that have all wanted names and none of the others."""
+    """The shortest paths that cover all wanted names and none of the others."""
     kept = {".".join(parts[:end]) for parts in (name.split(".") for name in others) for end in range(len(parts) + 1)}
-    found = {}
+    paths: dict[str, None] = {}
     for parts in (name.split(".") for name in wanted):
         path = next(path for path in (".".join(parts[:end + 1]) for end in range(len(parts))) if path not in kept)
-        alike = re.sub(r"(?<=\.)\d+(?=\.)", "*", path)  # one for all layers, where it says the same
-        other = any(fnmatch.fnmatch(name, alike + end) for name in others for end in ("", ".*"))
-        found[path if other else alike] = None
-    return tuple(found)
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", path)  # a pattern for all layers, unless it covers others
+        other = any(fnmatch.fnmatch(name, pattern + end) for name in others for end in ("", ".*"))
+        paths[path if other else pattern] = None
+    return tuple(paths)
 
 
 def training_arguments(workload: Workload) -> dict[str, Any]:
-    """What ``HfArgumentParser`` reads into ``TrainingArguments`` (transformers 5)."""
+    """Arguments that ``HfArgumentParser`` reads into ``TrainingArguments`` (transformers 5)."""
     computes = workload.computes_in if workload.engine == "deepspeed" else workload.mixed_precision
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": workload.per_device_train_batch_size,
@@ -131,7 +134,7 @@ def training_arguments(workload: Workload) -> dict[str, Any]:
 
 
 def command_line(workload: Workload) -> str:
-    """The same as options."""
+    """The arguments of :func:`training_arguments` as command line options."""
     import json
     import shlex
 

@@ -1,4 +1,4 @@
-"""Which method for several GPUs, as LLMem chooses one: of each kind the cheapest that fits, or why none does."""
+"""Methods to train on several GPUs: for each one the cheapest configuration that fits, or why none fits (as LLMem)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from predictor.plan.memory import Memory
 from predictor.plan.search import Configuration, Found, Queue
-from predictor.plan.space import KINDS, Setting
+from predictor.plan.space import SHARINGS, Setting
 
 
 @dataclass(frozen=True)
 class Method:
-    """One kind.
+    """One way to share the work among GPUs, with its best result.
 
     Attributes:
-        kind: one of :data:`KINDS`.
-        cheapest: the first that fits, in the order of the ranking.
-        closest: where none fits, the setting that needs least; None if nothing is known of any.
-        least_bytes: what its smallest shape surely needs.
-        why_none: why nothing of it was looked at; empty otherwise.
+        kind: one of :data:`predictor.plan.space.SHARINGS`.
+        cheapest: the first configuration that fits, in order of the ranking; None if none fits.
+        closest: if none fits, the setting that needs the least; None if none could be examined.
+        least_bytes: bytes that its smallest shape needs at least; None if unknown.
+        why_none: the reason why no setting was examined; empty otherwise.
     """
 
     kind: str
@@ -31,17 +31,17 @@ class Method:
 
 
 def methods(found: Found, queues: Sequence[Queue], memory: Memory) -> tuple[Method, ...]:
-    """One for each kind, after the walk."""
-    needs = {one.setting: max(memory.least.get(one.setting, 0), one.states_bytes) for one in queues}
-    return tuple(_method(kind, found, needs) for kind in KINDS)
+    """One method for each way to share the work, from the result of the walk."""
+    needs = {queue.setting: max(memory.least.get(queue.setting, 0), queue.states_bytes) for queue in queues}
+    return tuple(_method(sharing, found, needs) for sharing in SHARINGS)
 
 
-def _method(kind: str, found: Found, needs: dict[Setting, float]) -> Method:
-    if kind in found.cheapest:
-        return Method(kind, found.cheapest[kind])
-    failed = [one for one in found.failed if one.kind == kind]
+def _method(sharing: str, found: Found, needs: dict[Setting, float]) -> Method:
+    if sharing in found.cheapest:
+        return Method(sharing, found.cheapest[sharing])
+    failed = [setting for setting in found.failed if setting.sharing == sharing]
     if failed:
-        closest = min(reversed(failed), key=lambda one: needs[one] or math.inf)  # of equals those that come later
-        return Method(kind, None, closest, int(needs[closest]) or None)
-    reasons = [why for one, why in found.left_out if one.kind == kind]
-    return Method(kind, None, why_none=reasons[0] if reasons else "the keys that are given leave none")
+        closest = min(reversed(failed), key=lambda setting: needs[setting] or math.inf)  # the last of equal ones
+        return Method(sharing, None, closest, int(needs[closest]) or None)
+    reasons = [reason for setting, reason in found.left_out if setting.sharing == sharing]
+    return Method(sharing, None, why_none=reasons[0] if reasons else "the keys that are given leave none")

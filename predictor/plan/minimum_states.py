@@ -1,4 +1,4 @@
-"""What every GPU surely holds at once, whatever the batch: weights, optimizer states, gradients that wait for them.
+"""The bytes that every GPU holds at least, at any batch size: weights, optimizer states, and gradients at the update.
 
 It needs no formula, so settings that it rules out are neither traced nor composed.
 """
@@ -11,11 +11,11 @@ from predictor.workload.workload import Workload
 
 
 def least_bytes(workload: Workload, facts: ModelFacts) -> int:
-    """Bytes that are alive in each optimizer step but the first.
+    """Bytes that are alive at some time in every optimizer step but the first.
 
     Args:
-        workload: engine, optimizer, dtype and degree count.
-        facts: of the model and recipe, of any dtype.
+        workload: only its engine, optimizer, offloading, dtype and degrees matter.
+        facts: facts of the model with the workload's recipe; their dtype does not matter.
     """
     engine, gpus = name_of(workload.engine, workload.zero_stage), workload.data_parallel_size
     wide = 4 if workload.dtype == "fp32" else 2

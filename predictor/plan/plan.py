@@ -1,4 +1,4 @@
-"""A plan: which configuration to train with, out of all that are sensible, and what it rests on."""
+"""``plan()``: searches all sensible configurations and returns the proposed one with its ranking and assumptions."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
 MOST_BATCH = 4_096
+"""Samples; the largest micro batch that is tried, unless the user sets it."""
 LONGEST, LENGTH_STEP = 131_072, 64
-"""Samples of a micro batch and tokens of a sample that are looked at, where the user does not say."""
+"""Tokens; the longest sequence that is tried, and the step between sequence lengths, unless the user sets it."""
 COST = Wanted()
-"""The cheapest sample, on as many GPUs as the keys say."""
+"""Default of a search: the lowest cost per sample, on as many GPUs as the keys say."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer.
+    """The result of a search.
 
     Attributes:
-        goal: one of :data:`GOALS`.
-        gpus: all of them.
-        settings, configurations: how many there are, without and with their shapes; ``counts`` says what was done.
-        closest: where nothing fits, the smallest configuration that needs the least, with its least GPU memory.
-        found: what fits, the proposed configuration first, and what became of the rest.
-        methods: the cheapest of each kind of sharing the work, or why none fits; none of one GPU.
+        goal: one of :data:`predictor.plan.search.GOALS`.
+        gpus: number of all GPUs.
+        settings, configurations: number of settings, and of settings with their shapes. ``counts`` has what the search
+            did with them.
+        closest: if nothing fits, the smallest shape of the setting that needs the least, with the least GPU memory that
+            it needs.
+        found: configurations that fit, the proposed one first, and the other settings by result.
+        methods: the cheapest configuration of each way to share the work, or why none fits; empty for one GPU.
         kept: keys that the user fixed and that would vary otherwise.
-        largest: largest micro batch, or sequence, that fits in the proposed setting; None where nothing fits.
-        knobs: what each would give, from the configuration that ``standing`` names, whose peaks are ``before``.
-        source: where the values came from, if a framework's configuration was read.
-        seconds: how long it took.
+        largest: the largest micro batch, or sequence, that fits in the proposed setting; None if nothing fits.
+        knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
+        source: the files that the values came from, if a framework's configuration was read.
+        seconds: duration of the search.
     """
 
     goal: str
@@ -72,18 +75,18 @@ class Plan:
 
     @property
     def proposed(self) -> Configuration | None:
-        """The best; None where nothing fits."""
+        """The best configuration that fits; None if nothing fits."""
         return self.found.fitting[0] if self.found.fitting else None
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The settings of a space, ready to be walked.
+    """The settings of a space, ready for the walk.
 
     Attributes:
-        queues: those that can be predicted, with their shapes.
-        left_out: the others, and why.
-        configurations: how many shapes there are of all.
+        queues: settings that can be predicted, with their shapes.
+        left_out: the other settings, each with the reason.
+        configurations: number of shapes of all settings.
     """
 
     queues: tuple[Queue, ...]
@@ -91,12 +94,12 @@ class Waiting:
     configurations: int
 
     @classmethod
-    def of(cls, made: Space, examples: Examples, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
-        """Every setting with its shapes, in the order of what is wanted."""
+    def of(cls, around: Space, examples: Examples, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
+        """Every setting with its shapes, sorted by the goal of the search."""
         job = examples.job
-        candidates = lru_cache(partial(_candidates, made.fixed, job, wanted, label))
+        candidates = lru_cache(partial(_candidates, around.fixed, job, wanted, label))
         queues, left_out, configurations = [], [], 0
-        for setting in made.settings:
+        for setting in around.settings:
             try:
                 shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size)
                 configurations += len(shapes)
@@ -108,7 +111,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Standing:
-    """The configuration from which knobs are turned: what it is called, its peaks, and what each knob would give."""
+    """The configuration whose knobs are tried: its name in reports, its peaks, and what each knob saves."""
 
     name: str
     workload: Workload
@@ -117,10 +120,10 @@ class Standing:
 
     @classmethod
     def of(cls, name: str, workload: Workload) -> Standing:
-        """Turns every knob of it.
+        """Tries every knob of a workload.
 
         Raises:
-            InputError: it cannot be predicted.
+            InputError: the workload cannot be predicted.
         """
         return cls(name, workload, *knobs.turned(workload))
 
@@ -128,55 +131,55 @@ class Standing:
 def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True, label: Callable[[str], str] = str,
          progress: Progress | None = None, whole: Mapping[str, Any] | None = None,
          source: Source | None = None) -> Plan:
-    """Search the space around what the user fixed.
+    """Search the space around the keys that the user fixed.
 
     Args:
-        given: keys of a workload, with ``gpu`` or ``capacity_bytes``; each is kept, all others may vary.
-        wanted: what the search is for.
-        trace: whether what no formula is shipped for may be traced.
-        label: what a key is called in messages.
+        given: keys of a workload, with ``gpu`` or ``capacity_bytes``. These keep their values; all others may vary.
+        wanted: the goal of the search.
+        trace: whether models without a shipped formula may be traced.
+        label: the name of a key in messages.
         progress: wraps the shapes that are traced.
-        whole: the configuration that the user has now, from which knobs are turned, and whose samples of an optimizer
-            step are those to keep unless others are wanted; None: ``given``, if it is whole.
-        source: where the values came from, if a framework's configuration was read.
+        whole: the user's present configuration, complete. Its knobs are tried, and its global batch size is kept unless
+            ``wanted`` sets another. None: ``given`` takes its place, if that is complete.
+        source: the files that the values came from, if a framework's configuration was read.
 
     Raises:
-        InputError: keys that no workload may have, or that leave nothing to plan.
+        InputError: a workload may not have these keys, or they leave nothing to plan.
     """
     started = time.perf_counter()
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
-    made, memory = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole), Memory(progress, trace)
-    examples = Examples(made, memory)
-    made = examples.revised()
-    waiting = Waiting.of(made, examples, wanted, label)
-    found = walk(waiting.queues, memory, wanted.top, examples.job.workload.capacity)
+    around, memory = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole), Memory(progress, trace)
+    examples = Examples(around, memory)
+    around = examples.revised()
+    waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
+    assert capacity is not None  # _check() asks for a GPU or a capacity
+    found = walk(waiting.queues, memory, wanted.top, capacity)
     found.left_out += waiting.left_out
     if not found.fitting and not found.failed:
         raise InputError(found.left_out[0][1])
     best = found.fitting[0] if found.fitting else None
-    closest = None if best else _closest(waiting.queues, memory)
-    chosen = best or closest
+    chosen = best or _closest(waiting.queues, memory)
     try:
-        standing = Standing.of(*_standing(whole, made, chosen))
-    except InputError as error:  # what the user has now
+        standing = Standing.of(*_standing(whole, around, chosen))
+    except InputError as error:  # the user's present configuration cannot be predicted
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
-        standing = Standing.of(*_found(chosen))
+        standing = Standing.of(*_named(chosen))
     workload = standing.workload
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
-        global_batch_size=wanted.global_batch_size, capacity_bytes=workload.capacity, found=found,
+        global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
         methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
-        settings=len(made.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=largest(best, wanted.maximize, memory) if best else None, closest=closest,
-        kept=made.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
+        settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
+        largest=largest(best, wanted.maximize, memory) if best else None, closest=None if best else chosen,
+        kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
         source=source, seconds=time.perf_counter() - started)
 
 
 def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
-    """Refuses keys that no plan can be made of."""
+    """Rejects keys that cannot be planned."""
     if given.get("mode") == "inference":
         raise InputError(f"{label('mode')} is inference, but a plan is for training: leave it out, or use peakcast "
                          "predict")
@@ -185,7 +188,7 @@ def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
 
 
 def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Callable[[str], str]) -> Wanted:
-    """What is wanted, with the samples of an optimizer step that the user has now, where none are and cost counts."""
+    """The goal of the search with the present configuration's global batch size, if the goal is cost and sets none."""
     if not whole or wanted.global_batch_size is not None or wanted.maximize != "cost":
         return wanted
     now = Workload.from_mapping(whole, label)
@@ -194,53 +197,58 @@ def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Calla
 
 
 class Examples:
-    """A predictable job of each recipe and degree of tensor parallelism: what the estimate needs to know of a model."""
+    """A predictable job for each recipe and degree of tensor parallelism. The cost estimate takes facts from it."""
 
-    def __init__(self, made: Space, memory: Memory) -> None:
-        self.made, self.memory = made, memory
-        self.found: dict[tuple[str, int], Job | InputError] = {}
+    def __init__(self, around: Space, memory: Memory) -> None:
+        self.space, self.memory = around, memory
+        self.jobs: dict[tuple[str, int], Job | InputError] = {}
         self.settings: dict[tuple[str, int], list[Setting]] = {}
-        for setting in made.settings:
+        for setting in around.settings:
             self.settings.setdefault(self._group(setting), []).append(setting)
-        self.job = self._of(made.settings[0])
+        self.job = self._of(around.settings[0])
 
     def revised(self) -> Space:
-        """The space, now that it is known what trains."""
-        return replace(self.made, settings=tuple(filter(None, map(self._revised, self.made.settings))))
+        """The space, after the jobs have shown which parameters train."""
+        return replace(self.space, settings=tuple(filter(None, map(self._revised, self.space.settings))))
 
     def _revised(self, setting: Setting) -> Setting | None:
         try:
             facts = self._of(setting).formula.facts
-        except InputError:  # it is left out by name
+        except InputError:  # the walk lists it with the reason
             return setting
-        return precision.revised(setting, facts, self.made.own, self.made.fixed)
+        return precision.revised(setting, facts, self.space.own, self.space.fixed)
 
     @property
     def tensor_parallel(self) -> bool:
-        """Whether any has layers that ranks share."""
-        return any(degree > 1 and isinstance(job, Job) for (_, degree), job in self.found.items())
+        """Whether any job uses tensor parallelism."""
+        return any(degree > 1 and isinstance(job, Job) for (_, degree), job in self.jobs.items())
 
     def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
-        """What estimates it, of arrays of batch, accumulation and sequence; and what it needs at least, in bytes."""
+        """The cost estimate of a setting, and the bytes that it needs at least.
+
+        The estimate is a function of arrays of batch, accumulation and sequence.
+        """
         job, whole = self._of(setting), None
         if self._group(setting)[1] > 1:
             alone = {"engine": "torch", "ddp": None, **NOT_DEEPSPEED, DATA: 1, TENSOR: 1}
             whole = self._of(replace(setting, keys={**setting.keys, **alone}))
         workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
-        model = cost.Model.of(job.formula.facts, whole and whole.formula.facts)
+        model = cost.Model.of(job.formula.facts, whole.formula.facts if whole else None)
         return partial(cost.estimate, workload, model, job.gpu), least_bytes(workload, job.formula.facts)
 
     def _of(self, setting: Setting) -> Job:
         group = self._group(setting)
-        if group not in self.found:
-            self.found[group] = self._first(self.settings.get(group, [setting]))
-        found = self.found[group]
-        if isinstance(found, InputError):
-            raise found
-        return found
+        if group not in self.jobs:
+            self.jobs[group] = self._first(self.settings.get(group, [setting]))
+        job = self.jobs[group]
+        if isinstance(job, InputError):
+            raise job
+        return job
 
     def _first(self, settings: Sequence[Setting]) -> Job | InputError:
-        """The first that needs no trace, or else that can be traced; or why none can."""
+        """The job of the first setting that needs no trace, else of the first that can be traced, else the reason why
+        none can."""
+        problem: InputError | None = None
         for traces in (False, True):
             problem = None
             for setting in settings:
@@ -248,6 +256,7 @@ class Examples:
                     return self.memory.example(setting, trace=traces)
                 except InputError as error:
                     problem = problem or error
+        assert problem is not None  # settings are never empty
         return problem
 
     @staticmethod
@@ -258,24 +267,29 @@ class Examples:
 
 def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
                 degree: int) -> list[Candidate]:
-    """Every shape of so many replicas that agrees with what the user fixed.
+    """Every shape that agrees with the keys that the user fixed.
+
+    Args:
+        degree: number of data-parallel replicas.
 
     Raises:
-        InputError: keys that contradict what is to be found.
+        InputError: a fixed key contradicts the goal of the search.
     """
     batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
     facts, maximize, total = job.formula.facts, wanted.maximize, wanted.global_batch_size
     sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
-    if sought in fixed:
+    if sought is not None and sought in fixed:
         raise InputError(f"maximize {maximize}: {label(sought)} is given, too: leave it out")
+    lengths: Sequence[int | None]
     if maximize == "sequence":
+        assert job.workload.images_per_sample is not None  # a prepared job has it
         room = facts.room(job.workload.images_per_sample)
         lengths = range(room - room % LENGTH_STEP + LENGTH_STEP, min(LONGEST, facts.positions or LONGEST) + 1,
                         LENGTH_STEP)
         batch = batch or 1
     else:
         lengths = (length,)
-    fewest = job.lowest().batch if learned.is_named(job.workload.model) else 1
+    fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
     batches = (batch,) if batch else range(fewest, _most_batch(length) + 1)
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
@@ -283,14 +297,14 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     if steps:
         shapes = [shape for shape in shapes if shape[1] == steps]
     if not shapes:
-        what = " x ".join(str(part) for part in (batch, steps) if part)
-        raise InputError(f"global batch size {total}: is no multiple of data_parallel_size {degree}"
-                         f"{f' x {what}' if what else ''}: give one that is, or leave the others out")
+        product = " x ".join(str(part) for part in (batch, steps) if part)
+        raise InputError(f"global batch size {total}: is not a multiple of data_parallel_size {degree}"
+                         f"{f' x {product}' if product else ''}: give one that is, or leave the others out")
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
 def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
-    """What fits in the proposed setting, whatever the wanted global batch: the largest micro batch, or sequence."""
+    """The largest micro batch, or sequence, that fits in the proposed setting, at any global batch size."""
     chosen = best.candidate
     if goal == "sequence":
         return chosen
@@ -307,27 +321,33 @@ def _most_batch(length: int | None) -> int:
 
 
 def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:
-    """Of settings that do not fit, the one whose smallest shape needs the least."""
-    least = min(queues, key=lambda one: memory.least.get(one.setting, math.inf))
+    """The smallest shape of the setting that needs the least memory, when no setting fits."""
+    least = min(queues, key=lambda queue: memory.least.get(queue.setting, math.inf))
     least.at = min(range(len(least.candidates)), key=lambda at: (least.candidates[at].batch * (
         least.candidates[at].sequence or 1), least.candidates[at].accumulation))
     return predicted(least, memory, minimum_capacity=True)
 
 
-def _standing(whole: Mapping[str, Any] | None, made: Space, found: Configuration) -> tuple[str, Workload]:
-    """Whose configuration knobs are turned from: the user's, if what they gave is a whole one."""
+def _standing(whole: Mapping[str, Any] | None, around: Space, chosen: Configuration) -> tuple[str, Workload]:
+    """The configuration whose knobs are tried, with its name: the user's if it is complete, else the chosen one."""
     if whole:
         return "given", Workload.from_mapping(whole)
-    engine = {"engine", "zero_stage", "deepspeed"} & made.fixed.keys() or (made.given.get(DATA) or 1) == 1
-    if BATCH in made.fixed and engine and (LENGTH in made.fixed or found.candidate.sequence is None):
-        return "given", Workload.from_mapping(made.given)
-    return _found(found)
+    engine = {"engine", "zero_stage", "deepspeed"} & around.fixed.keys() or (around.given.get(DATA) or 1) == 1
+    if BATCH in around.fixed and engine and (LENGTH in around.fixed or chosen.candidate.sequence is None):
+        return "given", Workload.from_mapping(around.given)
+    return _named(chosen)
 
 
-def _found(found: Configuration) -> tuple[str, Workload]:
-    return "proposed" if found.prediction.verdict == "fits" else "closest", workload_of(found)
+def _named(chosen: Configuration) -> tuple[str, Workload]:
+    return "proposed" if chosen.prediction.verdict == "fits" else "closest", workload_of(chosen)
 
 
-def workload_of(one: Configuration) -> Workload:
-    """With its shape."""
-    return one.setting.workload(one.candidate.batch, one.candidate.accumulation, one.candidate.sequence)
+def _capacity(workload: Workload) -> int:
+    assert workload.capacity is not None  # _check() asks for a GPU or a capacity
+    return workload.capacity
+
+
+def workload_of(configuration: Configuration) -> Workload:
+    """The workload of a configuration: its setting at its shape."""
+    shape = configuration.candidate
+    return configuration.setting.workload(shape.batch, shape.accumulation, shape.sequence)

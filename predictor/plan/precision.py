@@ -1,4 +1,4 @@
-"""The dtypes of a plain loop, where no engine decides them: of the weights, and of autocast over them."""
+"""The precision of a plain training loop: the dtype of the weights, and that of autocast over them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from predictor.plan.space import Setting
 
 PLAIN = ("torch", "ddp")
-"""Engines that leave dtypes to the user."""
+"""Engines that leave the dtypes to the user."""
 
 
 class Precision(NamedTuple):
-    """Keys of a workload."""
+    """The keys ``dtype`` and ``mixed_precision`` of a workload."""
 
     dtype: str
     mixed_precision: str
 
     @property
     def name(self) -> str:
-        """For people; empty of fp32 weights under bf16 autocast."""
+        """The precision's name in reports; empty for fp32 weights under bf16 autocast, the usual precision."""
         if self == MASTERS:
             return ""
         other = "" if self.dtype == self.mixed_precision else f"{self.mixed_precision} "
@@ -35,7 +35,7 @@ class Precision(NamedTuple):
 
     @property
     def differs(self) -> str:
-        """What is learned otherwise than with fp32 weights."""
+        """How training differs from that with fp32 weights; empty if it does not."""
         if self.dtype == "fp32":
             return ""
         return f"weights and optimizer states in {self.dtype}, without fp32 master weights"
@@ -43,15 +43,16 @@ class Precision(NamedTuple):
 
 MASTERS, NARROW, ADAPTED = Precision("fp32", "bf16"), Precision("bf16", "none"), Precision("bf16", "bf16")
 TRIED = (MASTERS, NARROW)
-"""What is tried of any job; :data:`ADAPTED` besides where adapters train, which peft makes fp32."""
+"""Precisions that are tried for every job. :data:`ADAPTED` is also tried where adapters train, which peft keeps in
+fp32."""
 
 
 def own(whole: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Precision | None:
-    """What the user has now, if their loop is a plain one, or asks for in both keys."""
-    asked = Precision(*(given.get(key) for key in Precision._fields))
-    if None not in asked and asked.mixed_precision != "none":
-        return asked
-    with suppress(InputError):  # what they have now may be none
+    """The user's own precision: that of both given keys, or that of their present loop if it is a plain loop."""
+    dtype, mixed_precision = given.get("dtype"), given.get("mixed_precision")
+    if dtype is not None and mixed_precision is not None and mixed_precision != "none":
+        return Precision(dtype, mixed_precision)
+    with suppress(InputError):  # the present configuration may be no valid workload
         workload = Workload.from_mapping(whole or {})
         if workload.engine in PLAIN:
             return Precision(workload.dtype, workload.mixed_precision)
@@ -59,39 +60,41 @@ def own(whole: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Precision 
 
 
 def tried(fixed: Mapping[str, Any], mine: Precision | None) -> tuple[Precision, ...]:
-    """Every one to try: what the user has or fixed, what goes with adapters, and the usual ones."""
-    found = [mine] if mine else []
+    """All precisions to try: the user's own or fixed one, the one for adapters, and the usual ones."""
+    precisions = [mine] if mine else []
     if fixed.get("dtype") is not None and "mixed_precision" in fixed:
-        found.append(Precision(fixed["dtype"], fixed["mixed_precision"]))
+        precisions.append(Precision(fixed["dtype"], fixed["mixed_precision"]))
     adapted = fixed.get("recipe") == "lora" or isinstance(fixed.get("lora"), Mapping)
-    if adapted and fixed.get("quantization") is None:  # layers of few bits were not compared under autocast
-        found.append(ADAPTED)
-    found += TRIED
-    return tuple(one for at, one in enumerate(found) if one not in found[:at])  # a mistake of theirs may have no hash
+    if adapted and fixed.get("quantization") is None:  # quantized layers were not verified under autocast
+        precisions.append(ADAPTED)
+    precisions += TRIED
+    # no set: an invalid value of the user's may not be hashable
+    return tuple(precision for at, precision in enumerate(precisions) if precision not in precisions[:at])
 
 
 def revised(setting: Setting, facts: ModelFacts, mine: Precision | None, fixed: Collection[str]) -> Setting | None:
-    """A setting as it is once it is known what trains: bf16 weights learn nothing else where that is fp32 adapters
-    alone, nor where the user has such weights already.
+    """The setting, revised after a job has shown which parameters train.
 
-    None for one that nobody would take: frozen weights in fp32 under autocast, which computes with them in bf16.
+    bf16 weights train the same model if only fp32 adapters train, or if the user has bf16 weights already: then
+    ``differs`` does not list them. Returns None for a setting that nobody would choose: frozen fp32 weights under
+    autocast, which computes with them in bf16.
 
     Args:
-        mine: what the user has now.
-        fixed: keys that they fixed.
+        mine: the user's own precision.
+        fixed: keys that the user fixed.
     """
     workload = setting.workload(1, 1, None)
-    found, alone = Precision(workload.dtype, workload.mixed_precision), _adapters_alone(workload, facts)
-    if workload.engine not in PLAIN or not (alone or found == mine):
+    precision, alone = Precision(workload.dtype, workload.mixed_precision), _adapters_alone(workload, facts)
+    if workload.engine not in PLAIN or not (alone or precision == mine):
         return setting
-    if found == MASTERS != mine and "dtype" not in fixed:
+    if precision == MASTERS != mine and "dtype" not in fixed:
         return None
-    return replace(setting, differs=tuple(one for one in setting.differs if one != found.differs))
+    return replace(setting, differs=tuple(differs for differs in setting.differs if differs != precision.differs))
 
 
 def _adapters_alone(workload: Workload, facts: ModelFacts) -> bool:
-    """Whether nothing trains but adapters, and these in fp32: peft makes them so, TRL narrows them over few bits."""
+    """Whether only adapters train, and in fp32. peft creates them in fp32; TRL casts those of quantized models."""
     wide = workload.lora and workload.lora["autocast_adapter_dtype"]
     narrowed = workload.quantization and workload.quantization.get("prepare") == "trl"
     return bool(wide and not narrowed) and all(
-        ADAPTERS in one.name for one in facts.parameters if one.trainable and not one.buffer)
+        ADAPTERS in parameter.name for parameter in facts.parameters if parameter.trainable and not parameter.buffer)

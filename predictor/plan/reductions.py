@@ -1,4 +1,4 @@
-"""What the ranks of tensor parallelism send each other for a token, by the shapes of whole and held weights."""
+"""Communication of tensor parallelism per token, computed from the shapes of the full and the sharded weights."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from predictor.events.model_facts import ModelFacts, modality
 
 LAYER = re.compile(r"(.*\.\d+(?=\.))?")
-"""Path of the layer that a weight is in; empty outside."""
+"""Matches the path of the layer that a weight belongs to; matches empty text for a weight outside of layers."""
 
 
 @dataclass(frozen=True)
 class Reductions:
-    """Elements of a token in a micro-step: of an all-reduce twice, of an all-gather once, as rings move them.
+    """Elements that a ring moves for each token in a micro-step. An all-reduce counts twice, an all-gather once.
 
-    transformers 5.17, distributed/tensor_parallel.py: ``RowwiseParallel`` reduces what a layer returns (so do
-    embeddings), ``ColwiseParallel`` the gradient of what each layer is given, of q, k and v one by one; a head's logits
-    are gathered. A checkpoint repeats all in forward but the last of a layer, where PyTorch stops recomputing
-    (torch 2.11, utils/checkpoint.py, ``_StopRecomputationError``).
+    transformers 5.17, distributed/tensor_parallel.py: ``RowwiseParallel`` all-reduces a layer's output (so do sharded
+    embeddings). ``ColwiseParallel`` all-reduces the gradient of a layer's input, separately for q, k and v. Logits of
+    a sharded head are gathered. Activation checkpointing repeats the communication of forward except the last of each
+    layer, because PyTorch stops the recomputation there (torch 2.11, utils/checkpoint.py,
+    ``_StopRecomputationError``).
 
     Attributes:
-        computed: in the dtype of products; ``repeated``: of these, where a checkpoint recomputes.
-        stored: in the dtype of weights.
+        computed: elements in the dtype of matrix products.
+        repeated: further elements of that dtype where activation checkpointing recomputes.
+        stored: elements in the dtype of the weights.
     """
 
     computed: int = 0
@@ -31,20 +33,27 @@ class Reductions:
 
     @staticmethod
     def of(whole: ModelFacts, held: ModelFacts) -> Reductions:
-        """Of a model, by what it has and what a rank holds of it."""
+        """The communication of a model.
+
+        Args:
+            whole: facts of the model without tensor parallelism.
+            held: facts of the shard that one rank holds.
+        """
         computed = repeated = stored = 0
         last: dict[str, int] = {}
         shapes = {parameter.name: parameter.shape for parameter in whole.parameters}
         for parameter in held.parameters:
-            if not parameter.sharded or len(parameter.shape) < 2:  # a bias has its weight's
+            if not parameter.sharded or len(parameter.shape) < 2:  # a bias is counted with its weight
                 continue
             rows, columns = shapes[parameter.name]
-            if parameter.is_embedding:  # sharded only with a head that is tied to it
+            if parameter.is_embedding:  # an embedding is sharded only if it is tied to the head
                 computed += rows
                 stored += 4 * columns
             elif parameter.shape[0] == rows:
                 computed += 2 * rows
-                layer = LAYER.match(parameter.name)[0]
+                match = LAYER.match(parameter.name)
+                assert match is not None  # it matches empty text too
+                layer = match[0]
                 repeated += last.get(layer, 0)
                 last[layer] = 2 * rows
             else:

@@ -1,8 +1,9 @@
-"""Walks the space from the cheapest configuration on, and stops when enough of them fit.
+"""The walk through the space: from the cheapest configuration on, until enough configurations fit.
 
-What a configuration costs is known before its memory is. So settings wait in order of the cheapest shape that they may
-still have; the first is asked whether that fits, and waits again with its next one if not. Whatever costs more than
-the last answer is never composed, and of a setting only its best shape is an answer: all others are dominated.
+The cost of a configuration is known before its memory. So settings wait in a priority queue, sorted by the cheapest
+shape that they may still have. The walk takes the first setting and checks whether that shape fits; if not, the setting
+waits again with its next shape. Configurations that cost more than the last result are never composed. A setting
+appears in the result only with its best shape, because all its other shapes are worse.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from predictor.plan.memory import Memory, Point
 from predictor.plan.space import ALONE, Setting
 
 GOALS = ("cost", "batch", "sequence")
-"""What comes first: a cheap step, many samples in a micro batch, or long ones."""
+"""Goals of a search: the lowest cost per sample, the largest micro batch, or the longest sequence."""
 WORTH = 0.01
-"""The share of the cost that an engine has to save on one GPU: less than that is nothing, in an estimate."""
+"""Fraction of the cost that DeepSpeed has to save on one GPU to rank before a plain loop. The estimate is not more
+exact than that."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a search is for.
+    """The goal and the limits of a search.
 
     Attributes:
-        gpus: all that there are, replicas x ranks that share layers; None: as many as the keys say, which then stay.
-        global_batch_size: samples of an optimizer step on all GPUs together; None: as they come.
-        maximize: what comes first, one of :data:`GOALS`.
-        top: configurations to find.
-        vary, keep: axes (:data:`predictor.plan.space.AXES`).
+        gpus: number of all GPUs (data-parallel replicas x tensor-parallel ranks); None: the degrees in the keys, fixed.
+        global_batch_size: samples of an optimizer step on all GPUs together; None: any.
+        maximize: the first criterion of the ranking, one of :data:`GOALS`.
+        top: number of configurations to find.
+        vary, keep: names of axes (:data:`predictor.plan.space.AXES`) to vary also, and not to vary.
     """
 
     gpus: int | None = None
@@ -62,25 +64,33 @@ class Candidate:
 
 @dataclass
 class Queue:
-    """One setting with its shapes, the best first."""
+    """One setting with its shapes, best first.
+
+    Attributes:
+        keys: sort key of each shape.
+        estimated: the cost estimate, as a function of batch, accumulation and sequence.
+        at: index of the best shape that may still fit.
+        states_bytes: bytes that every shape needs at least.
+        decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
+    """
 
     setting: Setting
     candidates: list[Candidate]
-    keys: list[tuple]
+    keys: list[tuple[int, int, bool, float]]
     estimated: Callable[..., Estimate]
     at: int = 0
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
 
     @property
-    def key(self) -> tuple:
-        """Where it waits."""
+    def key(self) -> tuple[int, int, bool, float]:
+        """The setting's priority in the walk."""
         return self.keys[self.at]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A setting at one shape, with its prediction, allocator and all."""
+    """A setting at one shape, with its estimate and its full prediction."""
 
     setting: Setting
     candidate: Candidate
@@ -90,14 +100,14 @@ class Configuration:
 
 @dataclass
 class Found:
-    """What the walk came to.
+    """The result of the walk.
 
     Attributes:
-        fitting: settings with the best of their shapes, in order; on one GPU with the first plain loop.
-        failed: settings none of whose shapes fits.
-        unseen: those that cost more than all that was wanted.
-        left_out: settings that cannot be predicted, and why.
-        cheapest: kind -> the first of it that fits, though enough others may come before it.
+        fitting: settings that fit, each at its best shape, in order of rank; on one GPU also the first plain loop.
+        failed: settings without a shape that fits.
+        unseen: settings that were not examined, because they cost more than the ranking.
+        left_out: settings that cannot be predicted, each with the reason.
+        cheapest: the first configuration that fits, by way of sharing the work. It may be below the ranking.
     """
 
     fitting: list[Configuration] = field(default_factory=list)
@@ -109,83 +119,87 @@ class Found:
 
 def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate],
           states_bytes: int = 0) -> Queue:
-    """A setting with its shapes in the order of the goal.
+    """A setting with its shapes, sorted by the goal.
 
     Args:
-        estimated: takes arrays of the columns of candidates.
-        states_bytes: what every shape needs.
+        estimated: the cost estimate, as a function of arrays of batch, accumulation and sequence.
+        states_bytes: bytes that every shape needs at least.
     """
     batch, accumulation, sequence = np.array([(c.batch, c.accumulation, c.sequence or 0) for c in candidates]).T
     cost = np.broadcast_to(estimated(batch, accumulation, sequence).seconds_per_sample, batch.shape)
     first = {"cost": np.zeros_like(batch), "batch": -batch, "sequence": -sequence}[goal]
     order = np.lexsort((-batch, cost, first)).tolist()
-    # DeepSpeed partitions nothing on one GPU: there plain PyTorch goes before it at an equal goal
+    # DeepSpeed partitions nothing on one GPU, so plain PyTorch ranks before it there if the goal is equal
     alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
     later = [alone and goal != "cost"] * len(order)
-    said = cost[order] * (1 + WORTH) if alone else cost[order]
-    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, said.tolist()))
+    ranked = cost[order] * (1 + WORTH) if alone else cost[order]
+    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, ranked.tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 
 def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
-    """The ``wanted`` best settings that fit, and the best of each kind, each at its best shape; on one GPU the best
-    plain loop is in the ranking, though it may cost more."""
-    found = Found(failed=[one.setting for one in queues if one.states_bytes > capacity_bytes])
-    waiting = [(one.key, number, one) for number, one in enumerate(queues) if one.states_bytes <= capacity_bytes]
-    memory.counts.ruled_out += sum(len(one.candidates) for one in queues if one.states_bytes > capacity_bytes)
+    """The ``wanted`` best settings that fit, each at its best shape.
+
+    The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
+    in the ranking, even if it costs more.
+    """
+    found = Found(failed=[queue.setting for queue in queues if queue.states_bytes > capacity_bytes])
+    waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
+               if queue.states_bytes <= capacity_bytes]
+    memory.counts.ruled_out += sum(len(queue.candidates) for queue in queues if queue.states_bytes > capacity_bytes)
     heapq.heapify(waiting)
     while waiting:
-        _, number, one = heapq.heappop(waiting)
-        ranked = len(found.fitting) < wanted
-        if not ranked and one.setting.kind in found.cheapest:
-            found.unseen.append(one.setting)
+        _, number, queue = heapq.heappop(waiting)
+        ranked, sharing = len(found.fitting) < wanted, queue.setting.sharing
+        if not ranked and sharing in found.cheapest:
+            found.unseen.append(queue.setting)
             continue
         try:
-            fitting = predicted(one, memory) if _may_fit(one, memory) else None
+            fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
         except InputError as error:
-            found.left_out.append((one.setting, str(error)))
+            found.left_out.append((queue.setting, str(error)))
             continue
         if fitting and fitting.prediction.verdict == "fits":
-            listed = ranked or one.setting.kind == ALONE
+            listed = ranked or sharing == ALONE
             found.fitting += [fitting] if listed else []
-            found.cheapest.setdefault(one.setting.kind, fitting)
+            found.cheapest.setdefault(sharing, fitting)
             continue
-        one.at += fitting is not None
-        if one.at < len(one.candidates):
-            heapq.heappush(waiting, (one.key, number, one))
+        queue.at += fitting is not None
+        if queue.at < len(queue.candidates):
+            heapq.heappush(waiting, (queue.key, number, queue))
         else:
-            found.failed.append(one.setting)
+            found.failed.append(queue.setting)
     return found
 
 
-def predicted(one: Queue, memory: Memory, *, minimum_capacity: bool = False) -> Configuration:
-    """The best shape that is left of a setting, through the whole simulation, accumulation and all."""
-    chosen = one.candidates[one.at]
-    job = memory.job(one.setting, _point(chosen), chosen.accumulation)
+def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -> Configuration:
+    """The full prediction of a setting at the best shape that it has left, including gradient accumulation."""
+    chosen = queue.candidates[queue.at]
+    job = memory.job(queue.setting, _point(chosen), chosen.accumulation)
     prediction = answer(job, job.judge(), with_timeline=False, with_history=False,
                         minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
     memory.counts.simulated += 1
-    cost = one.estimated(chosen.batch, chosen.accumulation, chosen.sequence or 0)
-    return Configuration(one.setting, chosen, cost, prediction)
+    cost = queue.estimated(chosen.batch, chosen.accumulation, chosen.sequence or 0)
+    return Configuration(queue.setting, chosen, cost, prediction)
 
 
-def _may_fit(one: Queue, memory: Memory) -> bool:
-    """Whether its best shape fits; if not, it goes on to the next one that may."""
-    chosen = one.candidates[one.at]
-    alike = min(chosen.accumulation, MICRO_STEPS)  # further micro batches allocate alike
-    points = sorted({_point(c) for c in one.candidates if min(c.accumulation, MICRO_STEPS) == alike})
-    if alike not in one.decided:
-        one.decided.add(alike)
+def _may_fit(queue: Queue, memory: Memory) -> bool:
+    """Whether the queue's best shape may fit. If not, moves the queue on to its next shape that may fit."""
+    chosen = queue.candidates[queue.at]
+    micro_steps = min(chosen.accumulation, MICRO_STEPS)  # further micro-steps allocate the same
+    points = sorted({_point(c) for c in queue.candidates if min(c.accumulation, MICRO_STEPS) == micro_steps})
+    if micro_steps not in queue.decided:
+        queue.decided.add(micro_steps)
         memory.counts.decided += len(points)
-    last = memory.largest(one.setting, alike, points)
+    last = memory.largest(queue.setting, micro_steps, points)
     if last >= 0 and _point(chosen) <= points[last]:
         return True
-    least = points[last] if last >= 0 else None
-    while one.at < len(one.candidates):
-        other = one.candidates[one.at]
-        if min(other.accumulation, MICRO_STEPS) != alike or (least is not None and _point(other) <= least):
+    largest = points[last] if last >= 0 else None
+    while queue.at < len(queue.candidates):
+        other = queue.candidates[queue.at]
+        if min(other.accumulation, MICRO_STEPS) != micro_steps or (largest is not None and _point(other) <= largest):
             break
-        one.at += 1
+        queue.at += 1
     return False
 
 

@@ -1,6 +1,7 @@
-"""Which configurations are sensible: a table of axes, each a choice that training scripts leave to the user.
+"""The space of sensible training settings: a table of axes, with the choices that a training script leaves open.
 
-A further choice is a line in :data:`AXES`. What contradicts what, :class:`Workload` knows: such combinations are none.
+To add a choice, add a line to :data:`AXES`. :class:`Workload` rejects keys that contradict each other, and the space
+leaves such combinations out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid
-from predictor.formula.learned import is_named
+from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
 from predictor.plan.precision import TRIED, Precision, own, tried
 from predictor.workload.keys import KEYS
@@ -21,10 +22,11 @@ from predictor.workload.workload import Workload
 
 BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
 DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"
-KINDS = ("data parallel", "fully sharded", "tensor parallel", "combined")
-"""How several GPUs can share the work: samples; weights too (ZeRO-3, FSDP2); layers; samples and layers."""
+SHARINGS = ("data parallel", "fully sharded", "tensor parallel", "combined")
+"""Ways to share the work among GPUs: by samples; by samples and weights (ZeRO-3, FSDP2); by layers; by samples and
+layers."""
 ALONE = "one GPU"
-"""The kind of a plain loop on one GPU, which shares nothing."""
+"""Takes the place of a way to share the work for a plain loop on one GPU."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Choice:
     """One value of an axis.
 
     Attributes:
-        name: for people; empty where it is nothing to speak of.
-        keys: of the workload, None for one that is not given.
-        differs: how what is learned, or the loop that it takes, is another than without it; such configurations come
-            after all others.
-        gpus: least and most that it is for.
+        name: its name in reports; empty for the usual choice.
+        keys: the workload's keys that it sets; None leaves a key out.
+        differs: how the trained model, or the training loop, differs from that without this choice. Configurations that
+            differ rank after all others. Empty if nothing differs.
+        gpus: smallest and largest number of GPUs that it is for.
     """
 
     name: str
@@ -45,7 +47,10 @@ class Choice:
     gpus: tuple[int, int] = (1, 1 << 16)
 
     def agrees(self, fixed: Mapping[str, Any], gpus: int) -> bool:
-        """Whether it is for so many GPUs and agrees with what the user fixed; a table of theirs goes before ours."""
+        """Whether the choice is for this number of GPUs and agrees with the fixed keys.
+
+        A mapping agrees with any value that the user fixed, because the user's mapping overrides it.
+        """
         return self.gpus[0] <= gpus <= self.gpus[1] and all(
             fixed[key] == value or (isinstance(value, Mapping) and fixed[key] is not None)
             for key, value in self.keys.items() if key in fixed)
@@ -53,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """One knob of the space; ``asked``: it stays as it is unless the user asks to vary it."""
+    """One dimension of the space. If ``asked``, it varies only if the user names it with ``--vary``."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -73,8 +78,8 @@ def _zero(stage: int, gpus: tuple[int, int] = (1, 1 << 16)) -> Choice:
 def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, Any],
            dtypes: Sequence[Precision]) -> list[Choice]:
     keys = {"engine": engine, **NOT_DEEPSPEED, **other}
-    return [Choice(", ".join(filter(None, (name, one.name))), keys | one._asdict(), one.differs, gpus)
-            for one in dtypes]
+    return [Choice(", ".join(filter(None, (name, precision.name))), keys | precision._asdict(), precision.differs, gpus)
+            for precision in dtypes]
 
 
 def _engines(dtypes: Sequence[Precision]) -> Axis:
@@ -106,50 +111,50 @@ AXES = (
         Choice("", {"use_liger_kernel": False}),
         Choice("Liger", {"use_liger_kernel": True})), asked=True),
 )
-"""Everything that is tried, where the user did not fix it."""
+"""All choices that are tried, unless the user fixed their keys."""
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
-"""Keys that no one needs to give."""
+"""Keys that vary by themselves, so that the user need not give them."""
 ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
-"""Values of keys that go together and that nobody would take: the 8-bit AdamW has no kernels for the host, and was not
-compared with tensor parallelism."""
+"""Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
+verified with tensor parallelism."""
 
 
 def engines(gpus: int, asked: int, dtypes: Sequence[Precision]) -> Axis:
-    """The first axis for so many GPUs: that of :data:`AXES`, and tensor parallelism of each degree within a node.
+    """The engine axis for a number of GPUs: that of :data:`AXES`, and tensor parallelism of each degree within a node.
 
     Args:
-        asked: a degree that is tried wherever its ranks are.
-        dtypes: of plain loops.
+        asked: the user's degree of tensor parallelism, which is tried even if its ranks span nodes.
+        dtypes: precisions of plain loops.
     """
-    made = _engines(dtypes)
-    whole = [replace(one, keys={**one.keys, TENSOR: 1, DATA: gpus}) for one in made.choices]
+    axis = _engines(dtypes)
+    whole = [replace(choice, keys={**choice.keys, TENSOR: 1, DATA: gpus}) for choice in axis.choices]
     within = [parts for parts in range(2, NODE + 1) if gpus <= NODE or NODE % parts == 0]
     degrees = [parts for parts in sorted({*within, asked} - {1}) if gpus % parts == 0]
-    return replace(made, choices=(*whole, *(
+    return replace(axis, choices=(*whole, *(
         choice for parts in degrees for choice in _sharing(gpus, parts, dtypes))))
 
 
 def _sharing(gpus: int, parts: int, dtypes: Sequence[Precision]) -> list[Choice]:
-    """Each layer shared by so many ranks; samples by the groups of them, if there are several."""
+    """Tensor parallelism of degree ``parts``, with data parallelism over the groups of ranks if there are several."""
     name, degrees = f"tensor parallel of {parts}", {TENSOR: parts, DATA: gpus // parts}
     if parts == gpus:
         return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, **degrees}, dtypes)
-    alone = [one for one in dtypes if one.mixed_precision == "none"]  # under autocast it was not compared
-    return [replace(one, differs="; ".join(filter(None, (one.differs, OWN_MESH)))) for one in _plain(
-        f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees}, alone)]
+    verified = [precision for precision in dtypes if precision.mixed_precision == "none"]  # not under autocast
+    return [replace(choice, differs="; ".join(filter(None, (choice.differs, OWN_MESH)))) for choice in _plain(
+        f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees}, verified)]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A configuration but for its shape.
+    """A configuration without its shape.
 
     Attributes:
-        method: how the GPUs share the work: the engine's name, and what lies on the host.
-        rest: the other choices' names.
-        differs: how what is learned differs.
-        keys: of the workload.
+        method: name of the engine and of what is offloaded to the host.
+        rest: names of the other choices.
+        differs: how the trained model, or the training loop, differs from the usual; empty if it does not.
+        keys: the workload's keys.
     """
 
     method: str
@@ -159,12 +164,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The setting's name in reports."""
         return " · ".join((self.method, *self.rest))
 
     @property
-    def kind(self) -> str:
-        """One of :data:`KINDS`; of one GPU :data:`ALONE`, or empty under DeepSpeed."""
+    def sharing(self) -> str:
+        """The way to share the work, one of :data:`SHARINGS`. On one GPU :data:`ALONE`, or empty under DeepSpeed."""
         workload = self.workload(1, 1, None)
         if workload.tensor_parallel_size > 1:
             return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
@@ -173,15 +178,21 @@ class Setting:
         return "fully sharded" if workload.engine == "fsdp2" or workload.zero_stage == 3 else "data parallel"
 
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
-        """With a shape."""
-        steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job takes no such key
+        """The workload of this setting at a shape."""
+        steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job does not take this key
         return Workload.from_mapping({**self.keys, **steps, BATCH: batch, LENGTH: sequence})
 
 
 @dataclass(frozen=True)
 class Space:
-    """All settings; what the user fixed, from options and DeepSpeed config alike; the keys given, of all GPUs; and the
-    dtypes of the plain loop that the user has now, if it is one."""
+    """The settings of a search.
+
+    Attributes:
+        settings: all settings.
+        fixed: keys that the user fixed, by options or in a DeepSpeed config.
+        given: the given keys, with the degrees that follow from the number of GPUs.
+        own: the precision of the user's present training loop, if that is a plain loop.
+    """
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
@@ -197,33 +208,34 @@ class Space:
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
           label: Callable[[str], str] = str, gpus: int | None = None,
           whole: Mapping[str, Any] | None = None) -> Space:
-    """Every combination that agrees with the keys that the user gave and that a workload may have.
+    """Every valid combination of choices that agrees with the given keys.
 
     Args:
         given: keys of a workload.
-        gpus: all that there are; None: as many as the keys say.
-        vary, keep: names of axes: those to vary though they usually stay, those to leave alone.
-        label: what a key is called in messages.
-        whole: the configuration that the user has now, if it is known.
+        gpus: number of all GPUs; None: the number that follows from the keys.
+        vary, keep: names of axes that vary although they usually do not, and of axes that do not vary.
+        label: the name of a key in messages.
+        whole: the user's present configuration, if it is known.
 
     Raises:
-        InputError: an axis that there is not, keys that no workload may have, or degrees that are not of so many GPUs.
+        InputError: an axis does not exist, a workload may not have the keys, or the degrees do not match the number of
+            GPUs.
     """
     names = [axis.name for axis in AXES]
     for name in (*vary, *keep):
         if name not in names:
-            raise InputError(f"vary and keep: no axis {name!r}: there are {', '.join(names)}")
+            raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")
     mine = own(whole, given)
     fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
-    given, fixed = degrees | given, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
+    given, fixed = {**degrees, **given}, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
-    # a recorded job stays as it was but for its shape
-    table = () if is_named(given.get("model")) else (
+    # only the shape of a learned job can vary
+    table = () if is_learned_file(given.get("model")) else (
         engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:])
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
-    found: list[Setting] = []
+    settings: list[Setting] = []
     problem: InputError | None = None
     for choices in product(*varied):
         keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items() if key not in fixed}}
@@ -234,31 +246,34 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         except InputError as error:
             problem = problem or error
         else:
-            found.append(_setting(choices, keys))
-    if not found:
-        raise problem or InputError("the keys that are given leave no engine, or nothing that makes sense: leave out "
-                                    "engine, offload, optim, dtype or mixed_precision")
-    return Space(tuple(found), fixed, given, mine)
+            settings.append(_setting(choices, keys))
+    if not settings:
+        raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
+                                    "offload, optim, dtype or mixed_precision")
+    return Space(tuple(settings), fixed, given, mine)
 
 
 def _degrees(gpus: int, fixed: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, int]:
-    """The degree that follows from all GPUs and what is fixed; replicas where nothing is."""
-    said, other = (DATA, TENSOR) if DATA in fixed else (TENSOR, DATA)
-    rest, remainder = divmod(gpus, _degree(fixed, said))
+    """The degree that follows from the number of GPUs and the fixed degree. If none is fixed, all are replicas."""
+    first, other = (DATA, TENSOR) if DATA in fixed else (TENSOR, DATA)
+    rest, remainder = divmod(gpus, _degree(fixed, first))
     if remainder or fixed.get(other, rest) != rest:
-        raise InputError(f"{gpus} GPUs: not {label(said)} {fixed[said]}" + (
+        raise InputError(f"{gpus} GPUs: not {label(first)} {fixed[first]}" + (
             f" x {label(other)} {fixed[other]}" if other in fixed else "") + ": leave one of them out")
     return {other: rest}
 
 
 def _degree(fixed: Mapping[str, Any], key: str) -> int:
-    """As fixed; 1 where it is not, or where a workload will refuse it."""
+    """The fixed degree; 1 if it is not fixed or not valid, which the workload will report."""
     value = fixed.get(key)
     return value if isinstance(value, int) and value > 0 else 1
 
 
 def _agreeing(axis: Axis, fixed: Mapping[str, Any], gpus: int) -> list[Choice]:
-    """What is left of an axis; one that the user fixed changes nothing."""
+    """The choices of one axis of the plan that agree with the number of GPUs and with the keys that the user fixed.
+
+    If none agrees and the user fixed a key of this axis, the result is one choice without keys: the user's value stays.
+    """
     left = [choice for choice in axis.choices if choice.agrees(fixed, gpus)]
     known = {key for choice in axis.choices for key in choice.keys}
     if not left and known & fixed.keys():
@@ -274,14 +289,19 @@ def _setting(choices: Sequence[Choice], keys: Mapping[str, Any]) -> Setting:
 
 
 def _fixed(given: Mapping[str, Any], mine: Precision | None) -> dict[str, Any]:
-    """What the user said, in the form that a workload has it; a dtype alone is without autocast, unless it goes with
-    the autocast that they have now."""
+    """The keys that the user fixed, with values as a workload has them.
+
+    If ``dtype`` is fixed without ``mixed_precision``, there is no autocast, unless the user's present loop is known.
+
+    Args:
+        mine: precision of the user's present loop.
+    """
     if given.get("deepspeed") is not None:
         whole = Workload.from_mapping(given)
         return {name: getattr(whole, name) for name in KEYS if name not in whole.filled_in} | {
             name: getattr(whole, name) for name in ("engine", "zero_stage", "offload")}
     fixed = {name: value for name, value in given.items() if value is not None or name == "offload"}  # "none" is None
     for name in KEYS.keys() & fixed.keys():
-        with suppress(Invalid, InputError):  # a workload says it better
+        with suppress(Invalid, InputError):  # the workload's own message is better
             fixed[name] = KEYS[name].metadata["kind"].check(fixed[name])
     return {"mixed_precision": "none", **fixed} if "dtype" in fixed and not mine else fixed

@@ -1,4 +1,4 @@
-"""What a profile changes in a prediction: workspaces in the traced step, coefficients, rounding, runtime, intervals."""
+"""Applies a profile to a prediction: workspaces in the traced step, coefficients, rounding, runtime, intervals."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings
 from predictor.common.gpus import Gpu
-from predictor.events.calls import Call, calls
+from predictor.events.calls import OperatorCall, calls
 from predictor.events.events import FACTORS, Buffers, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape
 from predictor.profile.profile import Choice, OperatorWorkspace
 
 ASSUMED_RUNTIME_BYTES = 1 << 30
-"""CUDA context, NCCL and libraries, where no profile says: between none of it and this the verdict is uncertain."""
+"""Assumed memory of the CUDA context, NCCL and libraries without a profile. The verdict is uncertain where it depends
+on how much of this, between 0 and all, they take."""
 SURE = 2.0
-"""Standard errors of a measured runtime on either side."""
+"""Half-width of the interval around a measured runtime, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Margin:
     """How far off a prediction may be.
 
     Attributes:
-        runtime_low, runtime_high: device memory that is not PyTorch's allocator's, in bytes.
-        relative: counter -> measured less predicted, relative to predicted, from and to; not of a counter whose
-            interval is not known.
+        runtime_low, runtime_high: bounds of the device memory outside PyTorch's allocator, in bytes.
+        relative: counter -> lower and upper bound of (measured - predicted) / predicted. Counters whose interval is
+            not known are missing.
     """
 
     runtime_low: int = 0
@@ -37,19 +38,20 @@ class Margin:
     relative: tuple[tuple[str, tuple[float, float]], ...] = ()
 
     def of(self, counter: str) -> tuple[float, float] | None:
-        """Relative bounds of a counter; None if they are not known."""
+        """Relative bounds of a counter, or None if they are not known."""
         return dict(self.relative).get(counter)
 
     @property
     def _reserved(self) -> tuple[float, float]:
-        """How far below and above the predicted reserved bytes may be; as predicted if that is not known."""
+        """How far the reserved bytes may be below and above the prediction, relative to it; (0, 0) if not known."""
         low, high = self.of("reserved") or (0.0, 0.0)
         return min(low, 0.0), max(high, 0.0)
 
     def limits(self, capacity_bytes: int) -> tuple[int, int | None]:
-        """How much a run may be predicted to reserve on a GPU: if it is to fit surely, and at best (None: any).
+        """The most bytes that a run may be predicted to reserve on a GPU of this capacity.
 
-        At best any, where nothing at all may be reserved of what is predicted: lower bounds stop at 0 bytes.
+        Returns the limit below which it surely fits, and the limit below which it may fit. The second is None, for no
+        limit, where the lower bound of the interval is 0 bytes: then any prediction may fit.
         """
         low, high = self._reserved
         surely = max(0, capacity_bytes - self.runtime_high) / (1 + high)
@@ -58,15 +60,16 @@ class Margin:
         return math.floor(surely), at_best
 
     def capacity(self, limit_bytes: int) -> int:
-        """The smallest GPU memory of which PyTorch's allocator can surely have so much."""
+        """The smallest GPU memory, in bytes, in which PyTorch's allocator can surely reserve ``limit_bytes``."""
         return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
 
 
 def margin(choice: Choice | None, ranks: int) -> Margin:
-    """Of a prediction for so many ranks."""
+    """The margin of a prediction for a number of ranks; without a profile, the assumed one."""
     if choice is None:
         return Margin()
-    runtime, relative = choice.profile.runtime, tuple((c, choice.interval(c)) for c in choice.profile.residuals)
+    runtime, intervals = choice.profile.runtime, [(c, choice.interval(c)) for c in choice.profile.residuals]
+    relative = tuple((counter, interval) for counter, interval in intervals if interval is not None)
     expected = runtime.bytes(ranks)
     if runtime.standard_error is None:
         return Margin(0, expected, relative)
@@ -75,7 +78,7 @@ def margin(choice: Choice | None, ranks: int) -> Margin:
 
 
 def coefficients(choice: Choice | None) -> tuple[float, ...] | None:
-    """What each of :data:`FACTORS` is multiplied by; None where all are 1."""
+    """The multiplier of each of :data:`FACTORS`, in that order; None where all are 1."""
     if choice is None:
         return None
     known = choice.profile.coefficients
@@ -83,27 +86,28 @@ def coefficients(choice: Choice | None) -> tuple[float, ...] | None:
     return None if set(values) == {1.0} else values
 
 
-def allocator_settings(given: str | None, choice: Choice | None) -> AllocatorSettings:
-    """The workload's own, or else what the profile found the device to do."""
+def allocator_settings(allocator_conf: str | None, choice: Choice | None) -> AllocatorSettings:
+    """The workload's allocator settings; without any, the rounding that the profile measured."""
     divisions = choice.profile.allocator.roundup_power2_divisions if choice else 0
-    if given is None and divisions:
+    if allocator_conf is None and divisions:
         return AllocatorSettings.parse(f"roundup_power2_divisions:{divisions}")
-    return AllocatorSettings.parse(given or "")
+    return AllocatorSettings.parse(allocator_conf or "")
 
 
 def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], shape: Shape, gpu: Gpu) -> MicroStep:
-    """The micro-step with what calls of these operators hold beyond it. Its sizes are then right at this shape only.
+    """The micro-step with a profile's workspaces added to the calls of their operators.
 
-    A workspace that ``grows`` makes the call's temporary larger; a call that has none gets a buffer of its own.
+    The sizes in the result are right at this shape only. A workspace that ``grows`` enlarges the call's temporary.
+    Any other workspace becomes a buffer of its own.
     """
-    by_sort = {(workspace.operator, workspace.grows): workspace for workspace in workspaces}
+    by_operator = {(workspace.operator, workspace.grows): workspace for workspace in workspaces}
     events = micro.events
     row_bytes = events.sizes.at(shape, gpu)
     resized: dict[int, int] = {}
-    own: list[tuple[Call, int]] = []
+    own: list[tuple[OperatorCall, int]] = []
     for call in calls(events, row_bytes):
         for grows in (True, False):
-            workspace = by_sort.get((events.names[call.operator], grows))
+            workspace = by_operator.get((events.names[call.operator], grows))
             if workspace is None:
                 continue
             size, buffer = workspace.bytes(call.result_bytes), call.temporary if grows else None
@@ -115,7 +119,7 @@ def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], s
 
 
 def _with_sizes(micro: MicroStep, resized: Mapping[int, int]) -> MicroStep:
-    """The micro-step with other bytes, at one shape, for some buffers: each gets a size row that no other shares."""
+    """The micro-step with new byte counts for some buffers, at one shape. Each gets a size row of its own."""
     if not resized:
         return micro
     events = micro.events
@@ -125,21 +129,25 @@ def _with_sizes(micro: MicroStep, resized: Mapping[int, int]) -> MicroStep:
                                          sizes=events.sizes.with_constants(list(resized.values()))))
 
 
-def _with_buffers(micro: MicroStep, own: Sequence[tuple[Call, int]]) -> MicroStep:
-    """The micro-step with a temporary of so many bytes, at one shape, behind what each of these calls allocates."""
+def _with_buffers(micro: MicroStep, own: Sequence[tuple[OperatorCall, int]]) -> MicroStep:
+    """The micro-step with a temporary for each of these calls, allocated after the call's last allocation.
+
+    Args:
+        own: each call, with the bytes of its temporary at one shape.
+    """
     if not own:
         return micro
     events = micro.events
     buffers = events.buffers
     rows: dict[int, int] = {}  # bytes -> row of the size table
-    made = [(len(events.sizes) + rows.setdefault(size, len(rows)), 0, FACTORS.index(Factor.TEMPORARIES), call.module,
-             call.operator) for call, size in own]
+    temporaries = [(len(events.sizes) + rows.setdefault(size, len(rows)), 0, FACTORS.index(Factor.TEMPORARIES),
+                    call.module, call.operator) for call, size in own]
     columns = [np.concatenate([getattr(buffers, name), column.astype(getattr(buffers, name).dtype)])
-               for name, column in zip(Buffers.__dataclass_fields__, np.array(made, dtype=np.int32).T)]
-    added = len(buffers) + np.arange(len(made), dtype=np.int32)
+               for name, column in zip(Buffers.__dataclass_fields__, np.array(temporaries, dtype=np.int32).T)]
+    added = len(buffers) + np.arange(len(temporaries), dtype=np.int32)
     last = np.array([call.made[-1] for call, _ in own])
-    places, signs = np.repeat(last + 1, 2), np.tile([1, -1], len(made))
-    order = np.lexsort((-signs, places))  # two of one call are held together
+    places, signs = np.repeat(last + 1, 2), np.tile([1, -1], len(temporaries))
+    order = np.lexsort((-signs, places))  # two temporaries of one call are held at the same time
 
     def moved(rows: np.ndarray) -> np.ndarray:
         later = rows.copy()

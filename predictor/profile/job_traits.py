@@ -1,4 +1,7 @@
-"""What kind of job a workload is, in words that are equal or not: a profile's campaign measured some of each."""
+"""Job traits: words for the properties of a workload that are compared for equality with a profile's campaign.
+
+A campaign measures jobs with some values of each trait. A job with another value is outside of the calibration.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,29 @@ from typing import Any, NamedTuple
 
 from predictor.formula.formula import Formula
 from predictor.model.request import Request
-from predictor.workload.modes import OF_INFERENCE
+from predictor.workload.modes import INFERENCE_KEYS
 
-LEARNED = {"formula": "learned"}
-"""Of a job that answers from its own recording; nothing else of it is compared."""
+LEARNED_TRAITS = {"formula": "learned"}
+"""Traits of a job that is predicted by a learned formula. Its other properties are not compared."""
 
 
-def kinds(request: Request, formula: Formula) -> dict[str, str]:
-    """The kind of a job by each of :data:`KINDS`.
+def traits_of(request: Request, formula: Formula) -> dict[str, str]:
+    """The traits of a job, by the names in :data:`TRAITS`.
 
     Args:
-        formula: the one that answers for it; it knows which attention kernel ``auto`` is.
+        formula: the job's formula. It records which attention kernel ``auto`` resolved to.
     """
-    return {name: kind.text(request, formula) for name, kind in KINDS.items()}
+    return {name: trait.text(request, formula) for name, trait in TRAITS.items()}
 
 
 def _model(request: Request, _: Formula) -> str:
-    """Architecture, with those of its parts, and whether its pictures are videos."""
+    """The model's architecture, the architectures of its parts, and whether its images are videos."""
+    assert request.config is not None  # only learned formulas have none, and they have LEARNED_TRAITS
     workload, document = request.workload, request.config.document
     parts = [part["model_type"] for _, part in sorted(document.items())
              if isinstance(part, dict) and "model_type" in part]
-    seen = ["over video"] if workload.video_frames else []
-    return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else []), *seen])
+    video = ["over video"] if workload.video_frames else []
+    return " ".join([document["model_type"], *(["of", " and ".join(map(str, parts))] if parts else []), *video])
 
 
 def _recipe(request: Request, _: Formula) -> str:
@@ -41,9 +45,9 @@ def _engine(request: Request, _: Formula) -> str:
     workload = request.workload
     name = workload.engine if workload.zero_stage is None else f"ZeRO-{workload.zero_stage}"
     offload = f"offload {workload.offload}" if workload.offload else ""
-    parts = "tensor parallel" if workload.tensor_parallel_size > 1 else ""
+    sharding = "tensor parallel" if workload.tensor_parallel_size > 1 else ""
     ddp = {key: value for key, value in (workload.ddp or {}).items() if key != "find_unused_parameters"}  # has a note
-    return _joined(name, parts, offload, _options(ddp), _options(workload.fsdp))
+    return _joined(name, sharding, offload, _options(ddp), _options(workload.fsdp))
 
 
 def _optimizer(request: Request, _: Formula) -> str:
@@ -65,30 +69,30 @@ def _precision(request: Request, _: Formula) -> str:
 
 def _checkpointing(request: Request, _: Formula) -> str:
     workload = request.workload
-    apart = "no_grad" if workload.no_grad else ""
+    no_grad = "no_grad" if workload.no_grad else ""
     if not workload.gradient_checkpointing:
-        return _joined("off", apart)
+        return _joined("off", no_grad)
     modules = "modules" if workload.gradient_checkpointing_modules else ""
-    return _joined("on", modules, apart, _options(workload.gradient_checkpointing_kwargs))
+    return _joined("on", modules, no_grad, _options(workload.gradient_checkpointing_kwargs))
 
 
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _options(given: Mapping[str, Any] | None) -> str:
-    """Those that are switched on or chosen by name; numbers do not make another kind."""
-    return " ".join(name if value is True else f"{name}={value}" for name, value in (given or {}).items()
+def _options(options: Mapping[str, Any] | None) -> str:
+    """The options that are true or strings. Numbers do not change a trait."""
+    return " ".join(name if value is True else f"{name}={value}" for name, value in (options or {}).items()
                     if value is True or isinstance(value, str))
 
 
-class Kind(NamedTuple):
-    """What jobs are told apart by.
+class Trait(NamedTuple):
+    """One property by which jobs are compared.
 
     Attributes:
-        keys: the workload's, that it is of.
-        text: of a request.
-        counters: the bytes that it can move, of ``predictor.profile.profile_rules.COUNTERS``; None: all of them.
+        keys: the keys of a workload that decide it.
+        text: gives its value for a request and its formula.
+        counters: the counters of ``predictor.profile.profile_rules.COUNTERS`` that it can change; None for all.
     """
 
     keys: tuple[str, ...]
@@ -96,32 +100,33 @@ class Kind(NamedTuple):
     counters: tuple[str, ...] | None = None
 
 
-OF_BLOCKS = ("allocated", "reserved", "device")
-"""What the allocator makes of requests: whole blocks, with the tails that its settings leave unsplit, in segments."""
-KINDS: Mapping[str, Kind] = {
-    "formula": Kind(("mode",),
+BLOCK_COUNTERS = ("allocated", "reserved", "device")
+"""Counters that depend on the allocator's settings, which decide how requests become blocks and segments."""
+TRAITS: Mapping[str, Trait] = {
+    "formula": Trait(("mode",),
                     lambda request, _: "traced" if request.workload.mode == "training" else "traced generate"),
-    "model": Kind(("model", "video_frames"), _model),
-    "recipe": Kind(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
-    "engine": Kind(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
-    "optimizer": Kind(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
-    "attention": Kind(("attn_implementation", "sdpa_backend"), _attention),
-    "precision": Kind(("dtype", "mixed_precision"), _precision),
-    "checkpointing": Kind(("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
+    "model": Trait(("model", "video_frames"), _model),
+    "recipe": Trait(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
+    "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
+    "optimizer": Trait(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
+    "attention": Trait(("attn_implementation", "sdpa_backend"), _attention),
+    "precision": Trait(("dtype", "mixed_precision"), _precision),
+    "checkpointing": Trait(("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
                            "no_grad"), _checkpointing),
-    "padding": Kind(("padding",), lambda request, _: request.workload.padding),
-    "kernels": Kind(("use_liger_kernel",),
+    "padding": Trait(("padding",), lambda request, _: request.workload.padding),
+    "kernels": Trait(("use_liger_kernel",),
                     lambda request, _: "Liger's" if request.workload.use_liger_kernel else "PyTorch's"),
-    "evaluation": Kind(("per_device_eval_batch_size",),
+    "evaluation": Trait(("per_device_eval_batch_size",),
                        lambda request, _: "one" if request.workload.evaluates else "none"),
-    "accumulation": Kind(("gradient_accumulation_steps",),
+    "accumulation": Trait(("gradient_accumulation_steps",),
                          lambda request, _: "several" if request.workload.gradient_accumulation_steps > 1 else "one"),
-    "allocator_conf": Kind(("allocator_conf",), lambda request, _: request.workload.allocator_conf or "default",
-                           OF_BLOCKS),
+    "allocator_conf": Trait(("allocator_conf",), lambda request, _: request.workload.allocator_conf or "default",
+                           BLOCK_COUNTERS),
 }
-"""By name."""
-OF_NO_KIND = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
-              "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",
-              *OF_INFERENCE)
-"""Keys that are numbers of a range, or ask another question of the same job. ``deepspeed`` says much in ``zero_stage``;
-its buckets are numbers."""
+"""Name of a trait -> the trait."""
+KEYS_WITHOUT_TRAIT = (
+    "per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
+    "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",
+    *INFERENCE_KEYS)
+"""Keys that no trait depends on: numbers with a range, and keys that do not change the job. Of ``deepspeed`` the ZeRO
+stage is covered by ``zero_stage``; its bucket sizes are numbers."""

@@ -1,6 +1,6 @@
-"""A cluster's calibration: what the trace cannot know, measured once and saved.
+"""Profile files: a cluster's calibration, which holds what a trace cannot know, measured once and saved.
 
-    profiles/<gpu>/profile-….json    found by GPU and software; or any file that ``--profile`` names
+    profiles/<gpu>/profile-….json    chosen by GPU and software versions; ``--profile`` names any other file
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping, write_whole
 from predictor.common.json_dataclasses import from_plain, to_plain
-from predictor.common.suggestions import named, version_text
+from predictor.common.suggestions import file_name, version_text
 from predictor.events.sizes import Shape
-from predictor.profile.job_traits import KINDS
+from predictor.profile.job_traits import TRAITS
 from predictor.profile.profile_rules import COUNTERS, MEASURED, QUANTITIES, check
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles"
-FAR = 2.0
-"""A shape is far outside when it lies beyond the calibrated range by more than this factor."""
+EXTRAPOLATION_FACTOR = 2.0
+"""A shape counts as extrapolated when it is outside of the calibrated range by more than this factor."""
 EXTRAPOLATION = 0.005
-"""An interval goes this much further on either side, or by half its width, for each way in which a prediction
-extrapolates: other versions and shapes have moved allocated peaks by some tenths of a percent; beyond is not known."""
+"""Each way in which a prediction extrapolates widens its interval on both sides: by this much, or by half the width if
+that is more. Other versions and shapes have moved allocated peaks by some tenths of a percent. The error of further
+extrapolation is not known."""
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What a factor's predicted bytes are multiplied by.
+    """The multiplier of a factor's predicted bytes.
 
     Attributes:
-        fitted: False where the value is theory's 1, because the data cannot tell it from another factor's.
-        applied: whether predictions use it; one within half a percent of 1 is not applied.
-        note: why.
+        fitted: False where the value is the theoretical 1, because the data cannot separate this factor from another.
+        applied: whether predictions use it. A value within half a percent of 1 is not applied.
+        note: why it was or was not fitted and applied.
     """
 
     value: float
@@ -51,15 +52,15 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class OperatorWorkspace:
-    """Bytes that each call of an operator holds while it runs, beyond what is predicted.
+    """Bytes that each call of an operator holds while it runs, in addition to the predicted ones.
 
-    ``fixed_bytes + bytes_per_result_byte * result``, where ``result`` is the bytes of the call's largest result as
-    predicted (:class:`predictor.events.calls.Call`). An operator may have two: one of each sort that
-    ``grows`` tells apart.
+    They are ``fixed_bytes + bytes_per_result_byte * result``, where ``result`` is the predicted size in bytes of the
+    call's largest result (:class:`predictor.events.calls.OperatorCall`). An operator may have two workspaces, one with
+    ``grows`` and one without.
 
     Attributes:
-        grows: whether they make a predicted buffer of the call larger (below 0: smaller) rather than being a
-            buffer of their own. To an allocator that rounds and splits, one buffer is not two of half the size.
+        grows: whether the bytes enlarge (below 0: shrink) a predicted buffer of the call, rather than forming a buffer
+            of their own. The allocator rounds and splits, so one buffer differs from two of half the size.
     """
 
     operator: str
@@ -72,13 +73,13 @@ class OperatorWorkspace:
     grows: bool = False
 
     def bytes(self, result_bytes: int) -> int:
-        """Of a call whose largest result has so many, in whole bytes."""
+        """Workspace of a call whose largest result has ``result_bytes``, in whole bytes."""
         return math.ceil(self.fixed_bytes + self.bytes_per_result_byte * result_bytes)
 
 
 @dataclass(frozen=True)
 class AllocatorFit:
-    """Rounding that the device's allocator does beyond the workload's own settings; 0: none."""
+    """Rounding that the device's allocator does in addition to the workload's own settings; 0 for none."""
 
     roundup_power2_divisions: int
     samples: int
@@ -86,10 +87,10 @@ class AllocatorFit:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device memory that is not PyTorch's allocator's: context, cuBLAS, cuDNN, and NCCL by number of ranks.
+    """Device memory outside PyTorch's allocator: CUDA context, cuBLAS, cuDNN, and NCCL by number of ranks.
 
     Attributes:
-        standard_error: of one prediction; None where it is assumed.
+        standard_error: standard error of one prediction, in bytes; None where the values are assumed.
         measured_on: ``device``, ``emulated`` or ``assumed``.
         source: where an assumed value comes from.
     """
@@ -102,13 +103,13 @@ class Runtime:
     source: str
 
     def bytes(self, ranks: int) -> int:
-        """With so many ranks; one alone makes no communicator."""
+        """Bytes with this number of ranks. A single rank creates no communicator."""
         return self.fixed_bytes + (self.nccl_bytes + self.nccl_bytes_per_rank * ranks if ranks > 1 else 0)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Measured less predicted, relative to predicted: bounds that hold for ``level`` of held-out jobs."""
+    """Bounds of (measured - predicted) / predicted that hold for the fraction ``level`` of held-out jobs."""
 
     low: float
     high: float
@@ -128,15 +129,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Profile:
-    """One calibration. Factors without a coefficient have 1.
+    """One calibration. Factors without a coefficient have the coefficient 1.
 
     Attributes:
-        residuals: by counter: requested, allocated, reserved, device.
-        calibrated: range of each quantity that the fitted jobs cover, by
-            ``predictor.profile.profile_rules.QUANTITIES``.
-        provenance: date, command, commit, the measurements it was fitted on.
-        covered: what its campaign measured of each of ``predictor.profile.job_traits.KINDS``; empty in files from
-            before they were kept.
+        residuals: interval of each counter: requested, allocated, reserved, device.
+        calibrated: range of each quantity of ``predictor.profile.profile_rules.QUANTITIES`` in the fitted jobs.
+        provenance: date, command, commit, and the measurements that it was fitted on.
+        covered: the values of each trait (``predictor.profile.job_traits.TRAITS``) that its campaign measured. Older
+            files do not have it: then it is empty.
     """
 
     schema_version: int
@@ -155,12 +155,12 @@ class Profile:
 
 
 def read(path: str | os.PathLike[str]) -> Profile:
-    """A profile from its file.
+    """Reads a profile from its file.
 
     Raises:
-        InputError: missing, corrupt, of another schema version, or with values that make no sense.
+        InputError: the file is missing, corrupt, of another schema version, or has impossible values.
     """
-    name = named(path)
+    name = file_name(path)
     document = read_mapping(path, "the profile")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -172,16 +172,21 @@ def read(path: str | os.PathLike[str]) -> Profile:
 
 
 def write(path: str, profile: Profile) -> None:
-    """Writes a whole file or nothing; InputError if it cannot be written."""
+    """Writes a profile's file, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     write_whole(path, (json.dumps(to_plain(profile), indent=2) + "\n").encode())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The profile that answers, by the name of its file, and in which ways it extrapolates.
+    """The profile that a prediction uses, with the name of its file.
 
     Attributes:
-        limited: those of ``extrapolates`` that cannot move every counter -> the counters that they can.
+        extrapolates: each way in which the job is outside of the profile's calibration, as text.
+        limited: for those of ``extrapolates`` that change only some counters, these counters.
     """
 
     profile: Profile
@@ -190,19 +195,20 @@ class Choice:
     limited: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def interval(self, counter: str) -> tuple[float, float] | None:
-        """Relative bounds of a counter, widened where it extrapolates; None where the profile has none."""
-        found = self.profile.residuals.get(counter)
-        return found and widened(found.low, found.high, self.times(counter))
+        """Relative bounds of a counter, widened for extrapolation; None where the profile has none."""
+        residual = self.profile.residuals.get(counter)
+        return None if residual is None else widened(residual.low, residual.high, self.times(counter))
 
     def times(self, counter: str) -> int:
-        """In how many ways it extrapolates to a counter."""
+        """The number of ways in which a counter is extrapolated."""
         return sum(counter in self.limited.get(way, (counter,)) for way in self.extrapolates)
 
 
 def widened(low: float, high: float, times: int) -> tuple[float, float]:
-    """Relative bounds so many times wider: about their middle, with 0 among them, and never of less than 0 bytes.
+    """Relative bounds, widened a number of times.
 
-    Each time the width at least doubles, and each side moves by at least :data:`EXTRAPOLATION`.
+    Each time they first come to include 0; then the width at least doubles and each side moves by at least
+    :data:`EXTRAPOLATION`. The lower bound stays at or above -1, which is 0 bytes.
     """
     for _ in range(times):
         low, high = min(low, 0.0), max(high, 0.0)
@@ -212,46 +218,51 @@ def widened(low: float, high: float, times: int) -> tuple[float, float]:
 
 
 def quantities(shape: Shape, degree: int) -> dict[str, float]:
-    """What of a job :attr:`Profile.calibrated` has the range of: of a micro-batch, and the data-parallel degree."""
+    """A job's values of the quantities in :attr:`Profile.calibrated`: of a micro-batch, and the data-parallel degree.
+
+    Args:
+        degree: data-parallel degree.
+    """
     values = shape.batch * shape.sequence, shape.sequence, shape.images, degree
     return dict(zip(QUANTITIES, values))
 
 
-def choose(given: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float],
-           kinds: Mapping[str, str] | None = None) -> Choice | None:
-    """The profile for a GPU and software: the given file, else the best of those that are shipped; None for none.
+def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float],
+           traits: Mapping[str, str] | None = None) -> Choice | None:
+    """Chooses the profile for a GPU and software versions; None for no profile.
 
-    The best is measured on a real GPU, then of the fewest other versions, then first by name: no emulated GPU shows
-    what a real one's libraries and driver take.
+    Without ``requested`` it is the best of the shipped profiles of that GPU: those measured on a real GPU come first,
+    then those with the fewest other versions, then the first by name. An emulated GPU does not show what libraries
+    and driver of a real one take.
 
     Args:
-        given: a path, the name of a shipped one, ``none``, or None for the shipped one.
-        quantities: of the workload, by the keys of ``Profile.calibrated``.
-        kinds: of the workload (:mod:`predictor.profile.job_traits`); None: not compared.
+        requested: a path, the name of a shipped profile, ``none``, or None for the best shipped one.
+        quantities: the workload's, by the keys of ``Profile.calibrated``.
+        traits: the workload's (:mod:`predictor.profile.job_traits`); None: they are not compared.
 
     Raises:
         InputError: the file cannot be read, or is of another GPU.
     """
-    if given == "none":
+    if requested == "none":
         return None
-    if given is not None:
-        profile, name = find(given), given
+    if requested is not None:
+        profile, name = find(requested), requested
         if profile.device.gpu != gpu:
-            raise InputError(f"{named(given)}: is a profile of {profile.device.gpu}, and the GPU is "
+            raise InputError(f"{file_name(requested)}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
     else:
-        found = shipped(gpu)
-        if not found:
+        candidates = shipped(gpu)
+        if not candidates:
             return None
-        name, profile = min(found.items(), key=lambda pair: (MEASURED.index(pair[1].measured_on),
-                                                             len(_other_versions(pair[1], versions)), pair[0]))
-    other = _other_kinds(profile, kinds or {})
+        name, profile = min(candidates.items(), key=lambda pair: (
+            MEASURED.index(pair[1].measured_on), len(_other_versions(pair[1], versions)), pair[0]))
+    other = _other_traits(profile, traits or {})
     return Choice(profile, name, (*_other_versions(profile, versions), *_far(profile, quantities), *other),
                   {way: counters for way, counters in other.items() if counters})
 
 
 def find(name: str) -> Profile:
-    """That of a file, or else one of :func:`shipped` by its name; no other is read.
+    """Reads the profile at a path; if no such file exists, the shipped one of that name.
 
     Raises:
         InputError: as :func:`read`.
@@ -261,10 +272,10 @@ def find(name: str) -> Profile:
 
 
 def shipped(gpu: str = "*") -> dict[str, Profile]:
-    """The profiles that come with the package, of one GPU or of all, by name: ``<gpu>/profile-….json``.
+    """The profiles that come with the package, for one GPU or for all, by name: ``<gpu>/profile-….json``.
 
     Raises:
-        InputError: as :func:`read`, of any of them.
+        InputError: as :func:`read`, for any of them.
     """
     return {name: _read_once(path, path.stat().st_mtime_ns) for name, path in _shipped_files(gpu).items()}
 
@@ -291,21 +302,21 @@ def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
     result = []
     for key, value in quantities.items():
         low, high = profile.calibrated.get(key, (value, value))
-        if not low / FAR <= value <= high * FAR:
+        if not low / EXTRAPOLATION_FACTOR <= value <= high * EXTRAPOLATION_FACTOR:
             result.append(f"{key.replace('_', ' ')} {value:,.0f} (calibrated from {low:,.0f} to {high:,.0f})")
     return result
 
 
-def _other_kinds(profile: Profile, kinds: Mapping[str, str]) -> dict[str, tuple[str, ...] | None]:
-    """What was not covered -> the counters that it can move; None for all."""
-    if kinds and not profile.covered:
-        return {"kinds of jobs (the profile is from before they were kept)": None}
-    return {_other_kind(profile, name, kind): KINDS[name].counters
-            for name, kind in kinds.items() if kind not in profile.covered.get(name, ())}
+def _other_traits(profile: Profile, traits: Mapping[str, str]) -> dict[str, tuple[str, ...] | None]:
+    """Text about each trait that was not covered -> the counters that it can change; None for all."""
+    if traits and not profile.covered:
+        return {"job traits (the profile is older than their record)": None}
+    return {_other_trait(profile, name, value): TRAITS[name].counters
+            for name, value in traits.items() if value not in profile.covered.get(name, ())}
 
 
-def _other_kind(profile: Profile, name: str, kind: str) -> str:
-    moved = KINDS[name].counters
+def _other_trait(profile: Profile, name: str, value: str) -> str:
+    moved = TRAITS[name].counters
     kept = [counter for counter in COUNTERS if moved and counter not in moved]
-    return (f"{name} {kind} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
+    return (f"{name} {value} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
             + (f", on which {' and '.join(kept)} bytes do not depend" if kept else ""))

@@ -1,4 +1,15 @@
-"""Reads what users have: configurations and command lines of the frameworks that they train with."""
+"""Reads users' configurations and command lines of training frameworks, and turns them into workloads.
+
+Known limitations:
+
+* Supported are the Hugging Face Trainer, LLaVA 1.2, LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19 and DeepSpeed
+  configs. Scripts of other trainers, including TRL's, are recognised and rejected.
+* A shell script is read without running it: values that only a shell can compute stay open and must be written out.
+* Only supervised training with next-token loss is predicted; RLHF, reward models and classification are rejected.
+* FSDP1, Megatron-LM, context parallelism and models split over devices are rejected.
+* Flags that only the user's own script knows are listed as not modelled.
+* Where a checkpoint's dtype is unknown, bf16 is assumed (fp32 under fp16 autocast), and the prediction says so.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +20,52 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, parse_yaml, read_text
-from predictor.common.suggestions import named, nearest, show
+from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.readers import accelerate, command, trainer_detection
 from predictor.readers.configuration import read as read_fields
-from predictor.readers.fields import Format, Given
+from predictor.readers.fields import Format, UserInput
 from predictor.workload.value_sources import Source
 
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}
-"""Name -> module; the first whose marks a configuration has is its format."""
-PROGRAMS = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
+"""Name of a format -> its module. The first format with a mark among a configuration's keys is chosen."""
+FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
             "trl": "transformers"}
-MODULES = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
+FORMAT_OF_MODULE = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
-WHAT = "the training's configuration"
+DESCRIPTION = "the training's configuration"
 
 
 def read(*, path: str | None = None, words: Sequence[str] | None = None, form: str | None = None,
          options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Source]:
-    """The keys of a workload from a file (YAML, JSON, or a shell script), or from the words of a command.
+    """Reads the keys of a workload from a file (YAML, JSON, or a shell script), or from the words of a command.
 
     Args:
-        form: one of :data:`FORMATS`; None: as the content says.
-        options: keys of the workload that are given besides; they settle what a shell leaves open.
+        form: one of :data:`FORMATS`; None: detect the format from the content.
+        options: keys of the workload that the user also gave as options; they replace values that a shell leaves open.
+
+    Returns:
+        The keys of the workload, and the origin of each value.
 
     Raises:
-        InputError: what is wrong, with file and key.
+        InputError: names the file, the key and the problem.
     """
-    given = command.from_words(words) if words is not None else _file(str(path))
-    given, implied = _named_by_command(replace(given, options=options or {}))
-    given = _launched(given)
-    if given.problem and given.gpus is None:
-        raise InputError(given.problem)
-    found = _format(given, form or implied, asked=form is not None)
-    if found.name == "deepspeed":
-        from predictor.readers.deepspeed import alone
+    user_input = command.from_words(words) if words is not None else _file(str(path))
+    user_input, implied = _named_by_command(replace(user_input, options=options or {}))
+    user_input = _launched(user_input)
+    if user_input.problem and user_input.gpus is None:
+        raise InputError(user_input.problem)
+    chosen = _format(user_input, form or implied, by_user=form is not None)
+    if chosen.name == "deepspeed":
+        from predictor.readers.deepspeed import read_without_arguments
 
-        return alone(given)
-    return read_fields(found, given)
+        return read_without_arguments(user_input)
+    return read_fields(chosen, user_input)
 
 
-def _file(path: str) -> Given:
-    name = named(path)
-    text = read_text(path, WHAT)
+def _file(path: str) -> UserInput:
+    name = file_name(path)
+    text = read_text(path, DESCRIPTION)
     if name.lower().endswith((".sh", ".bash", ".slurm")) or text.startswith("#!"):
         return command.from_script(text, name, path)
     value = parse_json(text, name) if name.lower().endswith(".json") else parse_yaml(text, name)
@@ -59,64 +73,65 @@ def _file(path: str) -> Given:
         raise InputError(f"{name}: holds no mapping of keys to values: give YAML, JSON, or a shell script (.sh)")
     for key in value:
         if not isinstance(key, str):
-            raise InputError(f"{name}: the key {show(key)} is not text")
-    return Given(name, value, path)
+            raise InputError(f"{name}: the key {quoted(key)} is not text")
+    return UserInput(name, value, path)
 
 
-def _named_by_command(given: Given) -> tuple[Given, str | None]:
-    """A command that names a configuration file stands for that file, with what it says besides."""
-    if not given.flags:
-        return given, None
-    program = given.program
-    implied = PROGRAMS.get(program.split()[0]) or MODULES.get(program) or (
+def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
+    """Replaces a command that names a configuration file by the file's content and the command's other flags."""
+    if not user_input.flags:
+        return user_input, None
+    program = user_input.program
+    implied = FORMAT_OF_PROGRAM.get(program.split()[0]) or FORMAT_OF_MODULE.get(program) or (
         "llava" if "llava/train/" in program else None)
-    values = dict(given.values)
+    values = dict(user_input.values)
     words = values.pop("", [])
     words = [words] if isinstance(words, str) else words
     if implied == "swift" and "config" in values:
-        named_by = values.pop("config")
-        words = [*(named_by if isinstance(named_by, list) else [str(named_by)]), *words]
+        paths = values.pop("config")
+        words = [*(paths if isinstance(paths, list) else [str(paths)]), *words]
     files = [word for word in words if word.lower().endswith((".yaml", ".yml", ".json"))]
     if not files:
         if words:
-            raise InputError(f"{given.name}: {show(words[0])} is not expected where it stands: give flags")
-        return replace(given, values=values), implied
+            raise InputError(f"{user_input.name}: {quoted(words[0])} is not expected there: give flags")
+        return replace(user_input, values=values), implied
     inner = _file(files[0])
-    extra = {key: {"true": True, "false": False}.get(item.lower(), item) for key, _, item in (  # as OmegaConf has them
+    extra = {key: {"true": True, "false": False}.get(item.lower(), item) for key, _, item in (  # OmegaConf's overrides
         word.partition("=") for word in words if "=" in word and word not in files)}
     stray = [word for word in words if word not in files and "=" not in word]
     if stray:
-        raise InputError(f"{given.name}: {show(stray[0])} is not expected where it stands: give KEY=VALUE or flags")
+        raise InputError(f"{user_input.name}: {quoted(stray[0])} is not expected there: give KEY=VALUE or flags")
     flags = {key.replace("-", "_"): value for key, value in values.items()}
-    return replace(given, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra, **flags},
-                   started_in=given.name, besides=frozenset(flags)), implied
+    return replace(user_input, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra, **flags},
+                   started_in=user_input.name, besides=frozenset(flags)), implied
 
 
-def _launched(given: Given) -> Given:
-    """With what its launcher decides."""
-    decided = accelerate.arguments(given.launch, given.values) if given.launch else {}
-    return replace(given, values={**given.values, **{key: item for key, (item, _) in decided.items()}},
-                   launched_with={key: by for key, (_, by) in decided.items()}, besides=given.besides | decided.keys())
+def _launched(user_input: UserInput) -> UserInput:
+    """Adds the training arguments that accelerate's launcher decides."""
+    decided = accelerate.arguments(user_input.launch, user_input.values) if user_input.launch else {}
+    return replace(user_input, values={**user_input.values, **{key: item for key, (item, _) in decided.items()}},
+                   launched_with={key: by for key, (_, by) in decided.items()},
+                   besides=user_input.besides | decided.keys())
 
 
-def _format(given: Given, wanted: str | None, *, asked: bool) -> Format:
-    if wanted is not None and wanted not in FORMATS:
-        raise InputError(f"--from-format {show(wanted)}: known are {', '.join(FORMATS)}{nearest(wanted, FORMATS)}")
-    keys = {key.replace("-", "_") for key in given.values}
-    for name, module in FORMATS.items():
-        found: Format = import_module(f"predictor.readers.{module}").FORMAT
-        if name == wanted or (wanted is None and keys & found.marks and _is(name, given)):
-            if name == "transformers":
-                trainer_detection.check(given, asked=asked)
-            return found
-    trainer_detection.check(given, asked=asked)
-    raise InputError(f"{given.name}: is of no format that is known: name one with --from-format "
-                     f"({', '.join(FORMATS)})")
+def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format:
+    """The format of that name, or the one whose marks the configuration has."""
+    if name is not None and name not in FORMATS:
+        raise InputError(f"--from-format {quoted(name)}: known are {', '.join(FORMATS)}{nearest(name, FORMATS)}")
+    keys = {key.replace("-", "_") for key in user_input.values}
+    for candidate, module in FORMATS.items():
+        form: Format = import_module(f"predictor.readers.{module}").FORMAT
+        if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
+            if candidate == "transformers":
+                trainer_detection.check(user_input, by_user=by_user)
+            return form
+    trainer_detection.check(user_input, by_user=by_user)
+    raise InputError(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
 
 
-def _is(name: str, given: Given) -> bool:
-    """A config of DeepSpeed has sections where training arguments have flags."""
+def _may_be(name: str, user_input: UserInput) -> bool:
+    """False for training arguments that share keys with a DeepSpeed config: only the config has sections."""
     if name == "deepspeed":
-        return not given.flags and any(isinstance(given.values.get(key), dict) for key in (
+        return not user_input.flags and any(isinstance(user_input.values.get(key), dict) for key in (
             "zero_optimization", "bf16", "fp16", "optimizer"))
     return True

@@ -1,4 +1,4 @@
-"""What ``accelerate launch`` adds to a training's own arguments: by its options, or by its configuration file."""
+"""Reads the training arguments that ``accelerate launch`` sets, by its options or its configuration file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.readers import launchers
 from predictor.readers.fields import OFF, beside
 
@@ -16,105 +16,120 @@ SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"
 DECIDED = (STAGE, "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps",
            "gradient_clipping")
-"""What makes a DeepSpeed config where no file is named, beside which accelerate stops at them."""
+"""Keys that accelerate builds a DeepSpeed config from. Beside a config file accelerate rejects them."""
 FILTERS = ("deepspeed_inclusion_filter", "deepspeed_exclusion_filter")
-"""What goes to the deepspeed launcher, which starts the processes of several machines."""
+"""Keys that accelerate passes to the deepspeed launcher, for several machines."""
 OPTIONS = ("config_file", "mixed_precision", "dynamo_backend", FILE, *DECIDED)
-"""Of the launcher: what says more than how many processes start."""
-KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
+"""Options of the launcher that change more than the number of processes."""
+DISTRIBUTED_TYPES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU",
          "use_megatron_lm": "MEGATRON_LM", "tpu": "XLA"}
-"""Option -> the ``distributed_type`` that it stands for, before that of the file."""
-ALONE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
-"""Options of which accelerate takes one (1.15, commands/launch.py, ``_validate_launch_command``)."""
+"""Option -> its ``distributed_type``, which overrides that of the file."""
+EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Options of which accelerate accepts only one (1.15, commands/launch.py, ``_validate_launch_command``)."""
 PREDICTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 PRECISIONS = ("no", "bf16", "fp16")
 FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
-"""What the launcher takes where neither options nor file say it (1.15, commands/launch.py, utils/dataclasses.py):
-neither is predicted."""
+"""Defaults of the launcher (1.15, commands/launch.py, utils/dataclasses.py); neither is predicted."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Its options and its configuration file, how it trains by them, and what messages name."""
+    """One ``accelerate launch``.
+
+    Attributes:
+        options: the launcher's options.
+        document: its configuration file.
+        distributed_type: such as ``FSDP``, from the options or else the file.
+        where: origin of its values, for the prediction's ``source``.
+        blamed: file or command that error messages name.
+    """
 
     options: Mapping[str, str]
     document: Mapping[str, Any]
-    kind: str
+    distributed_type: str
     where: str
     blamed: str
 
     @property
     def fsdp(self) -> dict[str, Any]:
-        """What it says of FSDP, where that is how it trains, whatever the training's own arguments say."""
-        said = {key.removeprefix("fsdp_"): item for key, item in self.options.items() if key.startswith("fsdp_")}
-        return FSDP | _section(self.document, "fsdp_config", self.blamed) | said if self.kind == "FSDP" else {}
+        """The settings of FSDP; empty if the launcher's ``distributed_type`` is another."""
+        if self.distributed_type != "FSDP":
+            return {}
+        own = {key.removeprefix("fsdp_"): item for key, item in self.options.items() if key.startswith("fsdp_")}
+        return FSDP | _section(self.document, "fsdp_config", self.blamed) | own
 
 
 def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
-    """What is launched; ``options`` get the number of processes that only the file says.
+    """Reads the launcher's options and its configuration file.
+
+    The number of processes in the file is added to ``options``.
 
     Raises:
-        InputError: no such file, or a key that it may not have; options that exclude each other; other parallelism.
+        InputError: the file does not exist or has an unknown key, options exclude each other, or the parallelism is not
+            predicted.
     """
-    asked = [f"--{option}" for option in ALONE if option in options]
-    if len(asked) > 1:
-        raise InputError(f"{name}: {asked[0]} and {asked[1]} are both given, and accelerate stops at that: keep one")
+    exclusive = [f"--{option}" for option in EXCLUSIVE if option in options]
+    if len(exclusive) > 1:
+        raise InputError(f"{name}: {exclusive[0]} and {exclusive[1]} are both given, and accelerate stops at that: "
+                         "keep one")
     if "multi_gpu" in options and options.get("num_processes") in ("0", "1"):
         raise InputError(f"{name}: --multi_gpu is given with --num_processes {options['num_processes']}, and "
                          "accelerate stops at fewer than 2: leave it out")
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
     if path and not found_at:
-        raise InputError(f"{name}: --config_file names {show(path, 200)}, and there is no such file")
+        raise InputError(f"{name}: --config_file names {quoted(path, 200)}, and there is no such file")
     document = _file(found_at) if found_at else {}
     where, blamed = f"--config_file {path}" if path else "accelerate launch", path or name
-    kind = _kind(options, document, blamed)
-    if kind == "NO":
+    distributed_type = _distributed_type(options, document, blamed)
+    if distributed_type == "NO":
         options |= {"num_processes": "1", launchers.BY: f"{where}: distributed_type NO: num_processes"}
     elif document.get("num_processes") is not None and "num_processes" not in options:
         options |= {"num_processes": str(document["num_processes"]), launchers.BY: f"{where}: num_processes"}
-    return Launch(options, document, kind, where, blamed)
+    return Launch(options, document, distributed_type, where, blamed)
 
 
-def arguments(launched: Launch, given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Training arguments that the launcher decides, each with what says so; ``given`` are the training's own, of its
-    flags and its file: to those that are on, the launcher's of the same yield (transformers 5.17, training_args.py,
-    ``__post_init__``).
+def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Training arguments that the launcher sets, each with its origin.
 
-    A DeepSpeed section is what accelerate makes of it (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``).
+    ``own`` are the training's own arguments, from flags and file. Those that are on override the launcher's
+    (transformers 5.17, training_args.py, ``__post_init__``).
+
+    A DeepSpeed section becomes a config as in accelerate (1.15, utils/dataclasses.py, ``DeepSpeedPlugin``).
 
     Raises:
-        InputError: a value that it may not have, or fp8.
+        InputError: an invalid value, or fp8.
     """
     options, document, where, blamed = launched.options, launched.document, launched.where, launched.blamed
-    given = {key.replace("-", "_") for key, item in given.items() if item not in OFF and str(item).lower() != "false"}
-    found: dict[str, tuple[Any, str]] = {}
+    switched_on = {key.replace("-", "_") for key, item in own.items()
+                   if item not in OFF and str(item).lower() != "false"}
+    decided: dict[str, tuple[Any, str]] = {}
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()
     if precision not in PRECISIONS:
         raise InputError(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
-    if precision != "no" and not {"bf16", "fp16"} & given:
-        found[precision] = ("true", f"{where}: mixed_precision")
+    if precision != "no" and not {"bf16", "fp16"} & switched_on:
+        decided[precision] = ("true", f"{where}: mixed_precision")
     compiled = options.get("dynamo_backend", _section(document, "dynamo_config", blamed).get(
         "backend", document.get("dynamo_backend")))
     if str(compiled or "no").lower() != "no":
-        found["torch_compile"] = ("true", f"{where}: dynamo_backend")
-    if launched.fsdp and "fsdp" not in given:
-        found |= {"fsdp": ("full_shard", f"{where}: distributed_type"),
+        decided["torch_compile"] = ("true", f"{where}: dynamo_backend")
+    if launched.fsdp and "fsdp" not in switched_on:
+        decided |= {"fsdp": ("full_shard", f"{where}: distributed_type"),
                   "fsdp_config": (launched.fsdp, f"{where}: fsdp_config")}
-    if launched.kind == "DEEPSPEED" and "deepspeed" not in given:
+    if launched.distributed_type == "DEEPSPEED" and "deepspeed" not in switched_on:
         section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
         section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}
         several = str(options.get("num_machines", document.get("num_machines", 1))) != "1"
         for key in FILTERS if several else ():
             if section.get(key):
                 raise InputError(f"{blamed}: {key} is not read: leave it out, and give as num_processes what it leaves")
-        found["deepspeed"] = (_config(section, blamed), f"{where}: {SECTION}")
-    return found
+        decided["deepspeed"] = (_config(section, blamed), f"{where}: {SECTION}")
+    return decided
 
 
 def _file(path: str) -> dict[str, Any]:
-    """Accelerate's configuration, which has the keys that accelerate knows."""
+    """Reads accelerate's configuration file and rejects keys that accelerate does not have."""
     document, known = read_mapping(path, "accelerate's configuration"), launchers.table()["accelerate's file"]
     for section in known:
         inner = _section(document, section, path) if section else document
@@ -127,58 +142,58 @@ def _file(path: str) -> dict[str, Any]:
     return document
 
 
-def _kind(options: Mapping[str, str], document: Mapping[str, Any], blamed: str) -> str:
-    """How it trains, by the options or else by the file; YAML's bare NO is false."""
-    kind = next((kind for option, kind in KINDS.items() if option in options),
-                str(document.get("distributed_type", "MULTI_GPU") or "NO").upper())
-    if kind not in PREDICTED and kind != "MEGATRON_LM":
-        raise InputError(f"{blamed}: distributed_type {kind} is not predicted: of accelerate's, {', '.join(PREDICTED)} "
-                         f"are{nearest(kind, PREDICTED)}")
+def _distributed_type(options: Mapping[str, str], document: Mapping[str, Any], blamed: str) -> str:
+    """The ``distributed_type`` from the options, or else from the file. YAML reads a bare NO as false."""
+    chosen = next((name for option, name in DISTRIBUTED_TYPES.items() if option in options),
+                  str(document.get("distributed_type", "MULTI_GPU") or "NO").upper())
+    if chosen not in PREDICTED and chosen != "MEGATRON_LM":
+        raise InputError(f"{blamed}: distributed_type {chosen} is not predicted: of accelerate's, "
+                         f"{', '.join(PREDICTED)} are{nearest(chosen, PREDICTED)}")
     for key in ("megatron_lm_config", "parallelism_config"):
-        asked = kind == "MEGATRON_LM" if key == "megatron_lm_config" else "use_parallelism_config" in options
-        if document.get(key) or asked:
+        by_option = chosen == "MEGATRON_LM" if key == "megatron_lm_config" else "use_parallelism_config" in options
+        if document.get(key) or by_option:
             raise InputError(f"{blamed}: {key} is not predicted: use FSDP of version 2, or DeepSpeed")
     for key, item in (*options.items(), *document.items()):
         if key in ("cpu", "use_cpu") and item in ("", True, "true"):
             raise InputError(f"{blamed}: {key}: a training on the CPU takes no GPU memory")
     if document.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise InputError(f"{blamed}: compute_environment {show(document['compute_environment'])} is not read: give the "
-                         "command that is run there")
-    return kind
+        raise InputError(f"{blamed}: compute_environment {quoted(document['compute_environment'])} is not read: give "
+                         "the command that is run there")
+    return chosen
 
 
 def _section(document: Mapping[str, Any], key: str, blamed: str) -> dict[str, Any]:
-    """Its keys without the prefix that they may have; those of DeepSpeed's have none."""
-    found = document.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise InputError(f"{blamed}: {key} is {show(found)}: a section of keys is needed")
+    """The keys of a section without their optional prefix (``fsdp_``); DeepSpeed's keys have none."""
+    section = document.get(key) or {}
+    if not isinstance(section, Mapping):
+        raise InputError(f"{blamed}: {key} is {quoted(section)}: a section of keys is needed")
     prefixes = (f"{key}_", key.removesuffix("config")) if key != SECTION else ()
-    return {next((name.removeprefix(one) for one in prefixes if name.startswith(one)), name): item
-            for name, item in ((str(name), item) for name, item in found.items())}
+    return {next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name): item
+            for name, item in ((str(name), item) for name, item in section.items())}
 
 
 def _config(section: Mapping[str, Any], blamed: str) -> dict[str, Any] | str:
-    """The DeepSpeed config that a section names or makes."""
+    """The path of the DeepSpeed config that a section names, or the config that its keys describe."""
     if section.get(FILE):
         both = next((key for key in DECIDED if key in section), None)
         if both:
-            raise InputError(f"{blamed}: {SECTION}: {both} is given beside {FILE}, which says it: leave it out")
+            raise InputError(f"{blamed}: {SECTION}: {both} is given beside {FILE}, which sets it: leave it out")
         return section[FILE]
     stage = str(section.get(STAGE, 2))
     if stage not in ("0", "1", "2", "3"):
-        raise InputError(f"{blamed}: {SECTION}: {STAGE} is {show(stage)}: 0 to 3 are stages")
+        raise InputError(f"{blamed}: {SECTION}: {STAGE} is {quoted(stage)}: 0 to 3 are stages")
     zero: dict[str, Any] = {"stage": int(stage)}
     for theirs, ours in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
         zero[ours] = {"device": str(section.get(theirs, "none")).lower()}
-    given = {"gradient_accumulation_steps": _number(section, "gradient_accumulation_steps", int, blamed)}
+    numbers = {"gradient_accumulation_steps": _number(section, "gradient_accumulation_steps", int, blamed)}
     clipping = _number(section, "gradient_clipping", float, blamed)
-    given |= {"gradient_clipping": clipping} if clipping else {}
-    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero} | given
+    numbers |= {"gradient_clipping": clipping} if clipping else {}
+    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero} | numbers
 
 
-def _number(section: Mapping[str, Any], key: str, kind: type, blamed: str) -> float | str:
-    given = section.get(key, "auto")
+def _number(section: Mapping[str, Any], key: str, number_type: type, blamed: str) -> float | str:
+    item = section.get(key, "auto")
     try:
-        return given if given == "auto" else kind(given)
+        return item if item == "auto" else number_type(item)
     except (TypeError, ValueError):
-        raise InputError(f"{blamed}: {SECTION}: {key} is {show(given)}: a number is needed, or auto") from None
+        raise InputError(f"{blamed}: {SECTION}: {key} is {quoted(item)}: a number is needed, or auto") from None

@@ -1,8 +1,8 @@
-"""axolotl's YAML (release 0.19)."""
+"""Reads axolotl's YAML configurations (release 0.19)."""
 
 from __future__ import annotations
 
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.model import hub
 from predictor.readers import trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
@@ -11,18 +11,19 @@ from predictor.readers.fields import Format
 from predictor.readers.loading import on_one_gpu
 
 WIDE = (None, "sdpa", "eager")
-"""Attention under which embeddings, head and norms stay fp32 (utils/schemas/config.py, ``attn_needs_dtype_cast``)."""
+"""Attention implementations with which embeddings, head and norms stay fp32 (utils/schemas/config.py,
+``attn_needs_dtype_cast``)."""
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugin")
-"""Plugins that are known: the first two for what their own keys say, the others change no step."""
+"""Known plugins. The first two act by their own keys; the others do not change a step's memory."""
 MULTIPLE = 64
-"""Tokens, where ``pad_to_multiple_of`` says nothing."""
+"""Default of ``pad_to_multiple_of``, in tokens."""
 LORA = trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
 LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMHeadModel")
-"""Ends of names of transformers' classes with a head of next tokens."""
+"""Endings of the names of transformers' classes with a next-token head."""
 
 
 def rules(reading: Reading) -> None:
-    """utils/config/__init__.py, core/builders/base.py, loaders/."""
+    """Sets the workload as axolotl does (utils/config/__init__.py, core/builders/base.py, loaders/)."""
     name = trainer.model(reading, "base_model")
     on_one_gpu(reading, reading.world_size, "start it with accelerate launch, or let it see one GPU")
     _as_loaded(reading)
@@ -71,16 +72,16 @@ def _plugins(reading: Reading) -> set[str]:
 
 
 def _as_loaded(reading: Reading) -> None:
-    """What makes of the model and its trainer something else than the model's own files say."""
-    found = _plugins(reading)
-    for plugin in sorted(found - set(PLUGINS)):
-        raise reading.wrong("plugins", f"names {show(plugin)}, which is not predicted: leave it out")
-    if "CutCrossEntropyPlugin" in found and reading["cut_cross_entropy"] is not False:
+    """Rejects keys that change the model or its trainer in a way that is not predicted."""
+    plugins = _plugins(reading)
+    for plugin in sorted(plugins - set(PLUGINS)):
+        raise reading.wrong("plugins", f"names {quoted(plugin)}, which is not predicted: leave it out")
+    if "CutCrossEntropyPlugin" in plugins and reading["cut_cross_entropy"] is not False:
         raise reading.wrong("plugins", "names CutCrossEntropyPlugin, which is on unless cut_cross_entropy is false: "
                                        f"{LOSS}")
     loader, config = reading["type_of_model"], reading["base_model_config"]
     if loader and not loader.endswith(LOADED):
-        raise reading.wrong("type_of_model", f"is {show(loader)}: a model with a head of next tokens is predicted")
+        raise reading.wrong("type_of_model", f"is {quoted(loader)}: a model with a head of next tokens is predicted")
     if config and config != reading["base_model"]:
         raise reading.wrong("base_model_config", "is not base_model, whose own config.json is predicted: leave it out")
     if (reading["accelerator_config"] or {}).get("split_batches"):
@@ -89,41 +90,47 @@ def _as_loaded(reading: Reading) -> None:
 
 
 def _embeddings(reading: Reading) -> None:
-    """loaders/model.py, ``_configure_embedding_dtypes``: embeddings, head and norms become fp32, and narrow again with
-    adapters, or where the attention asks for it; FSDP is spared, and DeepSpeed casts everything."""
+    """Rejects a model of mixed dtypes (loaders/model.py, ``_configure_embedding_dtypes``).
+
+    axolotl makes embeddings, head and norms fp32, and casts them back with adapters or if the attention needs it. FSDP
+    is excepted, and DeepSpeed casts everything.
+    """
     engine = "deepspeed" in reading.workload or reading.workload.get("engine") == "fsdp2" or \
-        any(key in reading.given.options for key in ("deepspeed", "zero_stage", "engine"))
+        any(key in reading.input.options for key in ("deepspeed", "zero_stage", "engine"))
     if reading["load_in_4bit"] and not engine and reading["peft_autocast_adapter_dtype"] is not False:
-        reading.note("load_in_4bit: adapters, and what of towers is not of 4 bits, are fp32 in axolotl, bf16 here")
+        reading.note("load_in_4bit: adapters and the towers' weights without 4 bits are fp32 in axolotl, bf16 in "
+                     "the prediction")
     if reading.half and not reading["adapter"] and not engine and _attention(reading) in WIDE:
         key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
-        given = "on" if reading[key] is True else show(reading[key]) if key in reading else "not given"
-        raise reading.wrong(key, f"is {given}: axolotl then keeps embeddings, head and norms in fp32 beside layers of "
-                                 f"{reading.half}, which is not predicted: give attn_implementation flash_attention_2, "
-                                 "deepspeed or fsdp, which leave one dtype")
+        setting = "on" if reading[key] is True else quoted(reading[key]) if key in reading else "not given"
+        raise reading.wrong(key, f"is {setting}: axolotl then keeps embeddings, head and norms in fp32 beside layers "
+                                 f"of {reading.half}, which is not predicted: give attn_implementation "
+                                 "flash_attention_2, deepspeed or fsdp, which leave one dtype")
 
 
 def _pictures(reading: Reading, name: str) -> None:
-    asked = dict(reading["processor_kwargs"] or {})
+    processor_settings = dict(reading["processor_kwargs"] or {})
     if isinstance(reading["image_size"], int):
         trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
-    elif isinstance(asked.get("max_pixels"), int):
-        trainer.pictures(reading, name, asked.pop("max_pixels"), "processor_kwargs")
-    if asked:
-        reading.note(f"processor_kwargs {', '.join(map(str, asked))}: what the processor makes of pictures")
+    elif isinstance(processor_settings.get("max_pixels"), int):
+        trainer.pictures(reading, name, processor_settings.pop("max_pixels"), "processor_kwargs")
+    if processor_settings:
+        reading.note(f"processor_kwargs {', '.join(map(str, processor_settings))}: what the processor does with "
+                     "images")
 
 
 def _evaluation(reading: Reading) -> None:
-    """core/builders/base.py, ``_configure_save_and_eval_strategy``; utils/config/__init__.py, ``normalize_config``."""
+    """Sets the evaluation (core/builders/base.py, ``_configure_save_and_eval_strategy``; utils/config/__init__.py,
+    ``normalize_config``)."""
     held = next((key for key in ("val_set_size", "test_datasets") if reading[key]), None)
     when = next((key for key in ("eval_steps", "evals_per_epoch", "eval_strategy") if reading[key] not in (
         None, 0, "no")), None)
-    asked = held is not None and when is not None
-    if asked and (reading["eval_sequence_len"] or 0) > reading["sequence_len"]:
+    evaluating = held is not None and when is not None
+    if evaluating and (reading["eval_sequence_len"] or 0) > reading["sequence_len"]:
         raise reading.wrong("eval_sequence_len", "is above sequence_len: predicted is an evaluation of that length")
-    if asked and reading["sample_packing"] and reading["eval_sample_packing"] is False:
+    if evaluating and reading["sample_packing"] and reading["eval_sample_packing"] is False:
         reading.note("eval_sample_packing: an evaluation of padded samples; predicted packed as in training")
-    trainer.evaluation(reading, when or "eval_strategy", asked, "eval_batch_size")
+    trainer.evaluation(reading, when or "eval_strategy", evaluating, "eval_batch_size")
 
 
 def _batch(reading: Reading) -> None:
@@ -140,10 +147,10 @@ def _batch(reading: Reading) -> None:
 
 
 def _length(reading: Reading, name: str) -> None:
-    """core/builders/causal.py, ``build``: rows of text are padded to a multiple."""
-    asked, multiple = reading["sequence_len"], reading["pad_to_multiple_of"] or MULTIPLE
-    if reading["pad_to_sequence_len"] is not False and not hub.parts(name) and asked % multiple:
-        reading.put("sequence_length", asked + -asked % multiple, "sequence_len", "pad_to_multiple_of",
+    """Pads the sequence length of text models to a multiple, as axolotl does (core/builders/causal.py, ``build``)."""
+    length, multiple = reading["sequence_len"], reading["pad_to_multiple_of"] or MULTIPLE
+    if reading["pad_to_sequence_len"] is not False and not hub.parts(name) and length % multiple:
+        reading.put("sequence_length", length + -length % multiple, "sequence_len", "pad_to_multiple_of",
                     because=f"a multiple of {multiple}")
 
 
@@ -177,7 +184,7 @@ def _trained(reading: Reading, name: str) -> None:
 
 
 def _without_adapters(reading: Reading, name: str) -> None:
-    """The model's own weights train, all or without towers and projector."""
+    """Sets the recipe of a training without adapters: all weights, or all except towers and projector."""
     if reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is on, but adapter is not given: weights of 4 bits do not train")
     reading.put("recipe", "finetune" if reading["freeze_mm_modules"] else "full", "freeze_mm_modules")
@@ -186,7 +193,7 @@ def _without_adapters(reading: Reading, name: str) -> None:
 
 
 def _adapters(reading: Reading, adapter: str) -> None:
-    """The adapters that train, as the keys of LoRA and peft say."""
+    """Sets the adapters from the keys of LoRA and peft."""
     if reading["lora_r"] is None:
         raise reading.wrong("lora_r", f"is not given, but adapter is {adapter}: axolotl has no default")
     targets = "all-linear" if reading["lora_target_linear"] else reading["lora_target_modules"]
@@ -208,16 +215,16 @@ def _adapters(reading: Reading, adapter: str) -> None:
 
 
 def _checkpointing(reading: Reading) -> None:
-    wanted = reading["gradient_checkpointing"]
-    if isinstance(wanted, str):
-        raise reading.wrong("gradient_checkpointing", f"{wanted} is not supported: true is, and "
+    checkpointing = reading["gradient_checkpointing"]
+    if isinstance(checkpointing, str):
+        raise reading.wrong("gradient_checkpointing", f"{checkpointing} is not supported: true is, and "
                                                       "gradient_checkpointing_kwargs offload of the workload")
-    reading.put("gradient_checkpointing", wanted, "gradient_checkpointing")
+    reading.put("gradient_checkpointing", checkpointing, "gradient_checkpointing")
     trainer.checkpointing(reading, reentrant="gradient_checkpointing_kwargs" not in reading)
 
 
 def _dtype(reading: Reading) -> None:
-    """``resolve_dtype``: "auto" is bf16 on GPUs that have it, which are those that are predicted."""
+    """Chooses the autocast dtype (``resolve_dtype``). "auto" is bf16: all predicted GPUs support it."""
     narrow = reading["fp16"] or reading["float16"]
     wide = reading["bfloat16"] or reading["bf16"] in (True, "full") or (reading["bf16"] == "auto" and not narrow)
     reading.decided_half = "bf16" if wide else "fp16" if narrow else None

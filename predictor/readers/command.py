@@ -1,4 +1,4 @@
-"""Command lines as users run them: launcher, script, flags; also those in a shell script."""
+"""Parses training commands into launcher, program and flags; finds the training command of a shell script."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.readers import accelerate, hostfile, launchers, shell, shell_expansion
-from predictor.readers.fields import Given
+from predictor.readers.fields import UserInput
 
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
                      "deepspeed.launcher.runner": "deepspeed", "accelerate.commands.launch": "accelerate"}
 TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",),
          "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo", "distillation")}
-"""Commands of frameworks -> what they train by."""
+"""Command of a framework -> its subcommands that train."""
 RLHF = re.compile(r"swift rlhf|swift\.cli\.rlhf|(?:.*/)?swift/cli/rlhf\.py")
 SHELLS = ("bash", "sh")
 PYTHON = re.compile(r"python[\d.]*")
 PASSING_ON = ("nohup", "exec", "env")
-"""What runs the command behind it."""
+"""Commands that run the command given as their arguments."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 @dataclass
 class Command:
-    """One command on its way: what launches it, what runs, and its words."""
+    """One command: its launcher, the program that runs, and the program's arguments.
+
+    Attributes:
+        options: the launcher's own options.
+        words: the program's arguments.
+        unknown: unexpanded text of a shell script -> why its value is not known.
+    """
 
     environment: dict[str, str] = field(default_factory=dict)
     launcher: str = ""
@@ -39,15 +45,15 @@ class Command:
 
 
 def from_words(words: Sequence[str], name: str = "the command", path: str | None = None,
-               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None) -> Given:
-    """A command's flags, and what its launcher starts.
+               environment: Mapping[str, str] | None = None, unknown: Mapping[str, str] | None = None) -> UserInput:
+    """Reads a command's flags, and the number of processes that its launcher starts.
 
     Raises:
-        InputError: nothing that trains.
+        InputError: the command starts no training that can be read.
     """
     command = parse(words, name)
     if command is None:
-        raise InputError(f"{name}: {show(' '.join(words), 80)} starts no training that can be read: give a launcher "
+        raise InputError(f"{name}: {quoted(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
     if RLHF.fullmatch(command.program):
         raise InputError(f"{name}: {command.program} is not supported: supervised training with next-token loss (swift "
@@ -56,9 +62,9 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     unknown = {**command.unknown, **(unknown or {})}
     if command.launcher in launchers.PACKAGES and shell_expansion.LEFT.match(command.program):
         raise _stray(name, command.program, unknown)
-    for option, given in command.options.items() if command.launcher == "accelerate" else ():
+    for option, text in command.options.items() if command.launcher == "accelerate" else ():
         if option in accelerate.OPTIONS or option.startswith("fsdp_"):
-            launchers.settled(name, f"--{option}", given, unknown)
+            launchers.check_known(name, f"--{option}", text, unknown)
     values = _flags(command.words, name, unknown)
     launch = accelerate.launch(command.options, name, path) if command.launcher == "accelerate" else None
     world_size, launched_by, problem = None, "", ""
@@ -67,58 +73,58 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
                                                     command.environment, name, path, unknown)
     except hostfile.Uncounted as error:
         problem = f"{error}, or give --data-parallel-size"
-    return Given(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
+    return UserInput(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
                  launch, unknown=unknown)
 
 
-def from_script(text: str, name: str, path: str) -> Given:
-    """The one training command of a shell script: continued lines joined, its own variables put in.
+def from_script(text: str, name: str, path: str) -> UserInput:
+    """Reads the training command of a shell script: joins continued lines and expands the script's variables.
 
     Raises:
-        InputError: it has none, or several.
+        InputError: the script has no training command, or several.
     """
     lines = shell.commands(text, name)
-    found = _training(lines, name, "lines")
-    for line in lines if not found else ():
+    training = _training(lines, name, "lines")
+    for line in lines if not training else ():
         first = line.words[0]
         if shell_expansion.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
-            raise InputError(f"{name}: {show(first)} starts a training: {shell_expansion.why(first, line.unknown)}")
-    if not found:
+            raise InputError(f"{name}: {quoted(first)} starts a training: {shell_expansion.why(first, line.unknown)}")
+    if not training:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
-    line, _ = found
+    line, _ = training
     return from_words(line.words, name, path, line.exported, line.unknown)
 
 
 def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[shell.Command, Command] | None:
-    """The one command of a script that trains, and its parts; None without one."""
-    found = [(line, made) for line in lines if (made := parse(line.words, name)) and _trains(made)]
-    if len(found) > 1:
-        raise InputError(f"{name}: {len(found)} {what} start a training: give the one that is meant after --")
-    return found[0] if found else None
+    """The single command of a script that trains, unparsed and parsed; None without one."""
+    trainings = [(line, parsed) for line in lines if (parsed := parse(line.words, name)) and _trains(parsed)]
+    if len(trainings) > 1:
+        raise InputError(f"{name}: {len(trainings)} {what} start a training: give the right one after --")
+    return trainings[0] if trainings else None
 
 
 def parse(words: Sequence[str], name: str) -> Command | None:
-    """The parts of a command in the file of that name; None for one that runs no program that could train."""
+    """Parses the words of a command from the file ``name``; None if its program cannot start a training."""
     before = list(takewhile(lambda word: ASSIGNMENT.fullmatch(word) or word in PASSING_ON, words))
     if len(before) == len(words):
         return None
     first, *rest = words[len(before):]
     program = os.path.basename(first)
     read = next((read for programs, read in READERS if programs.fullmatch(program)), None)
-    found = read(program, rest, name) if read else None
-    if found:
-        found.environment = {match[1]: match[2] for word in before if (match := ASSIGNMENT.fullmatch(word))} | \
-            found.environment
-    return found
+    command = read(program, rest, name) if read else None
+    if command:
+        command.environment = {match[1]: match[2] for word in before if (match := ASSIGNMENT.fullmatch(word))} | \
+            command.environment
+    return command
 
 
 def _script(program: str, words: list[str], name: str) -> Command:
-    """A Python file that runs by itself."""
+    """Parses a Python file that is run as a program."""
     return Command(program=program, words=words)
 
 
 def _python(program: str, words: list[str], name: str) -> Command | None:
-    """What Python runs: a file, or with ``-m`` a module, which may be a launcher."""
+    """Parses the arguments of ``python``: a file, or with ``-m`` a module, which may be a launcher."""
     words = list(dropwhile(lambda word: word in ("-u", "-O", "-B"), words))
     if words[:1] == ["-m"] and len(words) > 1:
         words = words[1:]
@@ -128,7 +134,7 @@ def _python(program: str, words: list[str], name: str) -> Command | None:
 
 
 def _tool(tool: str, words: list[str], name: str) -> Command | None:
-    """What a framework's own command trains by."""
+    """Parses a framework's own command, such as ``swift sft``; None if its subcommand does not train."""
     if not words or words[0] not in TOOLS[tool]:
         return None
     if tool == "axolotl":
@@ -137,33 +143,33 @@ def _tool(tool: str, words: list[str], name: str) -> Command | None:
 
 
 def _accelerate(program: str, words: list[str], name: str) -> Command | None:
-    """``accelerate launch``; its other commands train nothing."""
+    """Parses ``accelerate launch``; None for accelerate's other commands."""
     return _launched(program, words[1:], name) if words[:1] == ["launch"] else None
 
 
 def _inner(program: str, words: list[str], name: str) -> Command | None:
-    """The one training of ``bash -c TEXT``; None for a shell that runs a file."""
+    """Parses the training command in ``bash -c TEXT``; None for a shell that runs a file."""
     if not words or not re.fullmatch(r"-\w*c", words[0]):
         return None
     name = f"{name}: {program} {words[0]}"
-    found = _training(shell.commands(words[1], name) if words[1:] else [], name, "commands")
-    if not found:
+    training = _training(shell.commands(words[1], name) if words[1:] else [], name, "commands")
+    if not training:
         return None
-    line, made = found
-    made.environment = {**line.exported, **made.environment}
-    made.unknown = {**line.unknown, **made.unknown}
-    return made
+    line, command = training
+    command.environment = {**line.exported, **command.environment}
+    command.unknown = {**line.unknown, **command.unknown}
+    return command
 
 
 def _step(program: str, words: list[str], name: str) -> Command | None:
-    """What Slurm's ``srun`` starts, behind options of its own."""
+    """Parses the command behind Slurm's ``srun`` and its options."""
     starts = (*launchers.PACKAGES, *TOOLS, *SHELLS)
     at = next((at for at, word in enumerate(words) if os.path.basename(word) in starts or
                PYTHON.fullmatch(os.path.basename(word))), len(words))
-    found = parse(words[at:], name)
-    if found and not found.launcher:
-        found.launcher = "srun"
-    return found
+    command = parse(words[at:], name)
+    if command and not command.launcher:
+        command.launcher = "srun"
+    return command
 
 
 def _launched(launcher: str, rest: list[str], name: str) -> Command | None:
@@ -176,23 +182,23 @@ def _launched(launcher: str, rest: list[str], name: str) -> Command | None:
 
 
 def _of_axolotl(words: list[str], name: str) -> Command | None:
-    """What ``axolotl train FILE --launcher torchrun -- OPTIONS`` starts, options being the launcher's
-    (axolotl 0.19, cli/utils/train.py, ``launch_training``)."""
+    """Parses ``axolotl train FILE --launcher torchrun -- OPTIONS``, where the options are the launcher's (axolotl 0.19,
+    cli/utils/train.py, ``launch_training``)."""
     at = words.index("--") if "--" in words else len(words)
-    own, handed, launcher = [], words[at + 1:], "accelerate"
+    own, launcher_options, launcher = [], words[at + 1:], "accelerate"
     rest = iter(words[:at])
     for word in rest:
         option, equals, item = word.replace("-", "_").partition("=")
         if option == "__launcher":
             launcher = item if equals else next(rest, "")
         elif option in ("__num_processes", "__main_process_port"):
-            handed = [word, *([] if equals else [next(rest, "")]), *handed]
+            launcher_options = [word, *([] if equals else [next(rest, "")]), *launcher_options]
         else:
             own.append(word)
     if launcher not in ("accelerate", "torchrun", "python"):
-        raise InputError(f"{name}: --launcher is {show(launcher)}: axolotl's are accelerate, torchrun and python")
+        raise InputError(f"{name}: --launcher is {quoted(launcher)}: axolotl's are accelerate, torchrun and python")
     if launcher != "python":
-        return _launched(launcher, [*handed, "-m", "axolotl.cli.train", *own], name)
+        return _launched(launcher, [*launcher_options, "-m", "axolotl.cli.train", *own], name)
     return Command(program="axolotl.cli.train", words=own)
 
 
@@ -205,34 +211,35 @@ READERS: tuple[tuple[re.Pattern[str], Callable[[str, list[str], str], Command | 
     (re.compile("deepspeed|torchrun"), _launched),
     (re.compile(r".*\.py", re.DOTALL), _script),
 )
-"""Programs -> what reads the words behind them, in the file of a name."""
+"""Pattern of a program's name -> function that parses its arguments."""
 
 
 def _trains(command: Command) -> bool:
-    """Whether a line of a script is a training: launched, a framework's, or with a flag that only trainings have."""
+    """True if a command trains: it has a launcher, is a framework's own, or has a flag that only trainings have."""
     trains = ("--per_device_train_batch_size", "--per-device-train-batch-size", "--output_dir", "--deepspeed")
     return bool(command.launcher or command.program.split()[0] in (*TOOLS, "axolotl.cli.train") or
                 any(word.partition("=")[0] in trains for word in command.words))
 
 
 def _flags(words: Sequence[str], name: str, unknown: Mapping[str, str]) -> dict[str, str | bool | list[str]]:
-    """Flags and their values; a flag without one is true; words before the first flag are under ``""``."""
-    flags: dict[str, list[str] | None] = {}
+    """Flags and their values. A flag without a value is true; words before the first flag are under ``""``."""
+    flags: dict[str, list[str]] = {}
     current: list[str] = flags.setdefault("", [])
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
             flag, equals, item = word.lstrip("-").partition("=")
             if flag in flags:
                 raise InputError(f"{name}: --{flag} is given twice: keep one")
-            current = flags[flag] = [item] if equals else []
+            current = [item] if equals else []
+            flags[flag] = current
         elif (shell_expansion.LEFT.match(word) and word not in ("$@", "$*")
               and (current or "" in flags and len(flags) == 1)):
             raise _stray(name, word, unknown)
         elif word not in ("$@", "$*"):
             current.append(word)
-    return {flag: True if not found else found[0] if len(found) == 1 else found
-            for flag, found in flags.items() if found or flag}
+    return {flag: True if not values else values[0] if len(values) == 1 else values
+            for flag, values in flags.items() if values or flag}
 
 
 def _stray(name: str, word: str, unknown: Mapping[str, str]) -> InputError:
-    return InputError(f"{name}: {show(word)} stands where flags may stand: {shell_expansion.why(word, unknown)}")
+    return InputError(f"{name}: {quoted(word)} stands where flags may stand: {shell_expansion.why(word, unknown)}")

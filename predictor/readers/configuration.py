@@ -1,4 +1,4 @@
-"""One configuration on its way to a workload."""
+"""Turns a framework's configuration into the keys of a workload, and records the origin of each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Flag, Invalid
 from predictor.readers import shell_expansion
-from predictor.readers.fields import Field, Format, Given, beside, part
+from predictor.readers.fields import Field, Format, UserInput, beside, for_rules
 from predictor.readers.value_types import TEXT
 from predictor.workload.value_sources import DEFAULT, READ, Note, Source, Value, value
 
@@ -21,15 +21,27 @@ if TYPE_CHECKING:
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MOST_KEYS = 1_000
-SETTINGS = part(TEXT, option="allocator_conf")
+SETTINGS = for_rules(TEXT, option="allocator_conf")
 
 
 class Reading:
-    """One configuration on its way to a workload: ``reading["bf16"]`` is the value or the default, :meth:`put` says
-    what it means."""
+    """A configuration while it is turned into a workload.
 
-    def __init__(self, form: Format, given: Given) -> None:
-        self.form, self.given = form, given
+    ``reading["bf16"]`` is the value of a key, or the framework's default. :meth:`put` sets a key of the workload.
+
+    Attributes:
+        decided_half: ``bf16`` or ``fp16``, if the format's rules chose the autocast dtype.
+        values: key of the format -> checked value.
+        written: key of the format -> the name that the user wrote.
+        workload: key of the workload -> value.
+        rows: key of the workload -> value with its origin.
+        unread: keys without effect on memory.
+        foreign: flags that only the user's own script knows.
+        left_open: keys that a shell leaves open and an option of peakcast sets.
+    """
+
+    def __init__(self, form: Format, user_input: UserInput) -> None:
+        self.form, self.input = form, user_input
         self.decided_half: str | None = None
         self.values: dict[str, Any] = {}
         self.written: dict[str, str] = {}
@@ -39,105 +51,115 @@ class Reading:
         self.unread: list[str] = []
         self.foreign: list[str] = []
         self.left_open: dict[str, Value] = {}
-        if len(given.values) > MOST_KEYS:
-            raise InputError(f"{given.name}: has {len(given.values):,} keys: no training has more than {MOST_KEYS:,}")
-        for name, item in given.values.items():
-            self._take(name.replace("-", "_") if given.flags else name, item)
+        if len(user_input.values) > MOST_KEYS:
+            raise InputError(f"{user_input.name}: has {len(user_input.values):,} keys: no training has more than "
+                             f"{MOST_KEYS:,}")
+        for name, item in user_input.values.items():
+            self._take(name.replace("-", "_") if user_input.flags else name, item)
 
     def __getitem__(self, name: str) -> Any:
-        found = self.values.get(name)
-        return self.form.fields[name].default if found is None else found
+        given = self.values.get(name)
+        return self.form.fields[name].default if given is None else given
 
     def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None or name in self.given.environment
+        return self.values.get(name) is not None or name in self.input.environment
 
     @property
     def half(self) -> str | None:
-        """Which of bf16 and fp16 the training arguments ask for, or the rules decided."""
+        """The autocast dtype, ``bf16`` or ``fp16``, from the training arguments or the format's rules; else None."""
         return self.decided_half or next((name for name in ("bf16", "fp16") if self[name] is True), None)
 
     @property
     def world_size(self) -> int:
-        """GPUs that share the work, as far as anybody says."""
-        return self.given.gpus or self.given.world_size or 1
+        """Number of data-parallel GPUs; 1 if neither an option nor the launcher gives it."""
+        return self.input.gpus or self.input.world_size or 1
 
     @property
     def model(self) -> str:
-        """The model, as far as anybody says."""
-        return self.given.options.get("model") or self.workload.get("model", "")
+        """The model; empty if neither an option nor the configuration names it."""
+        return self.input.options.get("model") or self.workload.get("model", "")
 
     def called(self, name: str) -> str:
-        """A key as the user wrote it."""
+        """A key under the name that the user wrote."""
         shown = self.written.get(name, name)
-        if name in self.given.launched_with:
-            return self.given.launched_with[name]
-        flag = self.given.flags and name not in self.given.environment or shown in self.given.besides
+        if name in self.input.launched_with:
+            return self.input.launched_with[name]
+        flag = self.input.flags and name not in self.input.environment or shown in self.input.besides
         return f"--{shown}" if flag else shown
 
     def place(self, name: str) -> str:
-        """File and key, as messages name them."""
-        by_command = name in self.given.environment or name in self.given.besides
-        file = self.given.starts if by_command else self.given.name
+        """The file and the key, as messages name them."""
+        by_command = name in self.input.environment or name in self.input.besides
+        file = self.input.starts if by_command else self.input.name
         return f"{file}: {self.called(name)}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
-        """A key of the workload, from these keys of the format: read if one of them was given, a default otherwise."""
-        self.workload[key] = item
-        self.say(key, item, *names, because=because)
+        """Sets a key of the workload.
 
-    def say(self, key: str, item: Any, *names: str, because: str = "") -> None:
-        """Where a value came from that is no key of the workload, but what a note is about."""
+        Args:
+            names: keys of the format that the value comes from. If none was given, the value is a default.
+            because: reason for the value, if the keys do not show it.
+        """
+        self.workload[key] = item
+        self.record(key, item, *names, because=because)
+
+    def record(self, key: str, item: Any, *names: str, because: str = "") -> None:
+        """Records the origin of a value without setting a key of the workload."""
         read = [self.called(name) for name in names if name in self]
-        self.rows[key] = value(key, item, READ, self.given.name, *read, because=because) if read else \
+        self.rows[key] = value(key, item, READ, self.input.name, *read, because=because) if read else \
             value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
     def note(self, text: str, of: Callable[[Workload], str | None] | None = None) -> None:
-        """Something that a prediction leaves out; ``of`` as in :class:`Note`."""
+        """Adds a note about something that is not modelled; ``of`` as in :class:`Note`."""
         self.notes.append(Note(text, of))
 
     def wrong(self, name: str, problem: str) -> InputError:
-        """An error that names file and key."""
-        if name in self or self.given.path or self.given.flags:
+        """An error about a key; its message starts with the file and the key."""
+        if name in self or self.input.path or self.input.flags:
             return InputError(f"{self.place(name)} {problem}")
-        return InputError(f"{self.given.name}: {problem}")
+        return InputError(f"{self.input.name}: {problem}")
 
     def is_listed(self, name: str) -> bool:
-        """Whether a value says that this key gave it, or a note is about it."""
+        """True if the key is the origin of a value, or a note names it."""
         return any(self.called(name) in row.names for row in self.rows.values() if row.origin == READ) or any(
             re.search(rf"\b{name}\b", note.text) for note in self.notes)
 
     def file(self, name: str) -> str:
-        """The path of a file that a key names: as it is, or beside the file that is read, or above it."""
-        found = beside(wanted := str(self[name]), self.given.path)
-        if found:
-            return found
-        raise self.wrong(name, f"names {show(wanted, 200)}, and there is no such file")
+        """The path of the file that a key names, as :func:`beside` finds it.
+
+        Raises:
+            InputError: there is no such file.
+        """
+        path = beside(named := str(self[name]), self.input.path)
+        if path:
+            return path
+        raise self.wrong(name, f"names {quoted(named, 200)}, and there is no such file")
 
     def source(self) -> Source:
-        """What was read, once the rules have run."""
+        """The source of the workload; call it after the rules have run."""
         if self.foreign:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
         rows = tuple((self.rows | self.left_open).values())
-        return Source(self.form.name, self.form.framework, self.given.name, rows, tuple(sorted(self.unread)),
-                      tuple(dict.fromkeys(self.notes)), self._asked_by())
+        return Source(self.form.name, self.form.framework, self.input.name, rows, tuple(sorted(self.unread)),
+                      tuple(dict.fromkeys(self.notes)), self._format_keys())
 
-    def _asked_by(self) -> dict[str, tuple[str, ...]]:
-        """Keys of a workload -> keys of the format that say them, by whatever name."""
-        found: dict[str, tuple[str, ...]] = {}
+    def _format_keys(self) -> dict[str, tuple[str, ...]]:
+        """Key of a workload -> keys of the format that set it, including older names."""
+        keys: dict[str, tuple[str, ...]] = {}
         for name, known in self.form.fields.items():
             if known.option and "." not in known.option:
                 older = (old for old, new in self.form.renamed.items() if new == name)
-                found[known.option] = (*found.get(known.option, ()), *map(self.called, (name, *older)))
-        return found
+                keys[known.option] = (*keys.get(known.option, ()), *map(self.called, (name, *older)))
+        return keys
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)
-        if self.given.flags and name.startswith("no_") and isinstance(getattr(  # as HfArgumentParser has it
-                self.form.fields.get(name[3:]), "kind", None), Flag):
+        if self.input.flags and name.startswith("no_") and isinstance(getattr(  # HfArgumentParser's negated flag
+                self.form.fields.get(name[3:]), "value_type", None), Flag):
             name, item = name[3:], "false"
-        name = self._abbreviated(name) if self.given.flags else name
+        name = self._abbreviated(name) if self.input.flags else name
         known = self.form.fields.get(name)
-        if known is None and item is None:  # a key that is left empty in YAML
+        if known is None and item is None:  # an empty key in YAML
             self.unread.append(name)
         elif known is None:
             self._without_field(name)
@@ -146,23 +168,29 @@ class Reading:
             self.written[name] = written
             self.values[name] = self.checked(name, known, item)
             if before is not None and before != self.values[name]:
-                raise self.wrong(name, f"is given twice, as {show(before)} and {show(self.values[name])}: keep one")
+                raise self.wrong(name, f"is given twice, as {quoted(before)} and {quoted(self.values[name])}: keep one")
 
     def _abbreviated(self, name: str) -> str:
-        """The key that a flag is the beginning of: the parsers of all formats that have flags are argparse's, and stop
-        where it begins several, so that a script that takes such a flag (``--model``) has it of its own; so has one
-        that is given the whole key besides."""
-        known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | self.form.renamed
-        found = {known[full]: full for full in sorted(known) if full.startswith(name)}
-        if name in known or not found or len(name) == 1:  # -x
+        """The key that a flag abbreviates, as argparse accepts abbreviations; the flag itself if it is none.
+
+        argparse stops at a flag that abbreviates several keys. So a script that accepts such a flag (``--model``)
+        defines it itself. The same holds if the whole key is given too.
+
+        Raises:
+            InputError: the abbreviation is ambiguous.
+        """
+        known = {key: key for key in (*self.form.fields, *self.form.without_effect)} | dict(self.form.renamed)
+        matches = {known[full]: full for full in sorted(known) if full.startswith(name)}
+        if name in known or not matches or len(name) == 1:  # -x
             return name
-        key, full = next(iter(found.items()))
-        if len(found) == 1 and key in self.given.launched_with:
-            means = f"is read as --{full}, which {self.given.launched_with[key]} says too"
-        elif len(found) > 1 and any(_near(name, one) for one in found) and not self.form.without_effect >= found.keys():
-            means = f"may be {' or '.join(f'--{full}' for full in found.values())}"
+        key, full = next(iter(matches.items()))
+        if len(matches) == 1 and key in self.input.launched_with:
+            means = f"is read as --{full}, which {self.input.launched_with[key]} sets too"
+        elif len(matches) > 1 and any(_near(name, match) for match in matches) and \
+                not self.form.without_effect >= matches.keys():
+            means = f"may be {' or '.join(f'--{full}' for full in matches.values())}"
         else:
-            return key if len(found) == 1 and key not in self.given.values else name
+            return key if len(matches) == 1 and key not in self.input.values else name
         raise InputError(f"{self.place(name)} {means}: write it in full, or leave it out if it is the script's own")
 
     def _without_field(self, name: str) -> None:
@@ -171,50 +199,56 @@ class Reading:
             return
         names = {*self.form.fields, *self.form.without_effect, *self.form.renamed}
         hint = nearest(name, names)
-        if not self.form.open or not self.given.flags or "did you mean" in hint and _is_slip(name, hint, names):
+        if not self.form.open or not self.input.flags or "did you mean" in hint and _is_slip(name, hint, names):
             raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
         self.foreign.append(f"--{name}")
 
-    def _settled(self, name: str, known: Field, left: str) -> Any:
-        """What an option of ours says in place of a value that is left open."""
+    def _from_option(self, name: str, known: Field, left: str) -> Any:
+        """The value that an option of peakcast gives in place of ``left``, which the shell leaves open."""
         key, _, inner = known.option.partition(".")
-        said = self.given.options.get(key)
-        if key == "deepspeed" and said is None and "zero_stage" in self.given.options:
-            said = {"zero_optimization": {"stage": self.given.options["zero_stage"]}, "bf16": {"enabled": "auto"}}
+        option_value = self.input.options.get(key)
+        if key == "deepspeed" and option_value is None and "zero_stage" in self.input.options:
+            option_value = {"zero_optimization": {"stage": self.input.options["zero_stage"]},
+                            "bf16": {"enabled": "auto"}}
         if inner:
-            said = said.get(inner) if isinstance(said, Mapping) else None
-        elif said is not None:
-            self.left_open[key] = value(key, left, READ, self.given.name, self.called(name))
-        if said is None:
+            option_value = option_value.get(inner) if isinstance(option_value, Mapping) else None
+        elif option_value is not None:
+            self.left_open[key] = value(key, left, READ, self.input.name, self.called(name))
+        if option_value is None:
             option = "MODEL" if key == "model" else "--" + key.replace("_", "-") + (f" {inner}=…" if inner else "")
-            raise self.wrong(name, f"is {show(left)}: {shell_expansion.why(left, self.given.unknown)}" + (
+            raise self.wrong(name, f"is {quoted(left)}: {shell_expansion.why(left, self.input.unknown)}" + (
                 f", or give {option}" if key else ""))
-        return said
+        return option_value
 
     def checked(self, name: str, known: Field, item: Any) -> Any:
-        """The value of a key or an environment variable; what an option of ours says, where the shell leaves it open.
+        """Checks the value of a key or an environment variable.
+
+        If the shell leaves the value open, an option of peakcast gives it.
 
         Raises:
-            InputError: no value of that kind, or one that is not known, refused or not predicted.
+            InputError: the value is invalid, rejected, not predicted, or not known.
         """
-        for text in item if isinstance(item, list) and self.given.flags else [item]:
+        for text in item if isinstance(item, list) and self.input.flags else [item]:
             if isinstance(text, str) and shell_expansion.LEFT.search(text):
-                return self._settled(name, known, text)
+                return self._from_option(name, known, text)
         try:
-            found = known.kind.from_text(item) if isinstance(item, str) else known.kind.check(item)
+            read = known.value_type.from_text(item) if isinstance(item, str) else known.value_type.check(item)
         except Invalid as error:
             raise self.wrong(name, str(error)) from None
-        on = known.is_on(found)
+        on = known.is_on(read)
         if known.refusal and on:
-            raise self.wrong(name, f"{show(found)} is not supported: {known.refusal}")
+            raise self.wrong(name, f"{quoted(read)} is not supported: {known.refusal}")
         if known.note and on:
-            self.note(f"{name} {found}: {known.note}" if not isinstance(found, bool) else f"{name}: {known.note}")
-        return found
+            self.note(f"{name} {read}: {known.note}" if not isinstance(read, bool) else f"{name}: {known.note}")
+        return read
 
 
 def _is_slip(name: str, hint: str, names: Iterable[str]) -> bool:
-    """Whether a script's own flag is so near to a known one that it is a slip of the pen: it has a word that no known
-    name has (``learning_rte``), which those that other scripts think of have not (``use_lora``)."""
+    """True if an unknown flag is a misspelt known one.
+
+    A misspelt flag is close to a known name and has a word that no known name has (``learning_rte``). Flags that
+    scripts define themselves consist of known words (``use_lora``).
+    """
     words = {word for known in names for word in known.split("_")}
     return _near(name, hint.partition('"')[2].partition('"')[0]) and not words.issuperset(name.split("_"))
 
@@ -223,51 +257,59 @@ def _near(name: str, known: str) -> bool:
     return difflib.SequenceMatcher(None, name, known).ratio() > 0.88
 
 
-def read(form: Format, given: Given) -> tuple[dict[str, Any], Source]:
-    """The keys of a workload, and where each came from.
+def read(form: Format, user_input: UserInput) -> tuple[dict[str, Any], Source]:
+    """Reads a configuration of a known format.
+
+    Returns:
+        The keys of the workload, and the origin of each.
 
     Raises:
-        InputError: a key that the framework does not have, or is not modelled, or a value that makes no sense; file and
-            key are named.
+        InputError: the framework does not have a key, a key is rejected, or a value is invalid. The message names file
+            and key.
     """
-    reading = _ruled(form, given)
-    askers: dict[Note, list[str]] = {}
+    reading = _with_rules(form, user_input)
+    keys_of_notes: dict[Note, list[str]] = {}
     for name, written in reading.written.items():
         if not reading.is_listed(name):
-            _list(reading, name, written, askers)
-    reading.notes = [replace(note, text=f"{', '.join(askers[note])}: {note.text}") if note in askers else note
-                     for note in reading.notes]
+            _list(reading, name, written, keys_of_notes)
+    reading.notes = [replace(note, text=f"{', '.join(keys_of_notes[note])}: {note.text}")
+                     if note in keys_of_notes else note for note in reading.notes]
     return reading.workload, reading.source()
 
 
-def _list(reading: Reading, name: str, written: str, askers: dict[Note, list[str]]) -> None:
-    """List a key that nothing names: with whatever is read otherwise without it, or as one without effect."""
-    rest = {key: item for key, item in reading.given.values.items() if key not in (written, written.replace("_", "-"))}
+def _list(reading: Reading, name: str, written: str, keys_of_notes: dict[Note, list[str]]) -> None:
+    """Lists a key that no value and no note names yet.
+
+    The configuration is read again without the key. The key is added to the values and notes that change; if none
+    changes, it is listed as one without effect.
+    """
+    rest = {key: item for key, item in reading.input.values.items() if key not in (written, written.replace("_", "-"))}
     try:
-        other = _ruled(reading.form, replace(reading.given, values=rest))
+        other = _with_rules(reading.form, replace(reading.input, values=rest))
     except InputError:
-        reading.rows["recipe"] = reading.rows["recipe"].said_by(reading.given.name, reading.called(name))
+        reading.rows["recipe"] = reading.rows["recipe"].also_from(reading.input.name, reading.called(name))
         return
     rows = [key for key, row in reading.rows.items() if key not in other.rows or other.rows[key].value != row.value]
     notes = [note for note in reading.notes if note not in other.notes]
     for key in rows:
-        reading.rows[key] = reading.rows[key].said_by(reading.given.name, reading.called(name))
+        reading.rows[key] = reading.rows[key].also_from(reading.input.name, reading.called(name))
     for note in notes if not rows else ():
-        askers.setdefault(note, []).append(name)
+        keys_of_notes.setdefault(note, []).append(name)
     if not notes and not rows:
         reading.unread.append(written)
 
 
-def _ruled(form: Format, given: Given) -> Reading:
-    reading = Reading(form, given)
-    if given.world_size is not None:
-        reading.workload["data_parallel_size"] = given.world_size
-        reading.rows["data_parallel_size"] = value("data_parallel_size", given.world_size, READ, given.starts,
-                                                   given.launched_by)
-    elif given.launched_by and given.gpus is None:
-        reading.note(f"{given.launched_by} starts a process for each GPU that it finds: one is assumed (give "
-                     "data_parallel_size)")
-    elif not given.launched_by and given.gpus is None and "," in given.environment.get("CUDA_VISIBLE_DEVICES", ""):
+def _with_rules(form: Format, user_input: UserInput) -> Reading:
+    reading = Reading(form, user_input)
+    if user_input.world_size is not None:
+        reading.workload["data_parallel_size"] = user_input.world_size
+        reading.rows["data_parallel_size"] = value("data_parallel_size", user_input.world_size, READ, user_input.starts,
+                                                   user_input.launched_by)
+    elif user_input.launched_by and user_input.gpus is None:
+        reading.note(f"{user_input.launched_by} starts a process for each GPU that it finds: one GPU is assumed "
+                     "(give data_parallel_size)")
+    elif not user_input.launched_by and user_input.gpus is None and \
+            "," in user_input.environment.get("CUDA_VISIBLE_DEVICES", ""):
         reading.note("nn.DataParallel, which the Trainer uses where several GPUs are visible and no launcher starts a "
                      "process for each: one GPU is predicted, with one micro batch")
     _allocator(reading)
@@ -277,7 +319,7 @@ def _ruled(form: Format, given: Given) -> Reading:
     if reading["bf16"] in (True, "full") and reading["fp16"]:  # transformers 5.17, training_args.py, __post_init__
         raise reading.wrong("fp16", f"is true, and so is {reading.called('bf16')}: keep one")
     form.rules(reading)
-    reading.note("the further micro-batches of a step, which the Trainer fetches ahead", _accumulates)
+    reading.note("inputs of a step's further micro-batches, which the Trainer fetches in advance", _accumulates)
     return reading
 
 
@@ -286,11 +328,11 @@ def _accumulates(workload: Workload) -> str | None:
 
 
 def _allocator(reading: Reading) -> None:
-    """PyTorch's settings of its allocator, which the environment has."""
-    given = reading.given
-    found = {name: given.environment[name] for name in ALLOCATOR if given.environment.get(name)}
-    if len(set(found.values())) > 1:
-        raise InputError(f"{given.starts}: {' and '.join(found)} differ: keep one")
-    for name, text in found.items():
+    """Reads the settings of PyTorch's caching allocator from the environment variables."""
+    user_input = reading.input
+    settings = {name: user_input.environment[name] for name in ALLOCATOR if user_input.environment.get(name)}
+    if len(set(settings.values())) > 1:
+        raise InputError(f"{user_input.starts}: {' and '.join(settings)} differ: keep one")
+    for name, text in settings.items():
         reading.workload["allocator_conf"] = reading.checked(name, SETTINGS, text)
-        reading.rows["allocator_conf"] = value("allocator_conf", text, READ, given.starts, name)
+        reading.rows["allocator_conf"] = value("allocator_conf", text, READ, user_input.starts, name)

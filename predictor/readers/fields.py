@@ -1,8 +1,8 @@
-"""How a foreign format is read: a table of its keys, and rules for those that say something together.
+"""Building blocks of a format's reader: a table of the format's keys, and the user's input.
 
-A key either becomes a key of the workload as it is (:func:`to`), is used by the format's rules (:func:`part`), changes
-memory in a way that is not modelled (:func:`noted`) or not predicted at all (:func:`refused`), or has no effect on it
-(``names.json``). Any other is a mistake.
+Each key of a format falls into one group: its value becomes a key of the workload (:func:`copied_to`), the format's
+rules use it (:func:`for_rules`), its effect on memory is noted as not modelled (:func:`noted`), it is rejected
+(:func:`refused`), or it has no effect on memory (``names.json``). Any other key is an error.
 """
 
 from __future__ import annotations
@@ -21,59 +21,69 @@ if TYPE_CHECKING:
     from predictor.readers.accelerate import Launch
     from predictor.readers.configuration import Reading
 
-OFF = (None, False, "", "no", "none", 0, (), [])
+OFF: tuple[Any, ...] = (None, False, "", "no", "none", 0, (), [])
 
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a format: its kind of value, what the framework takes where it is absent, and one of: the workload's
-    key that takes it, why it is refused, what of it is not modelled, while its value is none of ``off``; ``option`` is
-    the workload's key that says the same, whose option settles a value that the shell leaves open."""
+    """One key of a format.
 
-    kind: Any
+    Attributes:
+        value_type: checks the value and reads it from text.
+        default: the framework's own default.
+        ours: key of the workload that gets the value.
+        refusal: why the key is rejected while it is on.
+        note: what is not modelled while the key is on.
+        off: values that mean "off".
+        option: key of the workload with the same meaning. An option for it replaces a value that the shell leaves open.
+    """
+
+    value_type: Any
     default: Any = None
     ours: str = ""
     refusal: str = ""
     note: str = ""
-    off: tuple = OFF
+    off: tuple[Any, ...] = OFF
     option: str = ""
 
     def is_on(self, value: Any) -> bool:
-        """Whether it does anything."""
+        """True if a value turns the key on."""
         return bool(value) if isinstance(value, Mapping) else value not in self.off
 
 
-def to(ours: str, kind: Any, default: Any = None) -> Field:
-    """A key of the workload under another name; a default of None leaves it to the workload."""
-    return Field(kind, default, ours, option=ours)
+def copied_to(ours: str, value_type: Any, default: Any = None) -> Field:
+    """A key whose value becomes the workload's key ``ours``. With the default None the workload's default counts."""
+    return Field(value_type, default, ours, option=ours)
 
 
-def part(kind: Any, default: Any = None, option: str = "") -> Field:
-    """What the rules of the format use."""
-    return Field(kind, default, option=option)
+def for_rules(value_type: Any, default: Any = None, option: str = "") -> Field:
+    """A key that the format's rules read, together with others."""
+    return Field(value_type, default, option=option)
 
 
-def noted(note: str, kind: Any = Any_(), default: Any = None, off: tuple = OFF) -> Field:  # noqa: B008
-    """What is not modelled, where it is on."""
-    return Field(kind, default, note=note, off=off)
+def noted(note: str, value_type: Any = Any_(), default: Any = None,  # noqa: B008
+          off: tuple[Any, ...] = OFF) -> Field:
+    """A key that adds a note, "not modelled", while it is on."""
+    return Field(value_type, default, note=note, off=off)
 
 
-def refused(refusal: str, off: tuple = OFF, kind: Any = Any_(), default: Any = None) -> Field:  # noqa: B008
-    """What is not predicted, where it is on."""
-    return Field(kind, default, refusal=refusal, off=off)
+def refused(refusal: str, off: tuple[Any, ...] = OFF, value_type: Any = Any_(),  # noqa: B008
+            default: Any = None) -> Field:
+    """A key that is rejected while it is on."""
+    return Field(value_type, default, refusal=refusal, off=off)
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """The configuration format of one framework.
 
     Attributes:
-        framework: whose defaults are filled in, with its release.
-        marks: keys that no other format has: one of them tells it.
-        rules: what follows from keys together.
-        renamed: older names of keys -> theirs.
-        shares: names of other formats whose keys without effect it has too.
-        open: whether a script may have keys of its own, that nobody knows; they are listed.
+        framework: name and release of the framework whose defaults are filled in.
+        marks: keys by which the format is detected.
+        rules: function that derives keys of the workload from several keys of the format.
+        renamed: older name of a key -> its current name.
+        shares: names of other formats whose keys without effect also belong to this one.
+        open: true if a script may have further keys of its own; they are listed as not modelled.
     """
 
     name: str
@@ -87,8 +97,8 @@ class Format:
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Its keys that memory does not depend on."""
-        names = frozenset().union(*(_names().get(name, ()) for name in (self.name, *self.shares)))
+        """The format's keys without effect on memory."""
+        names: frozenset[str] = frozenset().union(*(_names().get(name, ()) for name in (self.name, *self.shares)))
         return names - self.fields.keys()
 
 
@@ -99,25 +109,26 @@ def _names() -> Mapping[str, frozenset[str]]:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the user gave: a file's mapping, or the flags of a command.
+class UserInput:
+    """The user's configuration: a file's content, or the flags of a command, with its launcher and environment.
 
     Attributes:
-        name: of the file, for messages; ``the command``.
-        path: of the file; None for a command.
-        values: keys, without hyphens in front, to values; where they are ``flags`` text, lists of text, or true for
-            one without a value.
-        program: the script or module that runs, empty for a file.
-        environment: variables that the command sets.
-        world_size: what the launcher starts; None where it does not say.
-        launched_by: what says so, or the launcher that does not.
-        problem: why that cannot be read, if an option of ours does not say it.
-        launch: what accelerate launches, which may decide keys.
-        launched_with: those that it decides -> what says so.
-        options: keys of the workload that options of ours give, which settle what a shell leaves open.
-        unknown: what a shell script leaves of variables -> why their values are not known.
-        started_in: the command or script that names the file, if one does.
-        besides: keys that are its flags or its launcher's, not the file's.
+        name: name of the file in messages, or ``the command``.
+        path: path of the file; None for a command.
+        values: key, without leading hyphens -> value. With ``flags`` a value is text, a list of texts, or true for a
+            flag without a value.
+        flags: true if the values come from a command line.
+        program: script or module that runs; empty for a file.
+        environment: environment variables that the command sets.
+        world_size: number of processes that the launcher starts; None if the command does not determine it.
+        launched_by: the option that sets ``world_size``, or the launcher without such an option.
+        problem: why ``world_size`` cannot be read; an error unless an option of peakcast gives the number.
+        launch: accelerate's launcher, which may set keys.
+        launched_with: key that the launcher sets -> the launcher's option or key.
+        options: keys of the workload given as options of peakcast; they replace values that a shell leaves open.
+        unknown: text of an expansion that a shell script leaves in words -> why its value is not known.
+        started_in: the command or script that names the file, if there is one.
+        besides: keys from the command's flags or the launcher, not from the file.
     """
 
     name: str
@@ -138,21 +149,24 @@ class Given:
 
     @property
     def gpus(self) -> int | None:
-        """How many share the work whatever a launcher starts, if an option of ours says so."""
+        """Number of data-parallel GPUs from an option of peakcast, which overrides the launcher's; None without one."""
         return self.options.get("data_parallel_size")
 
     @property
     def starts(self) -> str:
-        """Where the launcher and the environment are said."""
+        """The command or file that sets the launcher and the environment."""
         return self.started_in or self.name
 
 
-def beside(wanted: str, path: str | None) -> str | None:
-    """A file that another one names: as it is, or beside the one at ``path``, or above it; None where it is nowhere."""
+def beside(name: str, path: str | None) -> str | None:
+    """Finds a file that the file at ``path`` names: in the current directory, next to that file, or in its parents.
+
+    None if it does not exist.
+    """
     try:
         near = [Path(path), Path(path).resolve()] if path else []
-        found = Path(wanted).expanduser()
+        relative = Path(name).expanduser()
         folders = (Path(), *(parent for file in near for parent in file.parents))
-        return next((str(folder / found) for folder in folders if (folder / found).is_file()), None)
+        return next((str(folder / relative) for folder in folders if (folder / relative).is_file()), None)
     except (OSError, RuntimeError, ValueError):  # a name too long, no such home, a zero byte
         return None

@@ -1,4 +1,4 @@
-"""How many GPUs the ``deepspeed`` launcher takes, of those that a hostfile names or that its options say.
+"""Counts the GPUs that the ``deepspeed`` launcher uses, from its options and a hostfile.
 
 DeepSpeed 0.19.8, launcher/runner.py: ``main``, ``_parse_hostfile``, ``parse_resource_filter``.
 """
@@ -10,37 +10,38 @@ from collections.abc import Mapping
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
-from predictor.common.suggestions import named, show
+from predictor.common.suggestions import file_name, quoted
 from predictor.readers.fields import beside
 
 CHOOSING = ("include", "exclude")
 
 
 class Uncounted(InputError):
-    """What says how many GPUs there are cannot be read here: their number may be given instead."""
+    """The number of GPUs cannot be determined from the command; an option of peakcast may give it instead."""
 
 
-def count(name: str, path: str | None, given: Mapping[str, str], numbers: Mapping[str, int],
+def count(name: str, path: str | None, machine_options: Mapping[str, str], numbers: Mapping[str, int],
           visible: str) -> tuple[int | None, str]:
-    """GPUs, and what says so; None where it takes as many as there are.
+    """The number of GPUs, and the options that set it; None if the launcher uses all GPUs of the machine.
 
     Args:
-        given: hostfile, include, exclude, as far as they are options.
-        numbers: num_nodes and num_gpus, likewise.
-        visible: CUDA_VISIBLE_DEVICES, which counts where no option and no hostfile does.
+        machine_options: those of the options hostfile, include and exclude that were given.
+        numbers: those of num_nodes and num_gpus that were given.
+        visible: CUDA_VISIBLE_DEVICES, which counts if neither an option nor a hostfile does.
 
     Raises:
-        InputError: DeepSpeed stops at it.
-        Uncounted: no such hostfile, or a machine's GPUs are needed and nothing says how many it has.
+        InputError: DeepSpeed would reject the options.
+        Uncounted: the hostfile does not exist, or a machine's number of GPUs is not known.
     """
-    by = ", ".join(f"--{option} {text}" for option, text in {**given, **numbers}.items())
-    chosen = {f"--{option}": given[option] for option in CHOOSING if option in given}
-    if visible and not given and "num_gpus" not in numbers and numbers.get("num_nodes", 1) == 1:
+    by = ", ".join(f"--{option} {text}" for option, text in {**machine_options, **numbers}.items())
+    chosen = {f"--{option}": machine_options[option] for option in CHOOSING if option in machine_options}
+    if visible and not machine_options and "num_gpus" not in numbers and numbers.get("num_nodes", 1) == 1:
         chosen, by = {"CUDA_VISIBLE_DEVICES": f"localhost:{visible}"}, f"CUDA_VISIBLE_DEVICES={visible}"
-    said = [*chosen, *(f"--{option}" for option in numbers)]
-    if chosen and len(said) > 1:
-        raise InputError(f"{name}: {said[0]} and {said[1]} are both given, and DeepSpeed stops at that: keep one")
-    machines = _machines(name, path, given["hostfile"]) if "hostfile" in given else None
+    settings = [*chosen, *(f"--{option}" for option in numbers)]
+    if chosen and len(settings) > 1:
+        raise InputError(f"{name}: {settings[0]} and {settings[1]} are both given, and DeepSpeed stops at that: keep "
+                         "one")
+    machines = _machines(name, path, machine_options["hostfile"]) if "hostfile" in machine_options else None
     for what, text in chosen.items():
         return _filtered(f"{name}: {what}", text, machines, what == "--exclude"), by
     if machines is not None:
@@ -50,47 +51,51 @@ def count(name: str, path: str | None, given: Mapping[str, str], numbers: Mappin
 
 
 def _machines(name: str, path: str | None, hostfile: str) -> dict[str, int]:
-    """Machine -> its GPUs, of lines ``worker-1 slots=8``."""
-    found = beside(hostfile, path)
-    if found is None:
-        raise Uncounted(f"{name}: --hostfile names {show(hostfile, 200)}, and there is no such file")
+    """Machine -> number of its GPUs, from lines such as ``worker-1 slots=8``."""
+    file = beside(hostfile, path)
+    if file is None:
+        raise Uncounted(f"{name}: --hostfile names {quoted(hostfile, 200)}, and there is no such file")
     machines: dict[str, int] = {}
-    lines = [line.strip() for line in read_text(found, "a hostfile").splitlines()]
+    lines = [line.strip() for line in read_text(file, "a hostfile").splitlines()]
     for line in filter(None, lines):
         match = re.match(r"(\S+)\s+slots=(\d{1,5})", line)
         if match and match[1] in machines:
-            raise InputError(f"{named(found)}: {match[1]} has two lines, and DeepSpeed stops at that: keep one")
+            raise InputError(f"{file_name(file)}: {match[1]} has two lines, and DeepSpeed stops at that: keep one")
         if match and not line.startswith("#"):
             machines[match[1]] = int(match[2])
         elif not line.startswith("#"):
-            raise InputError(f"{named(found)}: a hostfile has lines such as worker-1 slots=8, not {show(line, 80)}")
+            raise InputError(f"{file_name(file)}: a hostfile has lines such as worker-1 slots=8, not "
+                             f"{quoted(line, 80)}")
     if not machines:
-        raise InputError(f"{named(found)}: a hostfile has lines such as worker-1 slots=8")
+        raise InputError(f"{file_name(file)}: a hostfile has lines such as worker-1 slots=8")
     return machines
 
 
 def _filtered(where: str, text: str, machines: Mapping[str, int] | None, excluded: bool) -> int:
-    """GPUs that ``worker-0@worker-1:0,2`` names: all of one machine, two of the other; or the rest of them."""
-    asked: dict[str, set[int]] = {}
+    """The number of GPUs in a filter, or, if ``excluded``, of the others.
+
+    ``worker-0@worker-1:0,2`` names all GPUs of one machine and two of another.
+    """
+    chosen: dict[str, set[int]] = {}
     for node in text.split("@"):
         machine, colon, numbers = node.partition(":")
-        slots = numbers.split(",") if colon else []
-        wrong = [slot for slot in slots if not re.fullmatch(r"\s*\d{1,5}\s*", slot)]
+        texts = numbers.split(",") if colon else []
+        wrong = [slot for slot in texts if not re.fullmatch(r"\s*\d{1,5}\s*", slot)]
         if wrong:
-            raise InputError(f"{where} has {show(wrong[0])} for a GPU's number, and DeepSpeed stops at that: write "
+            raise InputError(f"{where} has {quoted(wrong[0])} for a GPU's number, and DeepSpeed stops at that: write "
                              "each, as in localhost:0,1,2")
-        asked.setdefault(machine, set()).update(map(int, slots))
+        chosen.setdefault(machine, set()).update(map(int, texts))
     if machines is None:
-        whole = next((machine for machine, slots in asked.items() if excluded or not slots), None)
+        whole = next((machine for machine, slots in chosen.items() if excluded or not slots), None)
         if whole is not None:
-            raise Uncounted(f"{where} is {show(text)}, and nothing says how many GPUs {whole} has: give --hostfile")
-        return sum(map(len, asked.values()))
-    for machine, slots in asked.items():
+            raise Uncounted(f"{where} is {quoted(text)}, and nothing says how many GPUs {whole} has: give --hostfile")
+        return sum(map(len, chosen.values()))
+    for machine, slots in chosen.items():
         if machine not in machines or max(slots, default=-1) >= machines[machine]:
-            raise InputError(f"{where} is {show(text)}, and the hostfile has no such GPU: it has " + ", ".join(
+            raise InputError(f"{where} is {quoted(text)}, and the hostfile has no such GPU: it has " + ", ".join(
                 f"{known} with {size}" for known, size in machines.items()))
-    taken = sum(len(slots) or machines[machine] for machine, slots in asked.items())
+    taken = sum(len(slots) or machines[machine] for machine, slots in chosen.items())
     left = sum(machines.values()) - taken if excluded else taken
     if not left:
-        raise InputError(f"{where} is {show(text)}, which leaves no GPU")
+        raise InputError(f"{where} is {quoted(text)}, which leaves no GPU")
     return left

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML, JSON and flags (release 0.9.5, hparams/)."""
+"""Reads LLaMA-Factory's YAML, JSON and flags (release 0.9.5, hparams/)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from predictor.model import hub
 from predictor.readers import trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED
 from predictor.readers.value_types import FLAG, TEXT, Any_, Words
 from predictor.workload.workload import Workload
@@ -16,42 +16,42 @@ _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _LOSS = "its own loss over all logits is not predicted: leave it out"
 _MODEL = "it changes the model in a way that is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
-    "model_name_or_path": part(TEXT, option="model"),
-    "stage": part(Choice(("sft", "pt"), dict.fromkeys(("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is "
-                                                      "predicted")), "sft"),
-    "finetuning_type": part(Choice(("lora", "full"), {
+    "model_name_or_path": for_rules(TEXT, option="model"),
+    "stage": for_rules(Choice(("sft", "pt"), dict.fromkeys(
+        ("rm", "ppo", "dpo", "kto"), "supervised training (sft, pt) is predicted")), "sft"),
+    "finetuning_type": for_rules(Choice(("lora", "full"), {
         "freeze": "use full, with frozen patterns of the workload", "oft": "use lora"}), "lora"),
-    "cutoff_len": to("sequence_length", hf.LENGTH, 2048),
-    "flash_attn": part(Choice(("auto", "disabled", "sdpa", "fa2"), {"fa3": "use fa2"}), "auto"),
-    "disable_gradient_checkpointing": part(FLAG, False),
-    "use_reentrant_gc": part(FLAG, True, "gradient_checkpointing_kwargs.use_reentrant"),
-    "pure_bf16": part(FLAG, False),
-    "freeze_vision_tower": part(FLAG, True),
-    "freeze_multi_modal_projector": part(FLAG, True),
-    "freeze_language_model": part(FLAG, False),
-    "lora_rank": part(Whole(1, 65_536), 8, "lora.r"),
-    "lora_alpha": part(Number(), option="lora.lora_alpha"),
-    "lora_dropout": part(Number(), 0.0, "lora.lora_dropout"),
-    "lora_target": part(Words(), ("all",)),
-    "additional_target": part(Words()),
-    "use_rslora": part(FLAG, False),
-    "use_dora": part(FLAG, False),
-    "enable_liger_kernel": part(FLAG, False, "use_liger_kernel"),
-    "quantization_bit": part(Choice((4,), dict.fromkeys((8, 2, 3), "use 4, or leave it out"))),
-    "quantization_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "gptq", "awq"), "use bnb")), "bnb"),
-    "quantization_type": part(Choice(("nf4", "fp4")), "nf4"),
-    "double_quantization": part(FLAG, True),
-    "image_max_pixels": part(Whole(1, 1 << 28), 768 * 768, "image_size"),
-    "neat_packing": part(FLAG, False),
-    "val_size": part(Number(), 0.0),
-    "eval_dataset": part(Any_()),
+    "cutoff_len": copied_to("sequence_length", hf.LENGTH, 2048),
+    "flash_attn": for_rules(Choice(("auto", "disabled", "sdpa", "fa2"), {"fa3": "use fa2"}), "auto"),
+    "disable_gradient_checkpointing": for_rules(FLAG, False),
+    "use_reentrant_gc": for_rules(FLAG, True, "gradient_checkpointing_kwargs.use_reentrant"),
+    "pure_bf16": for_rules(FLAG, False),
+    "freeze_vision_tower": for_rules(FLAG, True),
+    "freeze_multi_modal_projector": for_rules(FLAG, True),
+    "freeze_language_model": for_rules(FLAG, False),
+    "lora_rank": for_rules(Whole(1, 65_536), 8, "lora.r"),
+    "lora_alpha": for_rules(Number(), option="lora.lora_alpha"),
+    "lora_dropout": for_rules(Number(), 0.0, "lora.lora_dropout"),
+    "lora_target": for_rules(Words(), ("all",)),
+    "additional_target": for_rules(Words()),
+    "use_rslora": for_rules(FLAG, False),
+    "use_dora": for_rules(FLAG, False),
+    "enable_liger_kernel": for_rules(FLAG, False, "use_liger_kernel"),
+    "quantization_bit": for_rules(Choice((4,), dict.fromkeys((8, 2, 3), "use 4, or leave it out"))),
+    "quantization_method": for_rules(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "gptq", "awq"), "use bnb")), "bnb"),
+    "quantization_type": for_rules(Choice(("nf4", "fp4")), "nf4"),
+    "double_quantization": for_rules(FLAG, True),
+    "image_max_pixels": for_rules(Whole(1, 1 << 28), 768 * 768, "image_size"),
+    "neat_packing": for_rules(FLAG, False),
+    "val_size": for_rules(Number(), 0.0),
+    "eval_dataset": for_rules(Any_()),
     "upcast_layernorm": noted("norms in fp32", FLAG, False),
-    "upcast_lmhead_output": refused("the logits would be there once more in fp32: leave it out", kind=FLAG),
+    "upcast_lmhead_output": refused("the logits would be there once more in fp32: leave it out", value_type=FLAG),
     "adapter_name_or_path": noted(RESUMED),
     "loraplus_lr_ratio": noted("further optimizer groups", Number()),
-    **dict.fromkeys(("use_dft_loss", "use_eaft_loss"), refused(_LOSS, kind=FLAG)),
-    "use_asft_loss": refused(f"a reference model, and {_LOSS}", kind=FLAG),
-    "moe_aux_loss_coef": noted("the loss of routers", Number()),
+    **dict.fromkeys(("use_dft_loss", "use_eaft_loss"), refused(_LOSS, value_type=FLAG)),
+    "use_asft_loss": refused(f"a reference model, and {_LOSS}", value_type=FLAG),
+    "moe_aux_loss_coef": noted("the auxiliary loss of MoE routers", Number()),
     "crop_to_patches": noted("pictures in several tiles", FLAG, False),
     "image_do_pan_and_scan": noted("pictures in several tiles", FLAG, False),
     "resize_vocab": noted("further rows of the embedding and the head", FLAG, False),
@@ -62,23 +62,23 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
 
 
 def rules(reading: Reading) -> None:
-    """hparams/parser.py, model/adapter.py, model/patcher.py."""
+    """Sets the workload as LLaMA-Factory does (hparams/parser.py, model/adapter.py, model/patcher.py)."""
     name = trainer.model(reading, "model_name_or_path")
     trainer.attention(reading, {"auto": "sdpa"}.get(reading["flash_attn"], reading["flash_attn"]), "flash_attn")
     adapters = reading["finetuning_type"] == "lora"
-    _adapters(reading, name) if adapters else _whole(reading, name)
+    _adapters(reading, name) if adapters else _without_adapters(reading, name)
     reading.put("gradient_checkpointing", not reading["disable_gradient_checkpointing"] or
                 reading["gradient_checkpointing"], "disable_gradient_checkpointing")
     reading.put("use_liger_kernel", reading["enable_liger_kernel"] or reading["use_liger_kernel"],
                 "enable_liger_kernel", "use_liger_kernel")
     if not reading["disable_gradient_checkpointing"]:
-        launch = reading.given.launch  # model/model_utils/checkpointing.py, prepare_model_for_training
+        launch = reading.input.launch  # model/model_utils/checkpointing.py, prepare_model_for_training
         fsdp2 = launch is not None and str(launch.fsdp.get("version")) == "2"
         reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"] and not fsdp2},
                     "use_reentrant_gc", because="false with accelerate's FSDP2" if fsdp2 else "")
-    found = hub.parts(name)
-    if found and reading["freeze_vision_tower"]:
-        reading.put("no_grad", list(found.towers), "freeze_vision_tower", because="only what trains is recomputed")
+    parts = hub.parts(name)
+    if parts and reading["freeze_vision_tower"]:
+        reading.put("no_grad", list(parts.towers), "freeze_vision_tower", because="only what trains is recomputed")
         if adapters:
             reading.note("with transformers 5, peft lets gradients into the frozen vision tower too, which "
                          "LLaMA-Factory does not recompute: its activations then stay")
@@ -112,10 +112,10 @@ def _adapters(reading: Reading, name: str) -> None:
             "bnb_4bit_compute_dtype": reading.half or "fp32",
             "llm_int8_skip_modules": ["lm_head"], "prepare": "trl"},
             "quantization_bit", "quantization_type", "double_quantization")
-        reading.note("quantization_bit 4: adapters are fp32 in LLaMA-Factory, bf16 here")
+        reading.note("quantization_bit 4: adapters are fp32 in LLaMA-Factory, bf16 in the prediction")
 
 
-def _whole(reading: Reading, name: str) -> None:
+def _without_adapters(reading: Reading, name: str) -> None:
     if reading["quantization_bit"]:
         raise reading.wrong("quantization_bit", "is given, but finetuning_type is full: weights of 4 bits do not train")
     trainer.trained(reading, name, "finetuning_type", towers="freeze_vision_tower",
@@ -123,7 +123,8 @@ def _whole(reading: Reading, name: str) -> None:
 
 
 def _precision(reading: Reading, adapters: bool) -> None:
-    """What trains is fp32, unless ``pure_bf16``; what does not has the dtype that it computes in."""
+    """Sets the dtype of the weights: trained parameters are fp32 unless ``pure_bf16``, frozen ones are in the autocast
+    dtype."""
     half = reading.half
     if adapters or reading["pure_bf16"]:
         wide = "fp32" if half == "fp16" else "bf16"

@@ -1,56 +1,56 @@
-"""The flags of LLaVA's ``train.py`` (haotian-liu/LLaVA, release 1.2), as ``pretrain.sh``, ``finetune.sh`` and
-``finetune_lora.sh`` give them."""
+"""Reads the flags of LLaVA's ``train.py`` (haotian-liu/LLaVA, release 1.2), as in ``pretrain.sh``, ``finetune.sh`` and
+``finetune_lora.sh``."""
 
 from __future__ import annotations
 
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
 from predictor.readers import trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT
 from predictor.workload.workload import Workload
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
-    "optim": to("optim", TEXT, "adamw_torch"),
-    "model_name_or_path": part(TEXT, "facebook/opt-125m", "model"),
-    "model_max_length": to("sequence_length", hf.LENGTH, 512),
-    "vision_tower": part(TEXT),
-    "mm_projector_type": part(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
+    "optim": copied_to("optim", TEXT, "adamw_torch"),
+    "model_name_or_path": for_rules(TEXT, "facebook/opt-125m", "model"),
+    "model_max_length": copied_to("sequence_length", hf.LENGTH, 512),
+    "vision_tower": for_rules(TEXT),
+    "mm_projector_type": for_rules(Choice(("mlp2x_gelu",), {"linear": "use mlp2x_gelu, a projector of two layers"}),
                               "linear"),
     "mm_vision_select_feature": noted("the class token beside the patches", Choice(("patch", "cls_patch")), "patch",
                                       ("patch",)),
     "mm_use_im_start_end": noted("two rows more of the embedding and the head", FLAG, False),
-    "image_aspect_ratio": part(Choice(("square", "pad"), {
+    "image_aspect_ratio": for_rules(Choice(("square", "pad"), {
         "anyres": "name a model of LLaVA-NeXT with --image-size instead"}), "square"),
-    "freeze_backbone": part(FLAG, False),
-    "tune_mm_mlp_adapter": part(FLAG, False),
-    "freeze_mm_mlp_adapter": part(FLAG, False),
-    "bits": part(Choice((16, 4), {8: "weights of 8 bits are not predicted: use 4 or 16"}), 16),
-    "quant_type": part(Choice(("nf4", "fp4")), "nf4"),
-    "double_quant": part(FLAG, True),
-    "lora_enable": part(FLAG, False),
-    "lora_r": part(Whole(1, 65_536), 64, "lora.r"),
-    "lora_alpha": part(Number(), 16, "lora.lora_alpha"),
-    "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
-    "lora_bias": part(Choice(("none", "all", "lora_only")), "none"),
+    "freeze_backbone": for_rules(FLAG, False),
+    "tune_mm_mlp_adapter": for_rules(FLAG, False),
+    "freeze_mm_mlp_adapter": for_rules(FLAG, False),
+    "bits": for_rules(Choice((16, 4), {8: "weights of 8 bits are not predicted: use 4 or 16"}), 16),
+    "quant_type": for_rules(Choice(("nf4", "fp4")), "nf4"),
+    "double_quant": for_rules(FLAG, True),
+    "lora_enable": for_rules(FLAG, False),
+    "lora_r": for_rules(Whole(1, 65_536), 64, "lora.r"),
+    "lora_alpha": for_rules(Number(), 16, "lora.lora_alpha"),
+    "lora_dropout": for_rules(Number(), 0.05, "lora.lora_dropout"),
+    "lora_bias": for_rules(Choice(("none", "all", "lora_only")), "none"),
     **dict.fromkeys(("fsdp", *hf.WRAPPED), refused("transformers 4.37 has FSDP1, which is not predicted: use "
                                                    "deepspeed, or leave it out")),
     "mm_projector_lr": noted("four optimizer groups where the prediction has two", Number()),
 }
-"""Defaults: llava/train/train.py, over transformers 4.37's."""
+"""Defaults are those of llava/train/train.py, and otherwise of transformers 4.37."""
 ATTENTION = {"train_mem.py": "flash_attention_2", "llava.train.train_mem": "flash_attention_2"}
 NO_GRAD = "*vision_tower*"
 
 
 def rules(reading: Reading) -> None:
-    """What ``train()`` does with them."""
+    """Sets the workload as LLaVA's ``train()`` uses its flags."""
     name = _model(reading)
-    program = reading.given.program.rpartition("/")[2]
+    program = reading.input.program.rpartition("/")[2]
     default = ATTENTION.get(program, "sdpa")
     reading.put("attn_implementation", default, because=program or "train.py")
     if program == "train_xformers.py":
@@ -69,8 +69,8 @@ def rules(reading: Reading) -> None:
 def _model(reading: Reading) -> str:
     name = hub.llava(reading["model_name_or_path"], reading["vision_tower"])
     if reading["vision_tower"] and hub.is_language_model_of_llava(name):
-        raise reading.wrong("vision_tower", f"is {show(reading['vision_tower'])}: beside {name} only openai/{hub.CLIP} "
-                                            "is known")
+        raise reading.wrong("vision_tower", f"is {quoted(reading['vision_tower'])}: beside {name} only "
+                                            f"openai/{hub.CLIP} is known")
     if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
             "llava" not in reading["model_name_or_path"].lower():
         raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
@@ -81,8 +81,11 @@ def _model(reading: Reading) -> str:
 
 
 def _trained(reading: Reading, name: str) -> None:
-    """``freeze_backbone`` freezes ``model.model``, which the head is no part of, before adapters are added and the
-    projector is made, or made to train (``initialize_vision_modules``)."""
+    """Sets ``recipe``, ``lora``, ``frozen`` and ``quantization``.
+
+    ``freeze_backbone`` freezes ``model.model``, which does not contain the head. Adapters are added, and the projector
+    is created or made trainable, only afterwards (``initialize_vision_modules``).
+    """
     if reading["tune_mm_mlp_adapter"]:
         if reading["lora_enable"]:
             raise reading.wrong("lora_enable", "is true, and so is tune_mm_mlp_adapter, which trains the projector "
@@ -95,9 +98,9 @@ def _trained(reading: Reading, name: str) -> None:
                     "lora_dropout", "lora_bias", because="adapters in the dtype of their layers, as peft had it then")
     else:
         reading.put("recipe", "finetune", "tune_mm_mlp_adapter", "lora_enable")
-    found, whole = hub.parts(name), reading.workload["recipe"] == "finetune"
-    frozen = [*(found.projector if reading["freeze_mm_mlp_adapter"] else ()),
-              *(found.language[:1] if reading["freeze_backbone"] and whole else ())] if found else []
+    parts, whole = hub.parts(name), reading.workload["recipe"] == "finetune"
+    frozen = [*(parts.projector if reading["freeze_mm_mlp_adapter"] else ()),
+              *(parts.language[:1] if reading["freeze_backbone"] and whole else ())] if parts else []
     if frozen:
         reading.put("frozen", frozen, "freeze_mm_mlp_adapter", "freeze_backbone")
     if reading["bits"] == 4:
@@ -111,7 +114,7 @@ def _trained(reading: Reading, name: str) -> None:
 
 
 def _differences(reading: Reading) -> None:
-    """Where LLaVA's own model differs from transformers', which is traced."""
+    """Adds notes about the differences between LLaVA's own model and transformers', which is traced."""
     reading.note(f"LLaVA's repository pins {PINS}: predicted are the versions of the workload. The loss of that "
                  "transformers copies its fp32 logits once more", _logits)
     reading.note("LLaVA's own code puts image features among the tokens sample by sample, its vocabulary has 32,000 "

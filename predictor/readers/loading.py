@@ -1,25 +1,28 @@
-"""What frameworks load, and where to, that no key of a workload says."""
+"""Checks on loading a model that several frameworks share, and that no key of a workload covers."""
 
 from __future__ import annotations
 
 from predictor.common.errors import InputError
 from predictor.readers.configuration import Reading
 
-RESUMED = "adapters go on from a checkpoint, with the rank and the layers of its adapter_config.json: give those"
+RESUMED = "training continues adapters of a checkpoint, whose adapter_config.json sets rank and layers: give those"
 
 
 def on_one_gpu(reading: Reading, processes: int, instead: str) -> None:
-    """Where a process sees several GPUs, axolotl (0.19, utils/config/__init__.py, ``choose_device``) and ms-swift (4.6,
-    model/utils.py, ``get_default_device_map``) split the model among them.
+    """Rejects a command whose processes see several GPUs each.
+
+    axolotl (0.19, utils/config/__init__.py, ``choose_device``) and ms-swift (4.6, model/utils.py,
+    ``get_default_device_map``) then split the model over them.
 
     Raises:
-        InputError: so it is, as far as the command says.
+        InputError: CUDA_VISIBLE_DEVICES lists at least two GPUs for each process.
     """
-    given = reading.given
-    visible = given.environment.get("CUDA_VISIBLE_DEVICES", "")
-    as_many_as_visible = given.world_size is None and given.launched_by
+    user_input = reading.input
+    visible = user_input.environment.get("CUDA_VISIBLE_DEVICES", "")
+    as_many_as_visible = user_input.world_size is None and user_input.launched_by
     several = len([word for word in visible.split(",") if word.strip()]) >= 2 * max(processes, 1)
-    if several and given.gpus is None and not as_many_as_visible:
+    if several and user_input.gpus is None and not as_many_as_visible:
         started = f"{processes} process{'es' * (processes > 1)}"
-        raise InputError(f"{given.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: {reading.form.framework} "
-                         f"then splits the model over the GPUs, which is not predicted: {instead}")
+        raise InputError(f"{user_input.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: "
+                         f"{reading.form.framework} then splits the model over the GPUs, which is not predicted: "
+                         f"{instead}")

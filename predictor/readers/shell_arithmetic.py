@@ -1,4 +1,4 @@
-"""A shell's ``$((…))`` and ``$(expr …)`` of plain integers."""
+"""Computes a shell's ``$((…))`` and ``$(expr …)`` with plain integers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST = 200
 
 
 def computed(text: str) -> int | None:
-    """Its value, by ``+ - * /`` and parentheses; None for anything else."""
+    """The value of an expression of integers, ``+ - * /`` and parentheses; None for anything else."""
     if len(text) > LONGEST or not re.fullmatch(r"[\d\s()+*/-]+", text) or "**" in text or "//" in text:
         return None
     try:
@@ -23,7 +23,7 @@ def computed(text: str) -> int | None:
 
 
 def of_expr(words: Sequence[str]) -> int | None:
-    """What ``expr`` prints of these words, of which each is a number, an operator or a parenthesis."""
+    """The output of ``expr`` for words that are each a number, an operator or a parenthesis; None for others."""
     return computed(" ".join(words)) if all(re.fullmatch(r"-?\d+|[-+*/()]", word) for word in words) else None
 
 

@@ -1,4 +1,4 @@
-"""The words of a shell script, as POSIX has them (XCU 2.2, 2.3): quotation, comments, operators; not yet expanded."""
+"""Splits a shell script into statements and words by POSIX rules (XCU 2.2, 2.3), before any expansion."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from predictor.common.errors import InputError
 
 CONTINUED = re.compile(r"\\\n")
-"""A line that goes on."""
+"""A backslash that continues the line."""
 BROKEN = re.compile(r"\\[ \t]+(?:\n|$)")
-"""A line that is meant to go on, and does not."""
+"""A backslash meant to continue the line, but followed by blanks."""
 COMMENTS = re.compile(r"(?:[ \t]*#[^\n]*\n)*")
-"""Lines of nothing else."""
+"""Lines that hold only a comment."""
 OPERATOR = re.compile(r";;|&&|\|\||\|&|[;|()\n]|&(?!>)")
 REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||<<<|<<-?|<>|<&|>|<)|&>>?)[ \t]*")
 NAME = re.compile(r"\$(?:\w+|[@*#?$!-])")
@@ -23,16 +23,16 @@ RESERVED = ("if", "then", "elif", "else", "while", "until", "for", "select", "do
 LOOPS = ("for", "while", "until", "select")
 SETTING = ("read", "mapfile", "readarray", "getopts")
 COMPUTED = re.compile(r"(?<!\w)([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&^|]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
-"""What ``((…))`` and ``let`` set."""
+"""A variable that ``((…))`` or ``let`` sets."""
 DEEPEST = 100
 MOST_PIECES = 100_000
-"""Of the words of one text; a long script has a few thousand."""
+"""Largest number of pieces of words in one text; a long script has a few thousand."""
 CLOSED = {"$((": "))", "((": "))", "$(": ")", "${": "}"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a word: text as it stands, or what ``$`` begins, with its line."""
+    """A piece of a word: literal text, or an expansion that begins with ``$``, with its line number."""
 
     text: str
     quoted: bool
@@ -42,36 +42,36 @@ class Part:
 
 @dataclass
 class Word:
-    """A word, or the assignment of an array, which has ``items``."""
+    """A word, as its pieces. An assignment of an array has ``items``."""
 
     parts: list[Part] = field(default_factory=list)
     items: list[Word] | None = None
 
     @property
     def plain(self) -> str:
-        """Its text up to the first quotation or expansion."""
+        """The text before the first quotation or expansion."""
         at = next((at for at, part in enumerate(self.parts) if part.quoted or part.expands), len(self.parts))
         return "".join(part.text for part in self.parts[:at])
 
     @property
     def keyword(self) -> str:
-        """Its text if nothing in it is quoted or expands."""
+        """The whole text; empty if any of it is quoted or expands."""
         return self.plain if not any(part.quoted or part.expands for part in self.parts) else ""
 
     @property
     def assigned(self) -> re.Match[str] | None:
-        """What an assignment begins with."""
+        """Match of ``NAME=`` or ``NAME+=`` at the beginning; None if the word is not an assignment."""
         return ASSIGNED.match(self.plain)
 
     @property
     def names(self) -> set[str]:
-        """All that could be names of variables."""
+        """All parts of the text that could be names of variables."""
         return set(re.findall(r"[A-Za-z_]\w*", " ".join(part.text for part in self.parts)))
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A simple command: its words, the line where it begins, the operator behind it."""
+    """A simple command: its words, the line where it begins, and the operator that follows it."""
 
     words: list[Word]
     line: int
@@ -79,40 +79,42 @@ class Statement:
 
     @property
     def first(self) -> str:
-        """Its first word behind ``do`` and ``then``."""
+        """The first word after reserved words such as ``do`` and ``then``."""
         skipped = ("do", "then", "else", "{", "!")
         return next((word.keyword for word in self.words if word.keyword not in skipped), "")
 
     @property
     def names_function(self) -> bool:
-        """Whether the parenthesis behind it is that of ``name ()``."""
+        """True if the parenthesis after it belongs to a function definition, ``name ()``."""
         words = [word.keyword for word in self.words]
         return self.after == "(" and (len(words) == 1 and words[0] not in ("", *RESERVED) or
                                       len(words) == 2 and words[0] == "function")
 
 
 class Lexer:
-    """Reads one text; all of it stands in ``line``, if one is given.
+    """Splits one text into statements. ``line``, if given, is the line number of all of it.
 
     Raises:
-        InputError: a quotation or bracket that does not end; the line is named.
+        InputError: a quotation or bracket is not closed; the message names the line.
     """
 
     def __init__(self, text: str, name: str, line: int | None = None) -> None:
-        self.text, self.name, self.line, self.at, self.documents = text, name, line, 0, []
+        self.text, self.name, self.line, self.at = text, name, line, 0
+        self.documents: list[str] = []
         self.pieces = 0
-        self.breaks = [found.start() for found in re.finditer("\n", text)]
+        self.breaks = [match.start() for match in re.finditer("\n", text)]
 
     def line_at(self, at: int) -> int:
-        """From 1."""
+        """The line number of a position, from 1."""
         return self.line or bisect_left(self.breaks, at) + 1
 
     def statements(self) -> Iterator[Statement]:
-        """Every simple command, and empty ones between operators."""
-        words, line = [], 1
+        """Yields every simple command, and empty statements between operators."""
+        words: list[Word] = []
+        line = 1
         while True:
             if not words and not self.documents:
-                self.at = COMMENTS.match(self.text, self.at).end()
+                self.at = _end_of(COMMENTS, self.text, self.at)
             self._blank(inside=bool(words))
             line = line if words else self.line_at(self.at)
             if self.at >= len(self.text):
@@ -120,22 +122,22 @@ class Lexer:
                 return
             if all(word.keyword in RESERVED for word in words) and self.text.startswith("((", self.at):
                 words.append(Word([Part(self._closed("(("), False, True, line)]))
-            elif found := REDIRECTION.match(self.text, self.at):
-                self.at = found.end()
+            elif match := REDIRECTION.match(self.text, self.at):
+                self.at = match.end()
                 target = self.word()
-                if found[0].rstrip() in ("<<", "<<-"):
+                if match[0].rstrip() in ("<<", "<<-"):
                     self.documents.append("".join(part.text for part in target.parts))
-            elif found := OPERATOR.match(self.text, self.at):
-                self.at = found.end()
-                if found[0] == "\n":
+            elif match := OPERATOR.match(self.text, self.at):
+                self.at = match.end()
+                if match[0] == "\n":
                     self._here_documents()
-                yield Statement(words, line, found[0])
+                yield Statement(words, line, match[0])
                 words = []
             else:
                 words.append(self.word())
 
     def word(self) -> Word:
-        """The word that begins here."""
+        """Reads the word that begins at the current position."""
         word, text = Word(), self.text
         while self.at < len(text) and text[self.at] not in " \t\n|&;<>)":
             self._count()
@@ -145,8 +147,8 @@ class Lexer:
                     break
                 self.at += 1
                 word.items = self._array()
-            elif found := CONTINUED.match(text, self.at):
-                self.at = found.end()
+            elif match := CONTINUED.match(text, self.at):
+                self.at = match.end()
             elif BROKEN.match(text, self.at):
                 raise self._ends("a blank behind the backslash", self.at, "take it out")
             elif letter == "\\":
@@ -162,13 +164,13 @@ class Lexer:
             elif letter in "$`":
                 word.parts.append(self._expansion(False))
             else:
-                end = re.compile(r"[^\s|&;<>()\\'\"$`]+").match(text, self.at).end()
+                end = _end_of(re.compile(r"[^\s|&;<>()\\'\"$`]+"), text, self.at)
                 word.parts.append(Part(text[self.at : end], False))
                 self.at = end
         return word
 
     def double(self, end: str) -> list[Part]:
-        """What stands in double quotes, up to ``end``, or of the whole text if that is empty."""
+        """Reads text in double quotes up to the character ``end``, or to the end of the text if ``end`` is empty."""
         parts, start, text = [Part("", True)], self.at, self.text
         while self.at < len(text) and text[self.at] != (end or None):
             self._count()
@@ -180,9 +182,9 @@ class Lexer:
             elif text[self.at] in "$`":
                 parts.append(self._expansion(True))
             else:
-                found = re.compile(r'[^"\\$`]+|"').match(text, self.at)
-                parts.append(Part(found[0], True))
-                self.at = found.end()
+                stop = _end_of(re.compile(r'[^"\\$`]+|"'), text, self.at)
+                parts.append(Part(text[self.at : stop], True))
+                self.at = stop
         if end and self.at >= len(text):
             raise self._endless('"', start)
         self.at += len(end)
@@ -202,26 +204,27 @@ class Lexer:
         opening = next((opening for opening in CLOSED if text.startswith(opening, start)), None)
         if opening:
             return Part(self._closed(opening), quoted, True, line)
-        found = NAME.match(text, start)
-        self.at = found.end() if found else start + 1
-        return Part(found[0] if found else "$", quoted, bool(found), line)
+        match = NAME.match(text, start)
+        self.at = match.end() if match else start + 1
+        return Part(match[0] if match else "$", quoted, bool(match), line)
 
     def _closed(self, opening: str) -> str:
-        """From a bracket to the one that closes it."""
+        """Reads from an opening bracket to the bracket that closes it."""
         start, inner, closing = self.at, opening[-1], CLOSED[opening][-1]
         depth = 0
-        for found in re.compile(rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\{inner}|\{closing}", re.DOTALL).finditer(
+        for match in re.compile(rf"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\{inner}|\{closing}", re.DOTALL).finditer(
                 self.text, start):
-            depth += (found[0] == inner) - (found[0] == closing)
+            depth += (match[0] == inner) - (match[0] == closing)
             if depth > DEEPEST:
                 raise too_deep(self.name)
-            if found[0] == closing and depth == 0:
-                self.at = found.end()
+            if match[0] == closing and depth == 0:
+                self.at = match.end()
                 return self.text[start : self.at]
         raise self._endless(opening, start)
 
     def _array(self) -> list[Word]:
-        items, start = [], self.at
+        items: list[Word] = []
+        start = self.at
         while True:
             self._blank(newlines=True)
             if self.at >= len(self.text):
@@ -231,12 +234,12 @@ class Lexer:
                 return items
             before = self.at
             items.append(self.word())
-            self.at += self.at == before  # an operator, which no array has
+            self.at += self.at == before  # skip an operator, which is a syntax error in an array
 
     def _blank(self, newlines: bool = False, inside: bool = False) -> None:
         blank = re.compile((r"(?:[ \t\n]|" if newlines else r"(?:[ \t]|") + CONTINUED.pattern + ")*")
         while True:
-            self.at = blank.match(self.text, self.at).end()
+            self.at = _end_of(blank, self.text, self.at)
             if not self.text.startswith("#", self.at):
                 return
             start, end = self.at, self.text.find("\n", self.at)
@@ -247,7 +250,7 @@ class Lexer:
                 return
 
     def _check_comment(self, start: int) -> None:
-        """A comment among the words of a command: is more of the command meant to follow?"""
+        """Rejects a comment within a command if the command seems to continue after it."""
         first = not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip()
         following = re.compile(r"(?:\n[ \t]*#[^\n]*)*\n[ \t]*[^\s#]").match(self.text, self.at)
         if following and (first or self.text[self.at - 1] == "\\"):
@@ -277,25 +280,33 @@ class Lexer:
         return InputError(f"{self.name}: line {self.line_at(start)}: {opening} has no end")
 
 
+def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """End of a match at a position where the pattern always matches."""
+    match = pattern.match(text, at)
+    assert match is not None
+    return match.end()
+
+
 def too_deep(name: str) -> InputError:
-    """The error of a script whose constructs stand in each other without end."""
+    """The error of a script that is nested too deeply."""
     return InputError(f"{name}: is nested too deeply to be read: give the command itself after --")
 
 
 def too_long(name: str) -> InputError:
-    """The error of a script that takes more work than any that trains."""
+    """The error of a script that takes too much work to read; no real training script does."""
     return InputError(f"{name}: is too long to be read: give the command itself after --")
 
 
 def assigned_within(statements: list[Statement], name: str) -> list[set[str]]:
-    """Of each statement, the variables that it assigns, and if it begins a loop those that the loop assigns."""
-    found, around = [], []
+    """For each statement, the variables that it assigns; for one that begins a loop, also those of the loop's body."""
+    assigned: list[set[str]] = []
+    around: list[set[str]] = []
     for statement in statements:
         names = {word.assigned[1] for word in statement.words if word.assigned}
-        found.append(names)
+        assigned.append(names)
         first = statement.first
         if first in LOOPS:
-            around.append(found[-1])
+            around.append(assigned[-1])
         elif around:
             around[-1] |= names
             if first == "done":
@@ -304,23 +315,23 @@ def assigned_within(statements: list[Statement], name: str) -> list[set[str]]:
             raise too_deep(name)
     while around:
         _leave(around)
-    return found
+    return assigned
 
 
 def _leave(around: list[set[str]]) -> None:
-    """The innermost loop ends; what it assigns, the one around it does."""
+    """Closes the innermost loop and adds its variables to those of the loop around it."""
     names = around.pop()
     if around:
         around[-1] |= names
 
 
 def set_otherwise(words: list[Word]) -> set[str]:
-    """Variables that a command sets which is no assignment, and all that could be such."""
+    """Variables that a command other than an assignment sets, or may set."""
     words = words[next((at for at, word in enumerate(words) if not word.assigned), 0):]
     first, options = words[0].keyword, [word.keyword for word in words[1:]]
     text = " ".join(part.text for word in words for part in word.parts)
     if first == "let" or text.startswith("(("):
-        return {name for found in COMPUTED.findall(text) for name in found if name}
+        return {name for match in COMPUTED.findall(text) for name in match if name}
     if first in ("declare", "typeset", "local") and any(re.match(r"-\w*n", option) for option in options):
         # one name refers to another
         return set().union(*(word.names for word in words if word.assigned))

@@ -1,4 +1,4 @@
-"""ms-swift's flags, YAML and JSON (release 4.6, swift/arguments/)."""
+"""Reads ms-swift's flags, YAML and JSON (release 4.6, swift/arguments/)."""
 
 from __future__ import annotations
 
@@ -7,77 +7,77 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
 from predictor.readers import fsdp, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, noted, part, refused, to
+from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 
 _LATER = "it is not predicted: leave it out"
 ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
-    "per_device_train_batch_size": to("per_device_train_batch_size", hf.BATCH, 1),
-    "per_device_eval_batch_size": part(hf.BATCH, 1, "per_device_eval_batch_size"),
-    "gradient_accumulation_steps": part(hf.STEPS, option="gradient_accumulation_steps"),
-    "gradient_checkpointing": to("gradient_checkpointing", FLAG, True),
-    "vit_gradient_checkpointing": part(FLAG),
-    "weight_decay": to("weight_decay", Number(), 0.1),
-    "bf16": part(FLAG),
-    "fp16": part(FLAG),
-    "model": part(TEXT, option="model"),
-    "torch_dtype": part(weight_dtype.DTYPE, option="dtype"),
-    "attn_impl": part(TEXT, option="attn_implementation"),
-    "max_length": to("sequence_length", hf.LENGTH),
-    "max_pixels": part(Whole(1, 1 << 28), option="image_size"),
-    "tuner_type": part(Choice(("lora", "full"), dict.fromkeys(
+    "per_device_train_batch_size": copied_to("per_device_train_batch_size", hf.BATCH, 1),
+    "per_device_eval_batch_size": for_rules(hf.BATCH, 1, "per_device_eval_batch_size"),
+    "gradient_accumulation_steps": for_rules(hf.STEPS, option="gradient_accumulation_steps"),
+    "gradient_checkpointing": copied_to("gradient_checkpointing", FLAG, True),
+    "vit_gradient_checkpointing": for_rules(FLAG),
+    "weight_decay": copied_to("weight_decay", Number(), 0.1),
+    "bf16": for_rules(FLAG),
+    "fp16": for_rules(FLAG),
+    "model": for_rules(TEXT, option="model"),
+    "torch_dtype": for_rules(weight_dtype.DTYPE, option="dtype"),
+    "attn_impl": for_rules(TEXT, option="attn_implementation"),
+    "max_length": copied_to("sequence_length", hf.LENGTH),
+    "max_pixels": for_rules(Whole(1, 1 << 28), option="image_size"),
+    "tuner_type": for_rules(Choice(("lora", "full"), dict.fromkeys(
         ("longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone"),
         "use lora or full")), "lora"),
-    "tuner_backend": part(Choice(("peft",), {"unsloth": "use peft"}), "peft"),
-    "freeze_llm": part(FLAG, False),
-    "freeze_vit": part(FLAG, True),
-    "freeze_aligner": part(FLAG, True),
-    "target_modules": part(Words(), ("all-linear",)),
-    "target_regex": part(TEXT),
-    "modules_to_save": part(Words(), ()),
-    "lora_rank": part(Whole(1, 65_536), 8, "lora.r"),
-    "lora_alpha": part(Number(), 32, "lora.lora_alpha"),
-    "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
-    "lora_bias": part(Choice(("none", "all")), "none"),
-    "lora_dtype": part(weight_dtype.DTYPE),
-    "use_rslora": part(FLAG, False),
-    "use_dora": part(FLAG, False),
-    "quant_method": part(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "quanto", "fp8"), "use bnb"))),
-    "quant_bits": part(Choice((4,), dict.fromkeys((1, 2, 3, 8), "use 4"))),
-    "bnb_4bit_quant_type": part(Choice(("nf4", "fp4")), "nf4"),
-    "bnb_4bit_use_double_quant": part(FLAG, True),
-    "bnb_4bit_compute_dtype": part(weight_dtype.DTYPE),
-    "packing": part(FLAG, False),
-    "padding_free": part(FLAG, False),
-    "packing_length": part(hf.LENGTH),
-    "val_dataset": part(Any_()),
-    "cached_val_dataset": part(Any_()),
-    "split_dataset_ratio": part(Number(), 0.0),
-    "eval_strategy": part(TEXT),
-    "save_strategy": part(TEXT, "steps"),
-    "save_only_model": part(FLAG, False),
-    "model_kwargs": part(Mapped()),
-    "enable_dft_loss": part(FLAG, False),
-    "enable_channel_loss": part(FLAG, False),
-    "loss_scale": part(TEXT, "default"),
-    "is_binary_loss_scale": part(FLAG),
-    "callbacks": part(Words(), ()),
+    "tuner_backend": for_rules(Choice(("peft",), {"unsloth": "use peft"}), "peft"),
+    "freeze_llm": for_rules(FLAG, False),
+    "freeze_vit": for_rules(FLAG, True),
+    "freeze_aligner": for_rules(FLAG, True),
+    "target_modules": for_rules(Words(), ("all-linear",)),
+    "target_regex": for_rules(TEXT),
+    "modules_to_save": for_rules(Words(), ()),
+    "lora_rank": for_rules(Whole(1, 65_536), 8, "lora.r"),
+    "lora_alpha": for_rules(Number(), 32, "lora.lora_alpha"),
+    "lora_dropout": for_rules(Number(), 0.05, "lora.lora_dropout"),
+    "lora_bias": for_rules(Choice(("none", "all")), "none"),
+    "lora_dtype": for_rules(weight_dtype.DTYPE),
+    "use_rslora": for_rules(FLAG, False),
+    "use_dora": for_rules(FLAG, False),
+    "quant_method": for_rules(Choice(("bnb",), dict.fromkeys(("hqq", "eetq", "quanto", "fp8"), "use bnb"))),
+    "quant_bits": for_rules(Choice((4,), dict.fromkeys((1, 2, 3, 8), "use 4"))),
+    "bnb_4bit_quant_type": for_rules(Choice(("nf4", "fp4")), "nf4"),
+    "bnb_4bit_use_double_quant": for_rules(FLAG, True),
+    "bnb_4bit_compute_dtype": for_rules(weight_dtype.DTYPE),
+    "packing": for_rules(FLAG, False),
+    "padding_free": for_rules(FLAG, False),
+    "packing_length": for_rules(hf.LENGTH),
+    "val_dataset": for_rules(Any_()),
+    "cached_val_dataset": for_rules(Any_()),
+    "split_dataset_ratio": for_rules(Number(), 0.0),
+    "eval_strategy": for_rules(TEXT),
+    "save_strategy": for_rules(TEXT, "steps"),
+    "save_only_model": for_rules(FLAG, False),
+    "model_kwargs": for_rules(Mapped()),
+    "enable_dft_loss": for_rules(FLAG, False),
+    "enable_channel_loss": for_rules(FLAG, False),
+    "loss_scale": for_rules(TEXT, "default"),
+    "is_binary_loss_scale": for_rules(FLAG),
+    "callbacks": for_rules(Words(), ()),
     **dict.fromkeys(("lorap_lr_ratio", "vit_lr", "aligner_lr"), noted("further optimizer groups", Number())),
     "adapters": noted(RESUMED),
     "new_special_tokens": noted("further rows of the embedding and the head"),
-    "router_aux_loss_coef": noted("the loss of routers", Number(), 0.0),
+    "router_aux_loss_coef": noted("the auxiliary loss of MoE routers", Number(), 0.0),
     "experts_impl": noted("how experts are computed"),
-    **dict.fromkeys(("external_plugins", "custom_register_path"), noted("what code of your own changes")),
+    **dict.fromkeys(("external_plugins", "custom_register_path"), noted("changes by your own code")),
     "predict_with_generate": noted("samples that are generated in an evaluation", FLAG),
     "eval_use_evalscope": noted("samples that are generated in an evaluation", FLAG),
-    "use_logits_to_keep": part(FLAG),
+    "use_logits_to_keep": for_rules(FLAG),
     "sequence_parallel_size": refused(_LATER, (1, "1")),
     **dict.fromkeys(("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
                      "trainable_parameters_regex"), refused("give frozen and trainable of the workload", (
@@ -89,30 +89,30 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     **dict.fromkeys(("task_type", "num_labels"), refused("training with next-token loss is predicted", (
         None, "", "causal_lm"))),
     **dict.fromkeys(("device_map", "max_memory"), refused(
-        "a model over several devices is not predicted: leave it out")),
+        "a model split over several devices is not predicted: leave it out")),
     "bnb_4bit_quant_storage": refused("use uint8", (None, "", "uint8")),
     "init_weights": refused(_LATER, (None, "", True, False, "true", "True", "false", "False", "gaussian",
                                      "orthogonal"), default="true"),
-    "load_args": refused("the arguments of a checkpoint are not read: give them here", kind=FLAG),
+    "load_args": refused("the arguments of a checkpoint are not read: give them here", value_type=FLAG),
 }
 SIDES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32}
-"""``model_type`` -> side of a token in pixels, where ms-swift goes by the variables of qwen_vl_utils (0.0.14)."""
+"""``model_type`` -> side of an image token in pixels, for models with the variables of qwen_vl_utils (0.0.14)."""
 BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
-"""Parts of ``loss_scale`` whose weights are 0 and 1 (swift/loss_scale)."""
+"""Parts of ``loss_scale`` with no weights other than 0 and 1 (swift/loss_scale)."""
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
-"""Those of swift/callbacks that change no step."""
+"""Callbacks of swift/callbacks that do not change a step's memory."""
 BUCKET = 2e8
 SHARDED = "SHARDED_STATE_DICT"
 FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
     "fsdp_version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     "cpu_ram_efficient_loading": True, "state_dict_type": SHARDED, "activation_checkpointing": True}}
-"""swift/config/fsdp2.json."""
+"""Content of swift/config/fsdp2.json."""
 
 
 def rules(reading: Reading) -> None:
-    """swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py."""
+    """Sets the workload as ms-swift does (swift/arguments/sft_args.py, pipelines/train/tuner.py, trainers/mixin.py)."""
     name = trainer.model(reading, "model")
-    environment = reading.given.environment
+    environment = reading.input.environment
     if environment.get("SWIFT_SINGLE_DEVICE_MODE") != "1":
         here = environment.get("NPROC_PER_NODE", "")
         on_one_gpu(reading, int(here) if here.isdecimal() and len(here) < 6 else reading.world_size,
@@ -120,7 +120,7 @@ def rules(reading: Reading) -> None:
     _loss(reading)
     for callback in reading["callbacks"]:
         if callback not in CALLBACKS:
-            raise reading.wrong("callbacks", f"names {show(callback)}, which is not predicted: leave it out")
+            raise reading.wrong("callbacks", f"names {quoted(callback)}, which is not predicted: leave it out")
     batch = reading["per_device_train_batch_size"]
     steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
     reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",
@@ -145,8 +145,8 @@ def rules(reading: Reading) -> None:
     trainer.engine(reading, name, builtin(reading["deepspeed"]))
     if "dtype" not in reading.workload:
         if reading["torch_dtype"] == "fp16" == reading.decided_half:
-            raise reading.wrong("torch_dtype", "is fp16, which ms-swift trains under autocast of fp16: predicted is "
-                                               "that over weights of float32 alone: use them, or bfloat16")
+            raise reading.wrong("torch_dtype", "is fp16: ms-swift then trains under fp16 autocast, which is "
+                                               "predicted only with weights of float32: use float32 or bfloat16")
         weight_dtype.precision(reading, reading["torch_dtype"], "torch_dtype")
     if reading["use_logits_to_keep"] is not False:
         reading.note("use_logits_to_keep: ms-swift computes logits only where a token has a label; here all count")
@@ -157,7 +157,7 @@ def rules(reading: Reading) -> None:
 
 
 def builtin(name: Any) -> Any:
-    """The content of the configs that ms-swift has by name; anything else as it is.
+    """The content of a DeepSpeed config that ms-swift has under this name; any other value unchanged.
 
     The names are ``zero0`` to ``zero3``, and ``zero2_offload`` and ``zero3_offload`` (swift/config).
     """
@@ -182,22 +182,24 @@ def builtin(name: Any) -> Any:
 
 
 def _fsdp(reading: Reading, name: str) -> None:
-    """arguments/sft_args.py, ``_init_fsdp``: a config by name, a file or its content; it replaces ``fsdp_config``, and
-    its checkpointing goes before the Trainer's."""
-    if not reading["fsdp"] or "fsdp" in reading.given.launched_with:
+    """Reads ``fsdp``: a config's name, a file or its content (arguments/sft_args.py, ``_init_fsdp``).
+
+    It replaces ``fsdp_config``, and its activation checkpointing replaces the Trainer's.
+    """
+    if not reading["fsdp"] or "fsdp" in reading.input.launched_with:
         return
-    asked = reading.checked("fsdp", part(ConfigFile()), reading["fsdp"])
-    if isinstance(asked, str):
-        asked = FSDP2 if asked == "fsdp2" else read_mapping(reading.file("fsdp"), "the FSDP config")
-    config = asked.get("fsdp_config", {})
+    fsdp_value = reading.checked("fsdp", for_rules(ConfigFile()), reading["fsdp"])
+    if isinstance(fsdp_value, str):
+        fsdp_value = FSDP2 if fsdp_value == "fsdp2" else read_mapping(reading.file("fsdp"), "the FSDP config")
+    config = fsdp_value.get("fsdp_config", {})
     if not isinstance(config, Mapping):
-        raise reading.wrong("fsdp", f"has fsdp_config {show(config)}: a section of keys is needed")
+        raise reading.wrong("fsdp", f"has fsdp_config {quoted(config)}: a section of keys is needed")
     if reading["save_only_model"] and "SHARDED" in str(config.get("state_dict_type", SHARDED)).upper():
         raise reading.wrong("save_only_model", f"is on, and fsdp has state_dict_type {SHARDED}: ms-swift stops there; "
                                                "leave it out")
     if "fsdp_config" in reading.written:
         reading.unread.append(reading.written.pop("fsdp_config"))
-    reading.values |= {"fsdp": asked.get("fsdp", FSDP2["fsdp"]), "fsdp_config": config}
+    reading.values |= {"fsdp": fsdp_value.get("fsdp", FSDP2["fsdp"]), "fsdp_config": config}
     if config.get("activation_checkpointing"):
         if hub.parts(name) and reading["gradient_checkpointing"] and reading["vit_gradient_checkpointing"] is not False:
             reading.note("vit_gradient_checkpointing: on beside FSDP's wrappers, which are predicted alone",
@@ -219,17 +221,17 @@ def _adapters(reading: Reading, name: str) -> None:
         trainer.change(reading, "lora", reading.workload["lora"] | {"autocast_adapter_dtype": wide}, "lora_dtype")
     trainer.freeze_projector(reading, name, "tuner_type")
     if reading["quant_method"]:
-        found = hub.parts(name)
+        model_parts = hub.parts(name)
         half = reading["bnb_4bit_compute_dtype"] or reading["torch_dtype"] or "bf16"
         reading.put("quantization", {
             "load_in_4bit": True, "bnb_4bit_quant_type": reading["bnb_4bit_quant_type"], "bnb_4bit_compute_dtype": half,
             "bnb_4bit_use_double_quant": reading["bnb_4bit_use_double_quant"], "prepare": "trl",
-            **({"llm_int8_skip_modules": _not_quantized(found)} if found else {})},
+            **({"llm_int8_skip_modules": _not_quantized(model_parts)} if model_parts else {})},
             "quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 
 
 def _quantized(reading: Reading) -> None:
-    """arguments/base_args/quant_args.py, ``get_quantization_config``; the Trainer trains no weights of 4 bits."""
+    """Checks the quantization keys (arguments/base_args/quant_args.py, ``get_quantization_config``)."""
     if not reading["quant_method"]:
         if reading["quant_bits"]:
             reading.note("quant_bits: ms-swift quantizes nothing, as quant_method is not given")
@@ -239,62 +241,68 @@ def _quantized(reading: Reading) -> None:
         raise reading.wrong("quant_method", "is given, but tuner_type is full: weights of 4 bits do not train")
 
 
-def _not_quantized(found: hub.Parts) -> list[str]:
-    """arguments/base_args/quant_args.py, ``get_modules_to_not_convert``: all but the language model."""
-    parts = (pattern.strip("*").partition(".")[0] for pattern in (*found.towers, found.projector[0]))
+def _not_quantized(model_parts: hub.Parts) -> list[str]:
+    """Modules outside the language model, which are not quantized (arguments/base_args/quant_args.py,
+    ``get_modules_to_not_convert``)."""
+    parts = (pattern.strip("*").partition(".")[0] for pattern in (*model_parts.towers, model_parts.projector[0]))
     return [*dict.fromkeys(f"model.{part}" for part in parts), "lm_head"]
 
 
 def _checkpointing(reading: Reading, name: str) -> None:
-    """trainers/mixin.py, ``_fix_gradient_checkpointing``: reentrant unless DDP is the engine."""
+    """Sets gradient checkpointing: reentrant except with DDP (trainers/mixin.py, ``_fix_gradient_checkpointing``)."""
     ddp = reading.world_size > 1 and not reading["deepspeed"] and not reading["fsdp"]
     trainer.checkpointing(reading, reentrant=not ddp, because="" if ddp else "unless DDP is the engine")
-    found, towers = hub.parts(name), reading["vit_gradient_checkpointing"]
-    if found and reading.workload["gradient_checkpointing"] and towers is False:
-        reading.put("gradient_checkpointing_modules", [found.language[0]], "vit_gradient_checkpointing")
+    model_parts, towers = hub.parts(name), reading["vit_gradient_checkpointing"]
+    if model_parts and reading.workload["gradient_checkpointing"] and towers is False:
+        reading.put("gradient_checkpointing_modules", [model_parts.language[0]], "vit_gradient_checkpointing")
         if reading["freeze_vit"]:
-            reading.put("no_grad", list(found.towers), "vit_gradient_checkpointing", "freeze_vit")
+            reading.put("no_grad", list(model_parts.towers), "vit_gradient_checkpointing", "freeze_vit")
 
 
 def _loss(reading: Reading) -> None:
-    """trainers/seq2seq_trainer.py, ``compute_loss``: with a loss of its own, the model's own has no labels."""
+    """Rejects or notes ms-swift's own losses, which replace the model's (trainers/seq2seq_trainer.py,
+    ``compute_loss``)."""
     scaled = reading["is_binary_loss_scale"]
     if scaled is None:
         scaled = set(reading["loss_scale"].split("+")) <= BINARY
     own = next((key for key in ("enable_dft_loss", "enable_channel_loss") if reading[key]),
                None if scaled else "loss_scale")
     if own and reading["use_liger_kernel"]:
-        given = "on" if reading[own] is True else show(reading[own])
-        raise reading.wrong(own, f"is {given}, and use_liger_kernel is on, whose loss ms-swift then replaces with its "
-                                 "own: leave out one of them")
+        setting = "on" if reading[own] is True else quoted(reading[own])
+        raise reading.wrong(own, f"is {setting}, and use_liger_kernel is on, whose loss ms-swift then replaces with "
+                                 "its own: leave out one of them")
     if own:
         reading.note(f"{own}: ms-swift's own loss of each token, predicted as that of transformers")
 
 
 def _pictures(reading: Reading, name: str) -> None:
-    """Pictures come scaled to ``max_pixels``. Qwen-VL has variables besides, which ``model_kwargs`` sets too: a limit
-    in tokens goes before one in pixels (model/models/qwen.py, ``compat_qwen_vl_utils``)."""
-    given = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
-    found, limits = hub.config(name), {}
-    side = SIDES.get(found.document["model_type"]) if found else None
+    """Sets the image size from ``max_pixels``.
+
+    Qwen-VL also has environment variables, which ``model_kwargs`` can set; a limit in tokens overrides one in pixels
+    (model/models/qwen.py, ``compat_qwen_vl_utils``).
+    """
+    variables = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
+    config, limits = hub.config(name), {}
+    side = SIDES.get(config.document["model_type"]) if config else None
     for variable, pixels in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", side * side)) if side else ():
-        by = "model_kwargs" if variable in given else variable
-        item = given.pop(variable, reading.given.environment.get(variable))
+        by = "model_kwargs" if variable in variables else variable
+        item = variables.pop(variable, reading.input.environment.get(variable))
         if item is not None:
             limits = {by: pixels * reading.checked(by, ARGUMENTS["max_pixels"], item)}
     if reading["max_pixels"] is not None:
         limits["max_pixels"] = reading["max_pixels"]
     least = min(limits, key=limits.__getitem__, default="max_pixels")
     trainer.pictures(reading, name, limits.get(least), least)
-    if given:
-        reading.note(f"model_kwargs {', '.join(given)}: what the model's own processor makes of them")
+    if variables:
+        reading.note(f"model_kwargs {', '.join(variables)}: what the model's own processor makes of them")
 
 
 def _dtype(reading: Reading) -> None:
-    """arguments/base_args/model_args.py, ``_init_mixed_precision``: weights of bf16 train in bf16, others in fp16."""
+    """Chooses bf16 for weights of bf16, and fp16 for any others (arguments/base_args/model_args.py,
+    ``_init_mixed_precision``)."""
     if "bf16" not in reading and "fp16" not in reading:
-        said = weight_dtype.said_by_model(reading)
-        loaded = reading["torch_dtype"] or (said[1] if said else "bf16")
+        own = weight_dtype.dtype_of_model(reading)
+        loaded = reading["torch_dtype"] or (own[1] if own else "bf16")
         reading.decided_half = "bf16" if loaded == "bf16" else "fp16"
 
 

@@ -1,4 +1,4 @@
-"""Whose trainer a script runs: one that nothing says another trainer of is taken for one of transformers' Trainer."""
+"""Recognises and rejects scripts of other trainers. Any other script is read as one of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
-from predictor.readers.fields import Given
+from predictor.common.suggestions import quoted
+from predictor.readers.fields import UserInput
 
 
 def _names(text: str) -> frozenset[str]:
@@ -18,14 +18,15 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer that is not transformers' own, and what tells its scripts.
+    """A trainer other than transformers' own, and the signs of its scripts.
 
     Attributes:
-        packages: of Python or directories, one of which the script lies in.
-        scripts: patterns of the script's name.
-        words: of which, between underscores, the script's name has one.
-        flags: options that neither transformers nor its examples have; ``a+b``: both together, each alone being common.
-        form: the format that reads such flags, if there is one.
+        packages: Python packages or directories that contain its scripts.
+        scripts: patterns for a script's name.
+        words: words, between underscores, in a script's name.
+        flags: options that neither transformers nor its examples have. ``a+b`` means both together, as each of the two
+            is common.
+        form: the format that reads its flags, if there is one.
     """
 
     packages: frozenset[str] = frozenset()
@@ -35,19 +36,19 @@ class Trainer:
     form: str = ""
 
     def is_named(self, stem: str) -> bool:
-        """Whether a script of that name, whatever its case and hyphens, is its."""
+        """True if a script's name, ignoring case and hyphens, is typical for this trainer."""
         stem = stem.lower().replace("-", "_")
         return any(fnmatchcase(stem, pattern) for pattern in self.scripts) or bool(
             self.words.intersection(stem.split("_")))
 
 
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
-"""In a module, a path or a command: TRL's own."""
-OF_TRL = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, max_length "
-          "1024), and a loss of its own, which is not predicted")
-"""TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
+"""TRL's own package in a module, a path or a command."""
+TRL_MESSAGE = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, "
+               "max_length 1024), and a loss of its own, which is not predicted")
+"""Name of TRL's trainers in messages. TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
 TRAINERS: Mapping[str, Trainer] = {
-    OF_TRL: Trainer(
+    TRL_MESSAGE: Trainer(
         _names("trl open_r1"),
         _names("""sft sft_vlm* sft_gemma* sft_gpt_oss* sft_video_llm sft_nemotron* sft_tiny_aya* run_sft nash_md
                reward_modeling reward_trainer gold distillation async_distillation"""),
@@ -78,39 +79,41 @@ TRAINERS: Mapping[str, Trainer] = {
     "a loop of its own, not the Trainer's": Trainer(scripts=_names("*_no_trainer"), flags=_names(
         "checkpointing_steps with_tracking")),
 }
-"""What a script trains with -> what tells it. TRL 1.16 (scripts, examples, fields of its configurations that
-``TrainingArguments`` has not; ``max_length`` and those of LoRA are others' too), LLaMA-Factory 0.9.5, ms-swift 4.6,
-axolotl 0.19, the repositories of Qwen2.5-VL and InternVL, and transformers' examples without the Trainer."""
+"""Name of a trainer in messages -> its signs.
+
+Sources: TRL 1.16 (scripts, examples, and fields of its configurations that ``TrainingArguments`` does not have, except
+``max_length`` and those of LoRA, which other scripts have too), LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19, the
+repositories of Qwen2.5-VL and InternVL, and transformers' examples without the Trainer."""
 INSTEAD = "name the values by options instead, or use peakcast dryrun or peakcast learn"
 ALL_THE_SAME = "; or --from-format transformers, if its Trainer trains this all the same"
 
 
-def check(given: Given, *, asked: bool) -> None:
-    """Refuses a script, or options, of another trainer.
+def check(user_input: UserInput, *, by_user: bool) -> None:
+    """Rejects a script, or options, of another trainer.
 
     Args:
-        asked: whether the user says that it is the Trainer's, which of TRL's own files nobody believes.
+        by_user: true if the user chose the format. TRL's own files are rejected even then.
 
     Raises:
-        InputError: what it was recognised by, and what to do.
+        InputError: names the sign that the trainer was recognised by, and what to do.
     """
-    trls = bool(TRL.search(given.program))
-    found = _recognised(given) if trls or not asked else None
-    if found is None:
+    of_trl = bool(TRL.search(user_input.program))
+    recognised = _recognised(user_input) if of_trl or not by_user else None
+    if recognised is None:
         return
-    what, who = found
+    what, who = recognised
     form = TRAINERS[who].form
     to_do = f"add --from-format {form}, which reads it" if form else INSTEAD
-    raise InputError(f"{given.name}: {what} trains with {who}: {to_do}{'' if trls else ALL_THE_SAME}")
+    raise InputError(f"{user_input.name}: {what} trains with {who}: {to_do}{'' if of_trl else ALL_THE_SAME}")
 
 
-def _recognised(given: Given) -> tuple[str, str] | None:
-    """By what another trainer is recognised, and which: a package, else the script's name, else an option."""
-    *folders, stem = re.sub(r"\.py$", "", given.program).replace(".", "/").replace(" ", "/").split("/")
-    flags = {name.replace("-", "_"): f"--{name}" if given.flags else name for name in given.values}
-    script, tests = show(given.program, 200)[1:-1], TRAINERS.items()
-    found = [*((script, who) for who, one in tests if one.packages.intersection(folders)),
-             *((script, who) for who, one in tests if one.is_named(stem)),
-             *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, one in tests
-               for name in sorted(one.flags) if flags.keys() >= set(name.split("+")))]
-    return found[0] if found else None
+def _recognised(user_input: UserInput) -> tuple[str, str] | None:
+    """The sign of another trainer and the trainer's name: from the script's package, else its name, else an option."""
+    *folders, stem = re.sub(r"\.py$", "", user_input.program).replace(".", "/").replace(" ", "/").split("/")
+    flags = {name.replace("-", "_"): f"--{name}" if user_input.flags else name for name in user_input.values}
+    script, tests = quoted(user_input.program, 200)[1:-1], TRAINERS.items()
+    matches = [*((script, who) for who, trainer in tests if trainer.packages.intersection(folders)),
+               *((script, who) for who, trainer in tests if trainer.is_named(stem)),
+               *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, trainer in tests
+                 for name in sorted(trainer.flags) if flags.keys() >= set(name.split("+")))]
+    return matches[0] if matches else None

@@ -1,13 +1,13 @@
-"""Hugging Face's ``TrainingArguments``, and what scripts of its Trainer usually have beside them."""
+"""Reads Hugging Face's ``TrainingArguments`` (transformers 5.17) and the usual other arguments of Trainer scripts."""
 
 from __future__ import annotations
 
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Number, Whole
 from predictor.model import hub
 from predictor.readers import trainer, weight_dtype
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import OFF, Format, noted, part, refused, to
+from predictor.readers.fields import OFF, Format, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.workload.keys import PINNED
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
@@ -17,104 +17,106 @@ BATCH, STEPS, LENGTH = Whole(1, MOST_SAMPLES), Whole(1, MOST_STEPS), Whole(1, 1 
 
 _LEARN, _COMPILED = "leave it out, or use peakcast learn", "compiled models allocate differently: leave it out"
 NOT_PREDICTED = {
-    "torch_compile": refused(_COMPILED, kind=FLAG),
+    "torch_compile": refused(_COMPILED, value_type=FLAG),
     **dict.fromkeys(("torch_compile_backend", "torch_compile_mode"),
                     refused(f"it turns torch_compile on: {_COMPILED}")),
-    "full_determinism": refused(f"other workspaces of cuBLAS, and deterministic kernels: {_LEARN}", kind=FLAG),
+    "full_determinism": refused(f"other workspaces of cuBLAS, and deterministic kernels: {_LEARN}", value_type=FLAG),
     "ddp_backend": refused("the buffers of NCCL are predicted: leave it out", (None, "", "nccl")),
-    "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}", kind=Number()),
+    "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}",
+                                      value_type=Number()),
     "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
     "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
-                                       kind=Whole(0, 1 << 40)),
-    "use_cache": refused("keys and values of all layers would stay in training: leave it out", kind=FLAG),
-    "liger_kernel_config": refused(f"all of Liger's kernels together are predicted: {_LEARN}", kind=Mapped()),
+                                       value_type=Whole(0, 1 << 40)),
+    "use_cache": refused("keys and values of all layers would stay in training: leave it out", value_type=FLAG),
+    "liger_kernel_config": refused(f"all of Liger's kernels together are predicted: {_LEARN}", value_type=Mapped()),
     "parallelism_config": refused("tensor and context parallelism are not predicted: leave it out"),
 }
-"""``TrainingArguments`` that change what a step allocates in a way that no key of a workload says, wherever they are
-read."""
+"""``TrainingArguments`` with an effect on a step's allocations that no key of a workload describes; every format
+rejects them."""
 ARGUMENTS = {
-    "per_device_train_batch_size": to("per_device_train_batch_size", BATCH, 8),
-    "gradient_accumulation_steps": to("gradient_accumulation_steps", STEPS, 1),
-    "optim": to("optim", TEXT, "adamw_torch_fused"),
-    "optim_args": to("optim_args", Any_()),
-    "weight_decay": to("weight_decay", Number(), 0.0),
-    "max_grad_norm": part(Number(), 1.0, "max_grad_norm"),
-    "gradient_checkpointing": to("gradient_checkpointing", FLAG, False),
-    "gradient_checkpointing_kwargs": part(Mapped(), option="gradient_checkpointing_kwargs"),
-    "bf16": part(FLAG, False),
-    "fp16": part(FLAG, False),
-    "use_liger_kernel": to("use_liger_kernel", FLAG, False),
-    "deepspeed": part(ConfigFile(), option="deepspeed"),
-    "fsdp": part(Any_()),
-    "fsdp_config": part(ConfigFile()),
-    "ddp_bucket_cap_mb": part(Number(), option="ddp.bucket_cap_mb"),
-    "ddp_find_unused_parameters": part(FLAG),
-    "ddp_static_graph": part(FLAG),
-    "eval_strategy": part(TEXT, "no"),
-    "do_eval": part(FLAG, False),
-    "per_device_eval_batch_size": part(BATCH, 8, "per_device_eval_batch_size"),
+    "per_device_train_batch_size": copied_to("per_device_train_batch_size", BATCH, 8),
+    "gradient_accumulation_steps": copied_to("gradient_accumulation_steps", STEPS, 1),
+    "optim": copied_to("optim", TEXT, "adamw_torch_fused"),
+    "optim_args": copied_to("optim_args", Any_()),
+    "weight_decay": copied_to("weight_decay", Number(), 0.0),
+    "max_grad_norm": for_rules(Number(), 1.0, "max_grad_norm"),
+    "gradient_checkpointing": copied_to("gradient_checkpointing", FLAG, False),
+    "gradient_checkpointing_kwargs": for_rules(Mapped(), option="gradient_checkpointing_kwargs"),
+    "bf16": for_rules(FLAG, False),
+    "fp16": for_rules(FLAG, False),
+    "use_liger_kernel": copied_to("use_liger_kernel", FLAG, False),
+    "deepspeed": for_rules(ConfigFile(), option="deepspeed"),
+    "fsdp": for_rules(Any_()),
+    "fsdp_config": for_rules(ConfigFile()),
+    "ddp_bucket_cap_mb": for_rules(Number(), option="ddp.bucket_cap_mb"),
+    "ddp_find_unused_parameters": for_rules(FLAG),
+    "ddp_static_graph": for_rules(FLAG),
+    "eval_strategy": for_rules(TEXT, "no"),
+    "do_eval": for_rules(FLAG, False),
+    "per_device_eval_batch_size": for_rules(BATCH, 8, "per_device_eval_batch_size"),
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),
     "use_cpu": refused("a training on the CPU takes no GPU memory"),
-    "eval_on_start": part(FLAG, False),
-    "accelerator_config": part(ConfigFile()),
-    "debug": noted("its hooks look at every output, and copy it", off=(None, "", (), "tpu_metrics_debug")),
+    "eval_on_start": for_rules(FLAG, False),
+    "accelerator_config": for_rules(ConfigFile()),
+    "debug": noted("its hooks inspect and copy every output", off=(None, "", (), "tpu_metrics_debug")),
     "skip_memory_metrics": noted("the cache is emptied before an evaluation and before training", FLAG, True,
                                  (None, True)),
-    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), part(FLAG, False)),
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), for_rules(FLAG, False)),
     "include_for_metrics": noted("an evaluation keeps them on the GPU until its end", Words()),
-    "predict_with_generate": noted("an evaluation writes text, with keys and values of all layers", FLAG),
+    "predict_with_generate": noted("an evaluation generates text, with a cache of keys and values of all layers", FLAG),
 } | NOT_PREDICTED
 """transformers 5.17, training_args.py."""
 SCRIPT = {
-    "model_name_or_path": part(TEXT, option="model"),
-    "torch_dtype": part(weight_dtype.DTYPE_OR_AUTO, option="dtype"),
-    "attn_implementation": part(TEXT, option="attn_implementation"),
-    "sequence_length": to("sequence_length", LENGTH),
-    "config_name": part(TEXT),
+    "model_name_or_path": for_rules(TEXT, option="model"),
+    "torch_dtype": for_rules(weight_dtype.DTYPE_OR_AUTO, option="dtype"),
+    "attn_implementation": for_rules(TEXT, option="attn_implementation"),
+    "sequence_length": copied_to("sequence_length", LENGTH),
+    "config_name": for_rules(TEXT),
     "config_overrides": refused("the model is predicted as its own configuration has it: save the changed one with "
                                 "save_pretrained, and give its directory as the model"),
 }
-"""What scripts have beside them: those of transformers' examples and of TRL."""
+"""Arguments of scripts beside ``TrainingArguments``, from transformers' examples and from TRL."""
 PEFT = {
-    "use_peft": part(FLAG, False), "lora_r": part(Whole(1, 65_536), 16, "lora.r"),
-    "lora_alpha": part(Number(), 32, "lora.lora_alpha"), "lora_dropout": part(Number(), 0.05, "lora.lora_dropout"),
-    "lora_target_modules": part(Words(), option="lora.target_modules"), "lora_modules_to_save": part(Words()),
-    "use_rslora": part(FLAG, False), "use_dora": part(FLAG, False),
-    "load_in_4bit": refused("of a script nobody knows how its model is prepared: give quantization"),
+    "use_peft": for_rules(FLAG, False), "lora_r": for_rules(Whole(1, 65_536), 16, "lora.r"),
+    "lora_alpha": for_rules(Number(), 32, "lora.lora_alpha"),
+    "lora_dropout": for_rules(Number(), 0.05, "lora.lora_dropout"),
+    "lora_target_modules": for_rules(Words(), option="lora.target_modules"), "lora_modules_to_save": for_rules(Words()),
+    "use_rslora": for_rules(FLAG, False), "use_dora": for_rules(FLAG, False),
+    "load_in_4bit": refused("the script's own preparation of the model is not known: give quantization"),
     "load_in_8bit": refused("weights of 8 bits are not predicted"),
 }
-"""TRL 0.24, ``ModelConfig``."""
+"""Arguments of TRL 0.24's ``ModelConfig``."""
 ADAPTED = {"gpt2": ("c_attn",), "bloom": ("query_key_value",), "t5": ("q", "v"), **dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "opt", "gpt_neo"), ("q_proj", "v_proj"))}
-"""``model_type`` -> layers that peft adapts where none are named (0.21, utils/constants.py)."""
+"""``model_type`` -> layers that get adapters by peft's default (0.21, utils/constants.py)."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu", "per_gpu_train_batch_size":
            "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size"}
 WRAPPED = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
-"""What FSDP wraps, as training arguments said it before ``fsdp_config`` did."""
+"""Arguments for the layers that FSDP wraps, from before ``fsdp_config``."""
 OLDER = dict.fromkeys(WRAPPED, refused("give transformer_layer_cls_to_wrap of fsdp_config")) | {
-    "split_batches": refused(trainer.ACCELERATOR["split_batches"], kind=FLAG),
+    "split_batches": refused(trainer.ACCELERATOR["split_batches"], value_type=FLAG),
     "dispatch_batches": noted("the first GPU holds the batches of all", FLAG),
     "tp_size": refused("tensor parallelism is not predicted: leave it out", (*OFF, 1), Whole(0, 65_536)),
     "past_index": refused("hidden states of the last batch would stay: leave it out", (None, -1), Whole(-1, 1 << 31)),
     "sharded_ddp": refused("use fsdp, or deepspeed"),
     "mp_parameters": refused("SageMaker's model parallelism is not predicted: leave it out"),
-    "jit_mode_eval": refused("a traced model allocates differently: leave it out", kind=FLAG),
+    "jit_mode_eval": refused("a traced model allocates differently: leave it out", value_type=FLAG),
     **dict.fromkeys(("fp16_backend", "half_precision_backend"), refused(
         "PyTorch's autocast is predicted: leave it out", (None, "auto", "amp", "cuda_amp"))),
     "include_inputs_for_metrics": noted("an evaluation keeps them on the GPU until its end", FLAG),
 }
-"""Of releases before 5, as transformers 4.37 to 4.57 had them."""
+"""Arguments of transformers 4.37 to 4.57 that release 5 removed."""
 SCRIPT_RENAMED = {"dtype": "torch_dtype", "attn_impl": "attn_implementation", "model_id": "model_name_or_path"} | \
     dict.fromkeys(("model_max_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len",
                    "seq_length"), "sequence_length")
 
 
 def rules(reading: Reading) -> None:
-    """A script of the Trainer: all parameters train, weights are of the checkpoint's dtype, unless it says more."""
+    """Sets the workload of a Trainer script. By default all parameters train, in the checkpoint's dtype."""
     name = trainer.model(reading, "model_name_or_path")
     if reading["config_name"] not in (None, reading["model_name_or_path"]):
-        raise reading.wrong("config_name", f"is {show(reading['config_name'])}, another than the model: give it as the "
-                                           "model if weights are made from it, or leave it out")
+        raise reading.wrong("config_name", f"is {quoted(reading['config_name'])}, not the model: give it as the model "
+                                           "if the weights are initialised from it, or leave it out")
     if reading["use_peft"]:
         reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
@@ -137,11 +139,11 @@ def rules(reading: Reading) -> None:
 
 def _targets(reading: Reading, name: str) -> tuple[str, ...]:
     config = hub.config(name)
-    found = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
-    if not found:
+    targets = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
+    if not targets:
         raise reading.wrong("lora_target_modules", "is not given, and peft has no default for this model: name layers, "
                                                    "or all-linear")
-    return found
+    return targets
 
 
 FORMAT = Format(

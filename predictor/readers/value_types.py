@@ -1,4 +1,4 @@
-"""Kinds of value that configurations have beside those of our own keys."""
+"""Value types of frameworks' configurations, besides those of a workload's own keys."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Flag, Invalid, Text, freeze
 
 FLAG, TEXT = Flag(), Text()
 
 
 class Any_:
-    """Any value: a workload's own key checks it."""
+    """Value type that accepts anything; the workload's own key checks the value later."""
 
-    def check(self, given: Any) -> Any:
-        return given
+    def check(self, value: Any) -> Any:
+        return value
 
     from_text = check
 
 
 class Words:
-    """A list of words: in YAML a list, or text with commas; on a command line several words."""
+    """Value type of a list of words: a list or text with commas in YAML, several words on a command line."""
 
-    def check(self, given: Any) -> tuple[str, ...]:
-        words = given.replace(",", " ").split() if isinstance(given, str) else given
+    def check(self, value: Any) -> tuple[str, ...]:
+        words = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(words, (list, tuple)):
-            raise Invalid(f"must be a list of names, not {show(given)}")
+            raise Invalid(f"must be a list of names, not {quoted(value)}")
         return tuple(TEXT.check(word) for word in words)
 
     from_text = check
 
 
 class Mapped:
-    """A mapping, or its JSON as Hugging Face's command lines take it."""
+    """Value type of a mapping, or its JSON text, as on Hugging Face's command lines."""
 
-    def check(self, given: Any) -> Mapping[str, Any]:
-        if isinstance(given, str):
-            return self.from_text(given)
-        if not isinstance(given, Mapping):
-            raise Invalid(f"must be a mapping of keys to values, not {show(given)}")
-        freeze(given)  # keys are text
-        return given
+    def check(self, value: Any) -> Mapping[str, Any]:
+        if isinstance(value, str):
+            return self.from_text(value)
+        if not isinstance(value, Mapping):
+            raise Invalid(f"must be a mapping of keys to values, not {quoted(value)}")
+        freeze(value)  # raises Invalid unless all keys are text
+        return value
 
     def from_text(self, text: str) -> Mapping[str, Any]:
         try:
             return self.check({} if text.strip() == "" else json.loads(text))
         except (ValueError, RecursionError):
-            raise Invalid(f"must be a JSON object, not {show(text)}") from None
+            raise Invalid(f"must be a JSON object, not {quoted(text)}") from None
 
 
 @dataclass(frozen=True)
 class FlagOr(Flag):
-    """True or false, or one of a few words."""
+    """Value type of true or false, or one of a few words."""
 
     words: tuple[str, ...] = field(default=(), kw_only=True)
 
-    def check(self, given: Any) -> Any:
-        return given if given in self.words and isinstance(given, str) else super().check(given)
+    def check(self, value: Any) -> Any:
+        return value if value in self.words and isinstance(value, str) else super().check(value)
 
 
 class ConfigFile:
-    """A path, or a mapping, or the JSON of one."""
+    """Value type of a configuration file: a path, a mapping, or its JSON text."""
 
-    def check(self, given: Any) -> Any:
-        return TEXT.check(given) if isinstance(given, str) and not given.lstrip().startswith("{") else \
-            Mapped().check(given)
+    def check(self, value: Any) -> Any:
+        return TEXT.check(value) if isinstance(value, str) and not value.lstrip().startswith("{") else \
+            Mapped().check(value)
 
     from_text = check

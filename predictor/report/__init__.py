@@ -1,1 +1,1 @@
-"""Predictions as text, tables and pictures. Bytes become GiB here and nowhere else."""
+"""Renders predictions as text, tables and pictures. Only this package converts bytes to GiB."""

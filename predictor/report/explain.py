@@ -1,25 +1,31 @@
-"""Why a prediction is what it is: its highest moments as formulas, modules, layers, and the picture."""
+"""Renders the explanation of a prediction: its highest moments as formulas, its modules, its layers, and a chart."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from predictor.answer.prediction import Prediction
+from predictor.answer.prediction import Candidate, Prediction
 from predictor.common.safe_text import printable
 from predictor.report import table as tables
 from predictor.report.formula import formula_text, terms_of
 from predictor.report.layers import collapse
+from predictor.report.layout import table, wrapped
 from predictor.report.text_chart import picture
 from predictor.report.units import factor_text, gib, share, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-OTHER_COLUMNS = 46  # characters of the layer table that are not the layer's path
+OTHER_COLUMNS = 46  # characters of the layer table's columns beside the layer's path
 
 
 def report(console: Console, prediction: Prediction, *, moments: int = 5, layers: int | None = 15) -> None:
-    """The whole answer of ``peakcast explain``; ``layers`` None shows them all."""
+    """Prints the result of ``peakcast explain``.
+
+    Args:
+        moments: number of highest moments to print.
+        layers: number of largest layers to print; None prints them all.
+    """
     tables.head(console, prediction)
     _moments(console, prediction, moments)
     tables.factors(console, prediction)
@@ -33,7 +39,7 @@ def report(console: Console, prediction: Prediction, *, moments: int = 5, layers
 
 
 def document(prediction: Prediction) -> dict[str, Any]:
-    """The result JSON with the highest moments, the layers and the timeline added."""
+    """The result JSON, with the highest moments, the layers and the timeline added."""
     result = prediction.to_json()
     result["highest_moments"] = [
         {"moment": c.moment.value, "step": c.step, "module": c.module, "operator": c.operator,
@@ -46,7 +52,7 @@ def document(prediction: Prediction) -> dict[str, Any]:
     return result
 
 
-def _highest(prediction: Prediction):
+def _highest(prediction: Prediction) -> list[Candidate]:
     return sorted(prediction.candidates, key=lambda candidate: -candidate.requested_bytes)
 
 
@@ -56,12 +62,12 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
         when = "start-up" if candidate.step == 0 else f"step {candidate.step}"
         place = f"{candidate.operator} in {candidate.module}" if candidate.module else candidate.operator
         head = f"{number}. {size_text(candidate.requested_bytes)}  {candidate.moment.value}, {when}: {place}"
-        for line in tables.wrapped(console, head, indent=2):
+        for line in wrapped(console, head, indent=2):
             console.print(line)
         terms = formula_text(candidate, prediction.workload).split(" + ")
-        # a term is not broken over two lines
+        # non-breaking spaces keep a term on one line
         text = "=\xa0" + " + ".join(term.replace(" ", "\xa0") for term in terms)
-        for line in tables.wrapped(console, text, indent=5):
+        for line in wrapped(console, text, indent=5):
             console.print(line)
     if not prediction.candidates:
         console.print("  (none: this prediction was made without them)")
@@ -72,19 +78,19 @@ def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     from rich.text import Text
 
     rows = collapse(prediction.layers)
-    total = prediction.peak_allocated.bytes
-    shown = tables.table("layers at the peak", "n", "GiB", "%", "of which")
-    shown.columns[0].no_wrap = True  # folded here, so that only the last column gives way
+    total = prediction.peak_allocated_bytes
+    grid = table("layers at the peak", "n", "GiB", "%", "of which")
+    grid.columns[0].no_wrap = True  # the path is folded here, so that rich narrows only the last column
     room = max(23, console.width - OTHER_COLUMNS)
-    for column in shown.columns[1:4]:
+    for column in grid.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for row in rows[:most]:
         path = printable(row.path) or "(the model as a whole)"
         folded = Text("\n".join(path[i: i + room] for i in range(0, len(path), room)))
-        shown.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
+        grid.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
     rest = rows[len(rows[:most]):]
     if rest:
         size = sum(row.bytes for row in rest)
-        shown.add_row(f"{len(rest)} more (--layers all)", str(sum(row.count for row in rest)), gib(size),
+        grid.add_row(f"{len(rest)} more (--layers all)", str(sum(row.count for row in rest)), gib(size),
                       share(size, total), "")
-    console.print(shown)
+    console.print(grid)

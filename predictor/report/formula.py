@@ -1,4 +1,4 @@
-"""A candidate's size as the formula that a reader can put other numbers into."""
+"""Renders the size of a moment as a formula of the shape, so that a reader can insert other shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.report.units import size_text
 
 
 def shape_of(workload: Mapping[str, Any]) -> dict[str, int]:
-    """Values of the symbols in a formula's terms; of a conversation, its first turn's."""
+    """Values of the symbols in a formula's terms, for a conversation those of its first turn."""
     batch = workload.get("per_device_train_batch_size") or workload.get("per_device_eval_batch_size") or 1
     first = (workload.get("conversation") or (None,))[0]
     tokens, images = (first["tokens"], first["images"]) if first else (
@@ -21,35 +21,35 @@ def shape_of(workload: Mapping[str, Any]) -> dict[str, int]:
 
 
 EVALUATION = "an evaluation of this shape"
-"""What stands for the terms of an evaluation, which has none of the training batch's."""
+"""Replaces the terms of an evaluation, whose batch is not the training batch."""
 
 
 def terms_of(candidate: Candidate) -> dict[str, int]:
-    """Coefficients by term, as the result JSON has them."""
+    """Coefficients by term, in the form of the result JSON."""
     return {f"{EVALUATION}()": 1} if candidate.moment is Moment.EVALUATION else dict(candidate.terms)
 
 
 def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:
     """``13.16 GiB + 65,536 B·batch·sequence [1.00 GiB] + …``, the largest part first.
 
-    In brackets is what a term comes to at this shape. Workspaces (functions of the shape that are no
-    polynomials) are named, and what they come to is what the other terms leave.
+    Brackets hold a term's value at this shape. Workspaces are functions of the shape but not polynomials, so the
+    formula only names them; their value is the size minus all other terms.
     """
     if candidate.moment is Moment.EVALUATION:
         return f"{EVALUATION} [{size_text(candidate.requested_bytes)}]"
     shape = shape_of(workload)
-    sizes = {term: _value(term, shape) for term in candidate.terms}
     parts, workspaces = [], []
     for term, coefficient in candidate.terms.items():
         if not coefficient:
             continue
-        if sizes[term] is None:
+        value = _value(term, shape)
+        if value is None:
             name = term.removesuffix("()")
             workspaces.append(name if coefficient == 1 else f"{coefficient:,} x {name}")
         elif term == "1":
             parts.append((coefficient, size_text(coefficient)))
         else:
-            size = coefficient * sizes[term]
+            size = coefficient * value
             parts.append((size, f"{coefficient:,} B·{term.replace('*', '·')} [{size_text(size)}]"))
     if workspaces:
         rest = candidate.requested_bytes - sum(size for size, _ in parts)
@@ -59,7 +59,7 @@ def formula_text(candidate: Candidate, workload: Mapping[str, Any]) -> str:
 
 
 def _value(term: str, shape: Mapping[str, int]) -> int | None:
-    """``batch·sequence^2`` at a shape; None for a term that is no monomial."""
+    """The value of a term such as ``batch·sequence^2`` at a shape; None for a term that is not a monomial."""
     if term == "1":
         return 1
     factors = [factor.partition("^") for factor in term.replace("*", "·").split("·")]

@@ -1,4 +1,4 @@
-"""What inference holds, as text: weights, cache, a table of turns, what a GPU serves."""
+"""Renders inference details as text: weights, KV cache, a table of turns, and the maximum load."""
 
 from __future__ import annotations
 
@@ -12,50 +12,57 @@ if TYPE_CHECKING:
 
 
 def sentences(prediction: Prediction) -> list[str]:
-    """Lines below the peaks; none of training."""
-    held = prediction.inference
-    if held is None:
+    """Sentences below the peaks; empty for training."""
+    details = prediction.inference
+    if details is None:
         return []
-    each = held.cache_bytes_per_token
-    found = [f"Weights {size_text(held.weights_bytes)}; keys and values {size_text(held.cache_bytes)} after the last "
-             f"reply, {f'{each:,} bytes a token of each sequence' if each else 'and no more after further tokens'}."]
-    if held.longest_prompt_tokens is not None:
-        found.append(f"The longest prompt that fits: {held.longest_prompt_tokens:,} tokens, a context of "
-                     f"{held.longest_context_tokens:,} after the reply." if held.longest_prompt_tokens
+    per_token = details.cache_bytes_per_token
+    growth = f"{per_token:,} bytes a token of each sequence" if per_token else "and no more after further tokens"
+    lines = [f"Weights {size_text(details.weights_bytes)}; keys and values {size_text(details.cache_bytes)} after the "
+             f"last reply, {growth}."]
+    if details.longest_prompt_tokens is not None:
+        lines.append(f"The longest prompt that fits: {details.longest_prompt_tokens:,} tokens, a context of "
+                     f"{details.longest_context_tokens:,} after the reply." if details.longest_prompt_tokens
                      else "No prompt fits.")
-    if held.most_turns is not None:
-        found.append(_turns(held))
-    if held.concurrent_sequences is not None:
-        what = "conversations" if len(held.turns) > 1 else "sequences"
-        found.append(f"At once fit {held.concurrent_sequences:,} {what}.")
-    found += held.search_limits
-    if held.paged is not None:
-        paged = held.paged
-        found.append(
+    if details.most_turns is not None and details.longest_context_tokens is not None:
+        lines.append(_turns(len(details.turns), details.most_turns, details.longest_context_tokens))
+    if details.concurrent_sequences is not None:
+        plural = "conversations" if len(details.turns) > 1 else "sequences"
+        lines.append(f"{details.concurrent_sequences:,} {plural} fit at once.")
+    lines += details.search_limits
+    if details.paged is not None:
+        paged = details.paged
+        lines.append(
             f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
             f"{size_text(paged.reserved_bytes)} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
             f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
-    return found
+    return lines
 
 
-def _turns(held: Inference) -> str:
-    """How long the conversation may become."""
-    more, context = held.most_turns - len(held.turns), held.longest_context_tokens
+def _turns(given: int, most: int, context: int) -> str:
+    """A sentence about the longest conversation that fits.
+
+    Args:
+        given: number of turns in the workload.
+        most: number of turns that fit.
+        context: tokens in the cache after them.
+    """
+    more = most - given
     if more > 0:
-        return f"Further turns like the last one that fit: {more}, then the context is of {context:,} tokens."
+        return f"Further turns like the last one that fit: {more}. The context then has {context:,} tokens."
     if more == 0:
         return f"No further turn like the last one fits: a context of {context:,} tokens at most."
-    turns = f"the first {held.most_turns} fit" if held.most_turns > 1 else "only the first fits"
-    return f"Of its turns {turns}: a context of {context:,} tokens." if held.most_turns else "Not even one turn fits."
+    turns = f"the first {most} fit" if most > 1 else "only the first fits"
+    return f"Of its turns {turns}: a context of {context:,} tokens." if most else "Not even one turn fits."
 
 
-def turn_table(held: Inference) -> Table:
-    """A row a call of ``generate``."""
+def turn_table(details: Inference) -> Table:
+    """A table with a row for each call of ``generate``."""
     from predictor.report.layout import table
 
     rows = table("turn", "role", "tokens", "images", "new", "in cache", "cache (GiB)", "prefill", "decode",
                  numbers=True)
-    for turn in held.turns:
+    for turn in details.turns:
         decode = turn.decode_peak_requested_bytes
         rows.add_row(str(turn.turn), turn.role, f"{turn.tokens:,}", f"{turn.images:,}", f"{turn.new_tokens:,}",
                      f"{turn.cached_tokens:,}", gib(turn.cache_bytes), gib(turn.prefill_peak_requested_bytes),

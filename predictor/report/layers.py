@@ -1,4 +1,4 @@
-"""Layers with their repetitions put together: ``layers.{0..31}.mlp`` is one row."""
+"""Groups repeated layers into rows: ``layers.{0..31}.mlp`` is one row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from predictor.events.events import Factor
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer, or ``count`` layers that differ in one number of their path; bytes by factor, summed."""
+    """One layer, or ``count`` layers whose paths differ in one number, with the sum of their bytes by factor."""
 
     path: str
     count: int
@@ -22,7 +22,7 @@ class LayerRow:
 
 
 def collapse(layers: Mapping[str, Mapping[Factor, int]]) -> list[LayerRow]:
-    """The largest rows first. Paths are put together by their first number."""
+    """Groups layers whose paths differ only in their first number. The largest rows come first."""
     groups: dict[str, list[tuple[int | None, Mapping[Factor, int]]]] = {}
     for path, factors in layers.items():
         parts = path.split(".")
@@ -37,7 +37,7 @@ def collapse(layers: Mapping[str, Mapping[Factor, int]]) -> list[LayerRow]:
 
 
 def put_together(key: str, numbers: Sequence[int]) -> str:
-    """A path with its numbers in place of ``{}``: ``layers.{0..31}``; as it is without numbers."""
+    """The path with its numbers in place of ``{}``: ``layers.{0..31}``. Without numbers the path is unchanged."""
     if not numbers:
         return key
     numbers = sorted(numbers)
@@ -46,8 +46,8 @@ def put_together(key: str, numbers: Sequence[int]) -> str:
     elif numbers == list(range(numbers[0], numbers[-1] + 1)):
         text = f"{{{numbers[0]}..{numbers[-1]}}}"
     else:
-        shown = [str(number) for number in numbers[:4]] + ["…"] * (len(numbers) > 4)
-        text = f"{{{','.join(shown)}}}"
+        listed = [str(number) for number in numbers[:4]] + ["…"] * (len(numbers) > 4)
+        text = f"{{{','.join(listed)}}}"
     return key.replace("{}", text, 1)
 
 

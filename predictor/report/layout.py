@@ -1,4 +1,4 @@
-"""Tables and wrapped lines in the one style that all reports have."""
+"""Tables and wrapped lines in the style that all reports share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def table(*heads: str, numbers: bool = False) -> Table:
-    """An empty table in the one style; with ``numbers`` every column but the first is aligned right.
+    """An empty table in the common style. With ``numbers`` all columns except the first are right-aligned.
 
-    Breaks of the line in a head are ours: a name from outside is made printable before.
+    Heads may contain line breaks. Pass names from outside through ``printable`` first.
     """
     from rich import box
     from rich.table import Table
@@ -30,7 +30,7 @@ def table(*heads: str, numbers: bool = False) -> Table:
 
 
 def wrapped(console: Console, text: str, indent: int = 2) -> list[str]:
-    """``text`` in lines that the console has room for; lines after the first are indented further."""
+    """``text`` in lines of the console's width. Lines after the first are indented by two more characters."""
     lines = textwrap.wrap(printable(text, keep=string.whitespace), console.width, initial_indent=" " * indent,
                           subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]

@@ -1,12 +1,12 @@
-"""The list of known models and one model's page: as tables for a terminal, and as JSON's types."""
+"""Renders the list of known models and a model's page, as tables for a terminal and as JSON data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from predictor.answer.model_list import STATED, Known
-from predictor.answer.model_page import Page
+from predictor.answer.model_page import Layer, Page, Weight
 from predictor.common.json_dataclasses import to_plain
 from predictor.common.value_types import thaw
 from predictor.report import table as predicted
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 SIZE = "x".join(map(str, STATED))
 MULTIMODAL = ("images", "text")
-LEGEND = (f"tokens: what a picture of {SIZE} becomes; * of the one size that every picture is made, which the model's "
-          "page says; cross: the language model looks at images by cross-attention.")
+LEGEND = (f"tokens: number of tokens for a picture of {SIZE}; *: the model resizes every picture to one size, which "
+          "its page names; cross: images reach the language model by cross-attention.")
 
 
 def overview(console: Console, known: Mapping[str, Known]) -> None:
-    """A table for each kind of sample, a row a known name."""
-    kinds = dict.fromkeys((MULTIMODAL, *(one.takes for one in known.values())))
-    for kind in kinds:
-        of_kind = {name: one for name, one in known.items() if one.takes == kind}
-        console.print(_multimodal(of_kind) if kind == MULTIMODAL else _plain(of_kind, " and ".join(kind)))
+    """Prints a table for each combination of modalities, with a row for each known model."""
+    for takes in dict.fromkeys((MULTIMODAL, *(model.takes for model in known.values()))):
+        group = {name: model for name, model in known.items() if model.takes == takes}
+        console.print(_multimodal(group) if takes == MULTIMODAL else _plain(group, " and ".join(takes)))
         console.print()
     for text in (LEGEND, "peakcast models NAME shows one model."):
         for line in wrapped(console, text, indent=0):
@@ -40,25 +39,27 @@ def _multimodal(known: Mapping[str, Known]) -> Table:
     rows = table("images and text", "architecture", "all", "vision\ntower", "projector", "language\nmodel", "tokens",
                  numbers=True)
     rows.columns[1].justify = "left"
-    for name, one in known.items():
-        language = sum(size for module, size in one.modules.items() if module not in ("vision_tower", "projector"))
-        sizes = one.parameters, one.modules.get("vision_tower", 0), one.modules.get("projector", 0), language
-        rows.add_row(name, one.model_type, *(amount(size, 1) if size else "" for size in sizes), _image_tokens(one))
+    for name, model in known.items():
+        modules = model.modules
+        language = sum(size for module, size in modules.items() if module not in ("vision_tower", "projector"))
+        sizes = model.parameters, modules.get("vision_tower", 0), modules.get("projector", 0), language
+        rows.add_row(name, model.model_type, *(amount(size, 1) if size else "" for size in sizes),
+                     _image_tokens(model))
     return rows
 
 
-def _plain(known: Mapping[str, Known], kind: str) -> Table:
-    rows = table(kind, "architecture", "parameters")
+def _plain(known: Mapping[str, Known], modalities: str) -> Table:
+    rows = table(modalities, "architecture", "parameters")
     rows.columns[2].justify = "right"
-    for name, one in known.items():
-        rows.add_row(name, one.architecture, amount(one.parameters) if one.parameters else "")
+    for name, model in known.items():
+        rows.add_row(name, model.architecture, amount(model.parameters) if model.parameters else "")
     return rows
 
 
-def _image_tokens(one: Known) -> str:
-    if one.cross_attention:
+def _image_tokens(model: Known) -> str:
+    if model.cross_attention:
         return "cross"
-    return ", ".join(f"{tokens:,}{'' if size == SIZE else ' *'}" for size, tokens in one.tokens_per_image.items())
+    return ", ".join(f"{tokens:,}{'' if size == SIZE else ' *'}" for size, tokens in model.tokens_per_image.items())
 
 
 def amount(number: int, digits: int = 2) -> str:
@@ -70,7 +71,7 @@ def amount(number: int, digits: int = 2) -> str:
 
 
 def report(console: Console, page: Page) -> None:
-    """One model's page."""
+    """Prints a model's page."""
     known, size = page.known, sum(module.bytes for module in page.modules)
     console.print(f"{page.name}: {known.architecture} ({known.model_type}), {known.parameters:,} parameters, "
                   f"{size_text(size)} in {page.dtype}; a sample has {' and '.join(known.takes)}", soft_wrap=True)
@@ -103,11 +104,11 @@ def _layers(page: Page) -> Table:
 
 def _tokens(page: Page) -> Table | str | None:
     if page.known.cross_attention:
-        return "Images reach the language model by cross-attention; of its tokens only a mark for each is theirs."
+        return "Images reach the language model by cross-attention; each takes only one marker token in the text."
     if not page.tokens_per_image:
         return None
     if page.image_size:
-        return f"An image is {page.tokens_per_image.popitem()[1]} tokens: every picture is made " \
+        return f"An image becomes {page.tokens_per_image.popitem()[1]} tokens: the model resizes every picture to " \
                f"{page.image_size}x{page.image_size}."
     rows = table("picture (height x width)", "tokens", numbers=True)
     for size, tokens in page.tokens_per_image.items():
@@ -118,25 +119,26 @@ def _tokens(page: Page) -> Table | str | None:
 def _weights(page: Page) -> Table:
     rows = table("largest weights", "shape", "each", "together")
     rows.columns[2].justify = rows.columns[3].justify = "right"
-    for one in page.weights:
-        rows.add_row(put_together(one.path, one.numbers).removesuffix(".weight"), " x ".join(map(str, one.shape)),
-                     size_text(one.bytes), size_text(max(1, len(one.numbers)) * one.bytes))
+    for weight in page.weights:
+        rows.add_row(put_together(weight.path, weight.numbers).removesuffix(".weight"),
+                     " x ".join(map(str, weight.shape)), size_text(weight.bytes),
+                     size_text(max(1, len(weight.numbers)) * weight.bytes))
     return rows
 
 
 def _step(console: Console, page: Page) -> None:
-    """Where the memory goes in a training step."""
+    """Prints the factors of a training step's peak, or why it was not predicted."""
     if page.step is None:
-        said = f"No training step was predicted: {page.why_not}."
+        text = f"No training step was predicted: {page.why_not}."
     else:
         keys = ("recipe", "per_device_train_batch_size", "images_per_sample", "sequence_length", "image_size", "optim",
                 "gradient_checkpointing")
-        shown = ", ".join(f"{key} {str(value).lower()}" for key in keys
-                          if (value := page.step.workload.get(key)) is not None)
-        picked = f" ({' and '.join(page.chosen)} chosen here)" if page.chosen else ""
-        said = f"Where the memory goes in a training step, {size_text(page.step.peak_allocated.bytes)} at its peak: " \
-               f"{shown}{picked}. Options of peakcast predict change it."
-    for line in wrapped(console, said, indent=0):
+        values = ", ".join(f"{key} {str(value).lower()}" for key in keys
+                           if (value := page.step.workload.get(key)) is not None)
+        chosen = f" ({' and '.join(page.chosen)} chosen here)" if page.chosen else ""
+        text = f"Where the memory goes in a training step, {size_text(page.step.peak_allocated_bytes)} at its peak: " \
+               f"{values}{chosen}. Options of peakcast predict change it."
+    for line in wrapped(console, text, indent=0):
         console.print(line)
     if page.step is not None:
         console.print()
@@ -144,10 +146,10 @@ def _step(console: Console, page: Page) -> None:
 
 
 def document(page: Page) -> dict[str, Any]:
-    """A page as JSON: ``training_step`` is what ``peakcast predict --json`` says, or null."""
-    def rows(found) -> list[dict[str, Any]]:
-        return [{**to_plain(one), "path": put_together(one.path, one.numbers), "count": max(1, len(one.numbers))}
-                for one in found]
+    """A model's page as JSON data. ``training_step`` is the JSON of ``peakcast predict``, or null."""
+    def rows(groups: Sequence[Layer | Weight]) -> list[dict[str, Any]]:
+        return [{**to_plain(group), "path": put_together(group.path, group.numbers),
+                 "count": max(1, len(group.numbers))} for group in groups]
 
     return {"name": page.name, **to_plain(page.known), "dtype": page.dtype, "image_size": page.image_size,
             "modules": to_plain(page.modules), "layers": rows(page.layers),

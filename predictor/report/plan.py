@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal."""
+"""Renders a plan as tables and sentences for a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 STANDING = {"given": "your configuration", "proposed": "the proposed configuration", "closest": "what comes closest"}
 
 
 def report(console: Console, plan: Plan) -> None:
-    """The whole answer of ``peakcast plan``."""
+    """Prints the result of ``peakcast plan``."""
     _head(console, plan)
     if plan.found.fitting:
         console.print(_ranking(plan))
@@ -41,59 +42,62 @@ def _head(console: Console, plan: Plan) -> None:
     best, closest = plan.proposed, plan.closest
     if best:
         console.print(f"Proposed for {where}: {best.setting.name}, {_shape(best.candidate)}.", style="bold green")
-        peak = best.prediction.peak_reserved.bytes
-        _print(console, f"Peak {size_text(best.prediction.peak_allocated.bytes)} allocated, {size_text(peak)} reserved "
-               f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes)} stay free.")
-        if plan.largest != best.candidate:
+        peak = best.prediction.peak_reserved_bytes
+        _print(console, f"Peak {size_text(best.prediction.peak_allocated_bytes)} allocated, {size_text(peak)} reserved "
+               f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes or 0)} stay free.")
+        if plan.largest is not None and plan.largest != best.candidate:
             _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
+        assert closest is not None  # a plan has a proposed or a closest configuration
         console.print(f"Nothing fits {where} ({size_text(plan.capacity_bytes)}).", style="bold red")
         _print(console, f"The closest: {closest.setting.name}, {_shape(closest.candidate)}; it needs GPUs of "
-               f"{size_text(closest.prediction.minimum_capacity_bytes)}.")
+               f"{size_text(closest.prediction.minimum_capacity_bytes or 0)}.")
         if plan.kept:
             _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Without, more configurations are tried.")
     console.print()
 
 
-def _shape(one: Candidate) -> str:
-    parts = [f"micro batch {one.batch:,}" + (f" x {one.sequence:,} tokens" if one.sequence else ""),
-             f"{one.accumulation:,} accumulation steps" if one.accumulation > 1 else ""]
+def _shape(shape: Candidate) -> str:
+    parts = [f"micro batch {shape.batch:,}" + (f" x {shape.sequence:,} tokens" if shape.sequence else ""),
+             f"{shape.accumulation:,} accumulation steps" if shape.accumulation > 1 else ""]
     return ", ".join(filter(None, parts))
 
 
-def _ranking(plan: Plan):
-    """The configurations with their costs, in units of the first one's."""
+def _ranking(plan: Plan) -> Table:
+    """A table of the configurations with their costs, relative to the cost of the first."""
     rows = table("configuration", "micro\nbatch", "accumu-\nlation", "tokens", "reserved\n(GiB)", "cost",
                  "recompu-\ntation", "communi-\ncation", numbers=True)
     rows.columns[0].no_wrap = False
-    unit = _cost(plan, plan.found.fitting[0]).seconds or 1  # of a learned job whose model nobody saw
-    for one in plan.found.fitting:
-        name = one.setting.name + "".join(f" ({differs})" for differs in one.setting.differs)
-        rows.add_row(name, f"{one.candidate.batch:,}", f"{one.candidate.accumulation:,}",
-                     f"{one.candidate.sequence:,}" if one.candidate.sequence else "",
-                     gib(one.prediction.peak_reserved.bytes), *(f"{part / unit:.3f}" for part in _cost(plan, one)))
+    unit = _cost(plan, plan.found.fitting[0]).seconds or 1  # 0 for a learned job without a list of parameters
+    for row in plan.found.fitting:
+        name = row.setting.name + "".join(f" ({differs})" for differs in row.setting.differs)
+        rows.add_row(name, f"{row.candidate.batch:,}", f"{row.candidate.accumulation:,}",
+                     f"{row.candidate.sequence:,}" if row.candidate.sequence else "",
+                     gib(row.prediction.peak_reserved_bytes), *(f"{part / unit:.3f}" for part in _cost(plan, row)))
     return rows
 
 
 class _Cost(NamedTuple):
-    """All, and of it recomputation and what goes between GPUs and to the host."""
+    """Seconds of a sample or a token, and of these the recomputation and the transfers between GPUs and to the host."""
 
     seconds: float
     recomputation: float
     sent: float
 
 
-def _cost(plan: Plan, one: Configuration) -> _Cost:
-    """Of a sample, or a token where samples differ."""
-    cost = one.estimate
-    share = 1 / (cost.samples * (one.candidate.sequence if plan.goal == "sequence" else 1))
-    return _Cost(cost.seconds * share, cost.recomputation * share, (cost.communication + cost.host) * share)
+def _cost(plan: Plan, row: Configuration) -> _Cost:
+    """The cost per sample, or per token if sequence lengths differ between configurations."""
+    cost = row.estimate
+    tokens = (row.candidate.sequence or 1) if plan.goal == "sequence" else 1
+    parts = (cost.seconds, cost.recomputation, cost.communication + cost.host)
+    share = 1 / (float(cost.samples) * tokens)
+    return _Cost(*(float(part) * share for part in parts))
 
 
 def _methods(console: Console, plan: Plan) -> None:
-    """The cheapest of each kind of sharing the work, or why none fits."""
+    """Prints the cheapest configuration of each way to share the work, or why none fits."""
     if not plan.methods:
         return
     rows = table("method", "cheapest that fits", "micro\nbatch", "reserved\n(GiB)", "cost")
@@ -101,40 +105,40 @@ def _methods(console: Console, plan: Plan) -> None:
         column.justify = "right"
     rows.columns[1].no_wrap = False
     unit = plan.proposed and _cost(plan, plan.proposed).seconds or 1
-    for one in plan.methods:
-        best = one.cheapest
-        rows.add_row(one.kind, *((best.setting.name, f"{best.candidate.batch:,}",
-                                  gib(best.prediction.peak_reserved.bytes), f"{_cost(plan, best).seconds / unit:.3f}")
-                                 if best else ("none",)))
+    for method in plan.methods:
+        best = method.cheapest
+        rows.add_row(method.kind, *((
+            best.setting.name, f"{best.candidate.batch:,}", gib(best.prediction.peak_reserved_bytes),
+            f"{_cost(plan, best).seconds / unit:.3f}") if best else ("none",)))
     console.print(rows)
     reasons: dict[str, list[str]] = {}
-    for one in plan.methods:
-        if one.closest:
-            asks = f"asks for {size_text(one.least_bytes)} at least" if one.least_bytes else "does not fit"
-            reasons[f"{one.closest.name} {asks}"] = [one.kind]
-        elif one.why_none:
-            reasons.setdefault(one.why_none, []).append(one.kind)
-    for why, kinds in reasons.items():
-        _print(console, f"None of {'; '.join(kinds)}: {why}.")
+    for method in plan.methods:
+        if method.closest:
+            needs = f"needs at least {size_text(method.least_bytes)}" if method.least_bytes else "does not fit"
+            reasons[f"{method.closest.name} {needs}"] = [method.kind]
+        elif method.why_none:
+            reasons.setdefault(method.why_none, []).append(method.kind)
+    for reason, names in reasons.items():
+        _print(console, f"No {' or '.join(names)} configuration fits: {reason}.")
     console.print()
 
 
 def _rest(console: Console, plan: Plan) -> None:
-    """What became of the ways to share the work that are not in the ranking, and what could not be looked at."""
+    """Prints the methods that are in no table yet: not examined, not fitting, or not predicted."""
     found = plan.found
-    said = {one.setting.method for one in (*found.fitting, *found.cheapest.values())}
-    for head, settings in (("Not looked at (costs more, or learns something else)", found.unseen),
+    printed = {row.setting.method for row in (*found.fitting, *found.cheapest.values())}
+    for head, settings in (("Not examined (costs more, or trains something else)", found.unseen),
                            ("Does not fit", found.failed)):
-        methods = dict.fromkeys(one.method for one in settings if one.method not in said)
+        methods = dict.fromkeys(setting.method for setting in settings if setting.method not in printed)
         if methods:
             _print(console, f"{head}: {'; '.join(methods)}.")
-        said |= methods.keys()
+        printed |= methods.keys()
     reasons: dict[str, list[str]] = {}
-    for one, why in found.left_out:
-        reasons.setdefault(why, []).append(one.name)
-    for why, names in reasons.items():
+    for setting, reason in found.left_out:
+        reasons.setdefault(reason, []).append(setting.name)
+    for reason, names in reasons.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        _print(console, f"Left out: {names[0]}{more}: {why}.")
+        _print(console, f"Left out: {names[0]}{more}: {reason}.")
     console.print()
 
 
@@ -160,7 +164,9 @@ def _knobs(console: Console, plan: Plan) -> None:
     console.print()
 
 
-def _signed(size: int) -> str:
+def _signed(size: int | None) -> str:
+    if size is None:
+        return ""
     return f"−{gib(-size)}".replace("−<0.01", "0.00") if size < 0 else gib(size)
 
 
@@ -177,7 +183,8 @@ def _files(console: Console, plan: Plan) -> None:
     steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
     if steps:
-        _print(console, f"Before training, as no argument says it, only {launch.WORKLOAD}: {'; '.join(steps)}.")
+        _print(console, "Before training, do what no argument does (the settings are in "
+               f"{launch.WORKLOAD}): {'; '.join(steps)}.")
     console.print()
 
 
@@ -185,7 +192,7 @@ def _tail(console: Console, plan: Plan) -> None:
     value_sources.report(console, plan.source)
     counts = plan.counts
     _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
-           f"{counts.ruled_out:,} cannot fit whatever the batch is, {counts.decided:,} were told apart by "
+           f"{counts.ruled_out:,} cannot fit at any batch size, {counts.decided:,} were compared with the capacity by "
            f"{counts.composed} closed forms, the rest costs more than what is listed; {counts.simulated} runs through "
            f"the allocator's simulation, {counts.traced} traces.")
     _print(console, "Cost: " + "; ".join(plan.assumptions) + ".")

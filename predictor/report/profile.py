@@ -1,4 +1,4 @@
-"""A profile as tables for a terminal."""
+"""Renders a calibration profile as tables and sentences for a terminal."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STACK = ("torch", "transformers", "deepspeed", "cuda", "cudnn")
-"""What of the software an overview names."""
+"""Software whose versions an overview lists."""
 SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
-"""Where a workspace is, by ``OperatorWorkspace.grows``."""
+"""Location of a workspace, by ``OperatorWorkspace.grows``."""
 
 
 def overview(profiles: Mapping[str, Profile]) -> Table:
-    """A row a profile."""
+    """A table with a row for each profile."""
     rows = table("profile", "measured on", "product", "software", "date", "jobs")
     rows.columns[0].no_wrap = True
-    for name, one in profiles.items():
-        jobs = one.provenance.get("jobs", {})
-        rows.add_row(name, one.measured_on, one.device.product, software(one), str(one.provenance.get("date", "")),
-                     str(sum(jobs.values())))
+    for name, profile in profiles.items():
+        jobs = profile.provenance.get("jobs", {})
+        rows.add_row(name, profile.measured_on, profile.device.product, software(profile),
+                     str(profile.provenance.get("date", "")), str(sum(jobs.values())))
     return rows
 
 
 def software(profile: Profile) -> str:
-    """The stack and its versions."""
+    """The versions of the software that the profile was measured with."""
     return ", ".join(f"{name} {profile.software[name]}" for name in STACK if name in profile.software)
 
 
 def report(console: Console, profile: Profile) -> None:
-    """What it changes in a prediction."""
+    """Prints what the profile changes in a prediction."""
     console.print(_coefficients(profile))
     console.print()
     console.print(_workspaces(profile))
@@ -48,13 +48,18 @@ def report(console: Console, profile: Profile) -> None:
 
 
 def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Table:
-    """How far held-out jobs were from their predictions; ``inside``: share of them in intervals from others, and in
-    ``all`` of them."""
+    """A table of the differences between held-out jobs and their predictions.
+
+    Args:
+        inside: by counter, the fraction of jobs inside the interval that the other jobs give; under ``all``, the
+            fraction of jobs inside all of their intervals.
+    """
     heads = ["inside (cross-checked)"] if inside else []
     rows = table("held-out jobs", "measured less predicted", "level", "jobs", *heads)
-    for counter, one in profile.residuals.items():
+    for counter, interval in profile.residuals.items():
         checked = [f"{inside[counter]:.1%}" if isfinite(inside.get(counter, nan)) else ""] if inside else []
-        rows.add_row(counter, f"{one.low:+.6%} to {one.high:+.6%}", f"{one.level:.0%}", str(one.samples), *checked)
+        rows.add_row(counter, f"{interval.low:+.6%} to {interval.high:+.6%}", f"{interval.level:.0%}",
+                     str(interval.samples), *checked)
     if inside and isfinite(inside.get("all", nan)):
         rows.add_row("all of these", "", "", "", f"{inside['all']:.1%}")
     if not profile.residuals:
@@ -62,19 +67,21 @@ def intervals(profile: Profile, inside: Mapping[str, float] | None = None) -> Ta
     return rows
 
 
-def _coefficients(profile: Profile):
+def _coefficients(profile: Profile) -> Table:
     rows = table("factor", "coefficient", "±", "points", "used", "")
-    for name, one in profile.coefficients.items():
-        error = "" if one.standard_error is None else f"{one.standard_error:.6f}"
-        rows.add_row(name, f"{one.value:.6f}", error, str(one.samples), "yes" if one.applied else "no", one.note)
+    for name, coefficient in profile.coefficients.items():
+        error = "" if coefficient.standard_error is None else f"{coefficient.standard_error:.6f}"
+        rows.add_row(name, f"{coefficient.value:.6f}", error, str(coefficient.samples),
+                     "yes" if coefficient.applied else "no", coefficient.note)
     return rows
 
 
-def _workspaces(profile: Profile):
+def _workspaces(profile: Profile) -> Table:
     rows = table("bytes beyond prediction", "where", "fixed", "±", "for each byte of the result", "±", "calls")
-    for one in profile.workspaces:
-        rows.add_row(one.operator, SORTS[one.grows], f"{one.fixed_bytes:,.0f}", f"{one.fixed_standard_error:,.0f}",
-                     f"{one.bytes_per_result_byte:.6f}", f"{one.ratio_standard_error:.6f}", str(one.samples))
+    for workspace in profile.workspaces:
+        rows.add_row(workspace.operator, SORTS[workspace.grows], f"{workspace.fixed_bytes:,.0f}",
+                     f"{workspace.fixed_standard_error:,.0f}", f"{workspace.bytes_per_result_byte:.6f}",
+                     f"{workspace.ratio_standard_error:.6f}", str(workspace.samples))
     if not profile.workspaces:
         kept = "none kept" if profile.provenance.get("workspaces_left_out") else \
             "none: every operator allocates what is predicted"
@@ -83,7 +90,7 @@ def _workspaces(profile: Profile):
 
 
 def _left_out(profile: Profile) -> list[str]:
-    """Operators that allocated more than predicted and have no workspace, and why."""
+    """Sentences about operators that allocated more than predicted but have no workspace in the profile."""
     return [f"Left out: {name}: {why}." for name, why in profile.provenance.get("workspaces_left_out", {}).items()]
 
 

@@ -1,4 +1,4 @@
-"""A replayed history beside what the recording says of itself."""
+"""Renders a replayed memory history beside the numbers in the recording."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MOST_RUNS = 12
-"""Runs of equal segments that the report lists; JSON has all segments."""
+"""Number of runs of equal segments that the report lists. The JSON has all segments."""
 
 
 def report(console: Console, result: Replay, name: str) -> None:
-    """The answer of ``peakcast replay``."""
+    """Prints the result of ``peakcast replay``."""
     console.print(_verdict(result), style={True: "bold green", False: "bold red", None: "bold"}[result.agrees])
     begun = result.start.reserved_bytes
     held = f"began with {size_text(begun)} reserved" if begun else "began empty"
@@ -34,9 +34,9 @@ def report(console: Console, result: Replay, name: str) -> None:
     _row(rows, "peak allocated", result.peak_allocated_bytes, None)
     _row(rows, "peak active", result.peak_active_bytes, None)
     _row(rows, "peak reserved", result.peak_reserved_bytes, recorded.peak_reserved_bytes)
-    for what in ("requested", "allocated", "active", "reserved"):
-        key = f"{what}_bytes"
-        _row(rows, f"{what} at the end", getattr(result.end, key), getattr(recorded.end, key))
+    for counter in ("requested", "allocated", "active", "reserved"):
+        key = f"{counter}_bytes"
+        _row(rows, f"{counter} at the end", getattr(result.end, key), getattr(recorded.end, key))
     rows.add_row("segments", f"{len(result.segments):,}", f"{len(recorded.segments):,}")
     console.print(rows)
     console.print()
@@ -46,7 +46,7 @@ def report(console: Console, result: Replay, name: str) -> None:
 
 
 def document(result: Replay, path: str) -> dict[str, Any]:
-    """The same as data."""
+    """The result of ``peakcast replay`` as JSON data."""
     return {
         "snapshot": path, "device": result.device, "allocator_conf": result.settings,
         "capacity_bytes": result.total_bytes, "events": result.events,
@@ -89,9 +89,9 @@ def _row(rows: Any, name: str, simulated: int, recorded: int | None) -> None:
 
 def _segments(console: Console, head: str, segments: tuple[int, ...]) -> None:
     runs = [(size, len(list(equal))) for size, equal in groupby(segments)]
-    shown = [size_text(size) + (f" × {count}" if count > 1 else "") for size, count in runs[:MOST_RUNS]]
+    listed = [size_text(size) + (f" × {count}" if count > 1 else "") for size, count in runs[:MOST_RUNS]]
     rest = sum(count for _, count in runs[MOST_RUNS:])
-    text = ", ".join(run.replace(" ", "\xa0") for run in shown) or "none"
+    text = ", ".join(run.replace(" ", "\xa0") for run in listed) or "none"
     more = f" and {rest:,} more (--json)" if rest else ""
     for line in wrapped(console, f"{head}: {text}{more}", indent=0):
         console.print(line)

@@ -1,4 +1,4 @@
-"""What random batches of a dataset need, in sentences."""
+"""Renders the memory of a dataset's random batches as sentences."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from predictor.answer.prediction import Chances, Prediction
 from predictor.report.units import size_text
 
 LEAST = 1e-12
-"""Smaller probabilities are lost in the sums that they come from."""
+"""Smaller probabilities are below the rounding error of the sums that they come from."""
 ALL = 1 - LEAST
 
 
 def sentences(prediction: Prediction) -> list[str]:
-    """Which batch was answered, how high the others go, and how many of them fit."""
-    found, workload = prediction.samples, prediction.workload
-    if found is None:
+    """Sentences about the worst batch, the peaks of other batches, and how many of them fit; empty without samples."""
+    chances, workload = prediction.samples, prediction.workload
+    if chances is None:
         return []
     size = workload["per_device_train_batch_size"]
-    hidden = "padding included" if workload["padding"] != "none" else "padding included, which no mask hides"
+    padding = "padding included" if workload["padding"] != "none" else "padding included, which no mask hides"
     lines = [
-        f"This is the worst batch of {found.samples:,} samples: {size:,} of {found.tokens:,} tokens"
-        f"{f', {hidden}' if found.varied and size > 1 else ''}, with {_images(found.images)}"
-        f"{_instead(found)}. {_others(found)}"]
-    if found.verdicts:
+        f"This is the worst batch of {chances.samples:,} samples: {size:,} of {chances.tokens:,} tokens"
+        f"{f', {padding}' if chances.varied and size > 1 else ''}, with {_images(chances.images)}"
+        f"{_instead(chances)}. {_others(chances)}"]
+    if chances.verdicts:
         batches = workload["data_parallel_size"] * workload["gradient_accumulation_steps"]
         for verdict, words in (("does_not_fit", "do not fit"), ("uncertain", "may not fit")):
-            share = found.verdicts[verdict]
+            share = chances.verdicts[verdict]
             if share > LEAST:
                 step = 1 - (1 - share) ** batches
                 often = _one_in(step, "optimizer step", "optimizer steps")
@@ -38,27 +38,31 @@ def _images(count: int) -> str:
     return f"{count:,} image{'' if count == 1 else 's'}" if count else "no images"
 
 
-def _instead(found: Chances) -> str:
-    """What was assumed of batches with too few images."""
-    if found.images == found.answered_images:
+def _instead(chances: Chances) -> str:
+    """The number of images that was assumed, if the batch has fewer images than formulas cover."""
+    if chances.images == chances.answered_images:
         return ""
-    return f" (answered as if with {found.answered_images}: formulas are of batches with at least so many)"
+    return f" (predicted as if with {chances.answered_images}: formulas need at least that many images in a batch)"
 
 
-def _others(found: Chances) -> str:
-    """What random batches need beside the worst."""
-    if found.probability >= ALL:
+def _others(chances: Chances) -> str:
+    """A sentence about the memory of other random batches."""
+    if chances.probability >= ALL:
         return "Every random batch needs as much."
-    often = _one_in(found.probability, "random batch", "random batches")
+    often = _one_in(chances.probability, "random batch", "random batches")
     return (f"{often} needs as much; half of them request at most "
-            f"{size_text(found.median_peak_requested_bytes)}, 99 of 100 at most "
-            f"{size_text(found.percentile_99_peak_requested_bytes)}.")
+            f"{size_text(chances.median_peak_requested_bytes)}, 99 of 100 at most "
+            f"{size_text(chances.percentile_99_peak_requested_bytes)}.")
 
 
-def _one_in(probability: float, one: str, several: str) -> str:
-    """How often, of things in words: one of them, and more."""
+def _one_in(probability: float, singular: str, plural: str) -> str:
+    """A probability in words, such as "One in 20 random batches".
+
+    Args:
+        singular, plural: name of the counted things.
+    """
     if probability <= LEAST:
-        return f"Fewer than one in {1 / LEAST:,.0f} {several}"
+        return f"Fewer than one in {1 / LEAST:,.0f} {plural}"
     if probability >= 0.95:
-        return f"Every {one}" if probability >= ALL else f"Nearly every {one}"
-    return f"One in {1 / probability:,.{0 if probability < 0.095 else 1}f} {several}"
+        return f"Every {singular}" if probability >= ALL else f"Nearly every {singular}"
+    return f"One in {1 / probability:,.{0 if probability < 0.095 else 1}f} {plural}"

@@ -1,4 +1,4 @@
-"""What all pages look like: words, tables and colours, in light and in dark."""
+"""The style sheet that all HTML pages share: text, tables and colours, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def styles() -> str:
-    """Styles that a page's own follow."""
+    """The shared style sheet. A page's own styles follow it."""
     return (Path(__file__).parent / "styles.css").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The timeline as one self-contained SVG file."""
+"""Draws the timeline as one self-contained SVG file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from predictor.report.units import GIB, size_text
 
 WIDTH, HEIGHT = 1000, 520
 LEFT, RIGHT, TOP, BOTTOM = 64, 984, 84, 420
-LEAST = 60  # units of a moment: room for its name
-# Colours that people with colour blindness can tell apart (Okabe and Ito).
+LEAST = 60  # units that a moment gets at least, for its name
+# Colours for readers with colour blindness (Okabe and Ito).
 COLOURS = {
     Factor.PARAMETERS: "#0072b2", Factor.OPTIMIZER_STATES: "#56b4e9", Factor.GRADIENTS: "#009e73",
     Factor.INPUTS: "#999999", Factor.ACTIVATIONS: "#f0e442", Factor.COMMUNICATION: "#cc79a7",
@@ -24,12 +24,11 @@ COLOURS = {
 
 
 def draw(prediction: Prediction) -> str:
-    """An SVG document: live requested bytes by factor, the peak, and the capacity where it is near."""
+    """An SVG document: live requested bytes by factor, the peak, and the capacity if it is close to the peak."""
     drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT, least=LEAST)
     top = max(column.bytes for column in drawn) or 1
     capacity = prediction.capacity_bytes
-    scale = max(top, capacity) if capacity and capacity <= 1.5 * top else top
-    scale *= 1.04  # room above the highest line
+    scale = 1.04 * (max(top, capacity) if capacity and capacity <= 1.5 * top else top)  # room above the highest line
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="13">',
@@ -65,7 +64,7 @@ def _axis(scale: float) -> list[str]:
 
 
 def _areas(drawn: list[Column], scale: float) -> list[str]:
-    """One closed path a factor, between the top of the layers below it and its own."""
+    """A closed path for each factor, from the top of the factors below it to its own top."""
     lines = []
     floor = [0] * len(drawn)
     for factor in STACK:
@@ -78,7 +77,7 @@ def _areas(drawn: list[Column], scale: float) -> list[str]:
 
 
 def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
-    """Corners of a staircase, one stair for each run of equal sizes."""
+    """The corners of a staircase, with a stair for each run of equal sizes."""
     corners, x = [], LEFT
     for size, run in groupby(sizes):
         y, start = _y(size, scale), x

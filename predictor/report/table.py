@@ -1,4 +1,4 @@
-"""A prediction as tables for a terminal."""
+"""Renders a prediction as tables and sentences for a terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # characters of the factor table's columns
+FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # widths in the factor table: the first columns together, and each module's
 MEASURED_ON = {"device": "measured on a real GPU", "emulated": "measured on an emulated GPU", "assumed": "assumed"}
 
 
 def report(console: Console, prediction: Prediction) -> None:
-    """The whole answer of ``peakcast predict``."""
+    """Prints the result of ``peakcast predict``."""
     head(console, prediction)
     factors(console, prediction)
     console.print(moment_table(prediction))
@@ -33,7 +33,7 @@ def report(console: Console, prediction: Prediction) -> None:
 
 
 def head(console: Console, prediction: Prediction) -> None:
-    """The verdict, the peaks and where they are."""
+    """Prints the verdict, the workload, and the table of peaks."""
     console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
     for line in wrapped(console, verdict.title(prediction), indent=0):
         console.print(line, style="dim")
@@ -51,7 +51,7 @@ def head(console: Console, prediction: Prediction) -> None:
 
 
 def tail(console: Console, prediction: Prediction) -> None:
-    """Where the values came from, what was assumed, where the intervals come from, and what is missing."""
+    """Prints the sources of the values, the calibration, the defaults, and what is not modelled."""
     value_sources.report(console, prediction.source)
     for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
@@ -60,7 +60,7 @@ def tail(console: Console, prediction: Prediction) -> None:
 
 
 def calibration(prediction: Prediction) -> list[str]:
-    """The profile and what its intervals mean; nothing without one."""
+    """A sentence about the profile and its intervals; empty without a profile."""
     profile = prediction.provenance.get("profile")
     if not profile:
         return []
@@ -76,13 +76,13 @@ def calibration(prediction: Prediction) -> list[str]:
 
 
 def defaults(prediction: Prediction) -> list[str]:
-    """``key value`` of each key that the user did not give and that has a value."""
+    """``key value`` for each key that the user did not give and that has a default value."""
     return [f"{key} {_value(prediction.workload.get(key))}" for key in prediction.filled_in
             if key != "mode" and prediction.workload.get(key) not in (None, [], (), {})]
 
 
 def factors(console: Console, prediction: Prediction) -> None:
-    """What the peak is made of, and what of it more GPUs do not lower, if that is most of the parameters."""
+    """Prints the factors of the peak, and notes about frozen parameters and about activations of frozen modules."""
     console.print(factor_table(prediction, console.width))
     frozen = prediction.frozen_bytes or 0
     if prediction.inference is None and 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
@@ -98,8 +98,8 @@ def factors(console: Console, prediction: Prediction) -> None:
 
 
 def factor_table(prediction: Prediction, width: int) -> Table:
-    """What the peak is made of: a row a factor, a column a modality module."""
-    total = prediction.peak_allocated.bytes
+    """The bytes at the peak, with a row for each factor and a column for each modality module."""
+    total = prediction.peak_allocated_bytes
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     names = (printable(name).replace("_", "_\n") for name in modules)
     rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
@@ -114,7 +114,7 @@ def factor_table(prediction: Prediction, width: int) -> Table:
 
 
 def merge_small(modules: Mapping[str, Mapping[Factor, int]], most: int) -> dict[str, Mapping[Factor, int]]:
-    """The modules by size; if there are more than ``most``, the smallest become one: "others"."""
+    """The modules, largest first. If there are more than ``most``, the smallest are merged into "others"."""
     ordered = sorted(modules.items(), key=lambda item: -sum(item[1].values()))
     kept = ordered
     if len(ordered) > most:
@@ -124,7 +124,7 @@ def merge_small(modules: Mapping[str, Mapping[Factor, int]], most: int) -> dict[
 
 
 def moment_table(prediction: Prediction) -> Table:
-    """The highest requested point of each moment."""
+    """A table with the highest requested point of each moment."""
     rows = table("moment", "highest (GiB)", "step", "operator", "module")
     rows.columns[1].justify = rows.columns[2].justify = "right"
     for moment, point in prediction.moments.items():

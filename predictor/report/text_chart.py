@@ -1,4 +1,4 @@
-"""The timeline as a picture of characters."""
+"""Draws the timeline as a chart of text characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.report.units import GIB, size_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Character, its stand-in where only ASCII can be shown, and colour.
+# Each factor's character, its replacement on ASCII terminals, and its colour.
 MARKS = {
     Factor.PARAMETERS: ("█", "P", "blue"),
     Factor.OPTIMIZER_STATES: ("▓", "O", "cyan"),
@@ -24,30 +24,36 @@ MARKS = {
     Factor.ALLOCATOR: ("·", "R", "bright_black"),
     Factor.KV_CACHE: ("◇", "K", "bright_green"),
 }
+Cell = tuple[str, str | None]
+"""A character and its colour."""
 AXIS_WIDTH = 8
-LEAST = 6  # characters of a moment: room for its name
+LEAST = 6  # characters that a moment gets at least, for its name
 SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Moment.OPTIMIZER_STEP: "opt",
          Moment.EVALUATION: "eval", Moment.PREFILL: "prefill", Moment.DECODE: "decode"}
 
 
 def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bool = False) -> Text:
-    """Live requested bytes over start-up and three steps, stacked by factor; ``^`` marks the peak."""
+    """Live requested bytes over start-up and three steps, stacked by factor. ``^`` marks the peak.
+
+    Args:
+        width, height: size of the chart in characters.
+    """
     from rich.text import Text
 
     drawn, stretches = columns(prediction.timeline(), max(20, width - AXIS_WIDTH), least=LEAST)
     top = max(column.bytes for column in drawn) or 1
     capacity = prediction.capacity_bytes
-    shown_capacity = capacity if capacity and top / 2 < capacity <= top * 1.5 else None
-    scale = max(top, shown_capacity or 0)
+    near_capacity = capacity if capacity and top / 2 < capacity <= top * 1.5 else None
+    scale = max(top, near_capacity or 0)
     text = Text()
     for row in range(height, 0, -1):
         low, high = scale * (row - 1) / height, scale * row / height
         label = f"{high / GIB:6.1f} ┤" if (height - row) % 4 == 0 else f"{'':6} │"
         text.append(label.translate(PLAIN) if ascii_only else label)
-        cells = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
-                 for factor in (_at(column, (low + high) / 2) for column in drawn)]
-        if shown_capacity is not None and low < shown_capacity <= high:
-            cells = _capacity_line(cells, f" capacity {size_text(shown_capacity)} ")
+        cells: list[Cell] = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
+                             for factor in (_at(column, (low + high) / 2) for column in drawn)]
+        if near_capacity is not None and low < near_capacity <= high:
+            cells = _capacity_line(cells, f" capacity {size_text(near_capacity)} ")
         for mark, colour in cells:
             text.append(mark, colour)
         text.append("\n")
@@ -57,10 +63,11 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
 
 
 PLAIN = str.maketrans("┤│", "||")
+"""Replaces the axis's characters on ASCII terminals."""
 
 
 def _at(column: Column, height: float) -> Factor | None:
-    """The factor whose layer of the stack is at ``height`` bytes."""
+    """The factor whose layer in the stack covers ``height`` bytes; None above the stack."""
     floor = 0
     for factor in STACK:
         floor += column.bytes_by_factor.get(factor, 0)
@@ -69,9 +76,9 @@ def _at(column: Column, height: float) -> Factor | None:
     return None
 
 
-def _capacity_line(cells: list[tuple[str, str | None]], note: str) -> list[tuple[str, str | None]]:
-    """Dashes where nothing is drawn, with the capacity written over the first of them that have room."""
-    line = [("-", "red") if mark == " " else (mark, colour) for mark, colour in cells]
+def _capacity_line(cells: list[Cell], note: str) -> list[Cell]:
+    """A row with dashes in its empty cells, and the note in the first gap that has room for it."""
+    line: list[Cell] = [("-", "red") if mark == " " else (mark, colour) for mark, colour in cells]
     start = "".join(mark for mark, _ in line).find("-" * len(note))
     if start >= 0:
         line[start: start + len(note)] = [(mark, "red") for mark in note]
@@ -85,7 +92,7 @@ def _peak_line(drawn: list[Column]) -> str:
 
 
 def _labels(stretches: list[Stretch]) -> tuple[str, str]:
-    """One line of moments and one of steps."""
+    """The line that names the moments, and the line that names the steps."""
     moments = "".join(_fit("|" + SHORT[s.moment], s.stop - s.start) for s in stretches)
     steps = ""
     for before, s in zip([None, *stretches], stretches):

@@ -1,4 +1,4 @@
-"""A timeline cut into the columns of a picture."""
+"""Divides a timeline into the columns of a chart."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import groupby
 from predictor.answer.prediction import Timeline
 from predictor.events.events import Factor, Moment
 
-# From the bottom of the stack: what stays for the whole step first.
+# From bottom to top: factors that live for the whole step are at the bottom.
 STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.KV_CACHE, Factor.INPUTS,
          Factor.ACTIVATIONS, Factor.COMMUNICATION, Factor.TEMPORARIES, Factor.ALLOCATOR)
 
 
 @dataclass(frozen=True)
 class Column:
-    """The highest point of one stretch of events, in bytes by factor."""
+    """The highest point among the events of one column, in bytes by factor."""
 
     step: int
     moment: Moment
@@ -38,11 +38,11 @@ class Stretch:
 
 
 def columns(timeline: Timeline, width: int, least: int) -> tuple[list[Column], list[Stretch]]:
-    """``width`` columns, and the stretches that they make up.
+    """The ``width`` columns of a chart, and the stretches of columns that belong to one moment.
 
-    A moment gets columns by the number of its events, but at least ``least``: the optimizer step has
-    few events and is often where the peak is. When there are too many moments for that (gradient
-    accumulation), whole steps take their place.
+    A moment gets columns in proportion to its events, but at least ``least``, because the optimizer step has
+    few events and often contains the peak. If there are too many moments for that (gradient
+    accumulation), stretches are whole steps.
     """
     def runs_by(key: Callable[[int], object]) -> list[list[int]]:
         return [list(run) for _, run in groupby(range(len(timeline.index)), key)]

@@ -1,4 +1,4 @@
-"""Bytes, counts and shares as text."""
+"""Formats bytes, counts and shares as text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def gib(size: int) -> str:
-    """``13.16``: GiB with two decimals, for columns whose head names the unit; ``<0.01`` if little is there."""
+    """``13.16``: GiB with two decimals, for columns whose head names the unit; ``<0.01`` for small sizes above 0."""
     return "<0.01" if 0 < size * 200 < GIB else f"{size / GIB:,.2f}"
 
 
 def size_text(size: int) -> str:
-    """``13.16 GiB``, ``8.12 MiB`` or ``512 B``: the largest unit that the size fills."""
+    """``13.16 GiB``, ``8.12 MiB`` or ``512 B``: a size in the largest unit in which it is at least 1."""
     for unit, scale in UNITS:
         if abs(size) >= scale:
             return f"{size / scale:,.2f} {unit}"

@@ -1,4 +1,4 @@
-"""Where the values of a workload came from."""
+"""Renders the sources of a workload's values: the files and options that set them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SECTION = "deepspeed."
 
 
 def report(console: Console, source: Source | None) -> None:
-    """What was read, as a table; then what the framework fills in, and what has no effect; nothing without a source."""
+    """Prints the values that were read as a table, then the framework's defaults, then keys without effect on memory.
+
+    Prints nothing without a source.
+    """
     if source is None:
         return
     from predictor.report.layout import table, wrapped
@@ -43,7 +46,7 @@ def _short(entry: Value) -> str:
 
 
 def word(value: object, limit: int = 60) -> str:
-    """A value, short."""
+    """A value as text of at most ``limit`` characters."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The first lines of every report: what was asked, whether it fits, and where the peak is."""
+"""Renders the first lines of every report: the workload, the verdict (``predictor.jobs.survival``), and the peaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = {"fits": "bold green", "uncertain": "bold yellow", "does_not_fit": "bo
 def title(prediction: Prediction) -> str:
     """The workload in one line."""
     w = prediction.workload
-    if "command" in w:  # learned from a script, which keeps the rest to itself
+    if "command" in w:  # a job learned from a script: only its command and shape are known
         shape = {"batch": "per_device_train_batch_size", "sequence": "sequence_length", "images": "images_per_sample"}
         return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
                            f"learned ({w['learned']})"))
@@ -42,19 +42,18 @@ def title(prediction: Prediction) -> str:
 
 
 def inference(w: Mapping[str, Any]) -> str:
-    """A workload of inference in one line."""
+    """An inference workload in one line."""
     turns = w.get("conversation")
-    said = f"{len(turns)} turns" if turns else f"{w['sequence_length']:,} tokens, {w['max_new_tokens']:,} new ones"
+    length = f"{len(turns)} turns" if turns else f"{w['sequence_length']:,} tokens, {w['max_new_tokens']:,} new ones"
     bits = [f"weights of {bits} bits" for bits in (4, 8) if (w["quantization"] or {}).get(f"load_in_{bits}bit")]
-    return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {said}", *bits,
+    return " · ".join((str(w["model"]), "inference", f"batch {w['per_device_eval_batch_size']:,} x {length}", *bits,
                        str(w["dtype"]), f"{w['cache_implementation']} cache"))
 
 
 def verdict(prediction: Prediction) -> str:
-    """Whether it fits, with the numbers that decide."""
-    reserved = prediction.peak_reserved
-    peak = f"{size_text(prediction.peak_allocated.bytes)} allocated" + (
-        f", {size_text(reserved.bytes)} reserved" if reserved else "")
+    """The verdict in a sentence, with the peak, the capacity, and what to do."""
+    reserved = prediction.reserved
+    peak = f"{size_text(prediction.peak_allocated_bytes)} allocated, {size_text(reserved.bytes)} reserved"
     if prediction.verdict is None:
         kernels = prediction.provenance.get("kernels_of")
         return (f"Peak {peak}{f' with the kernels of {kernels}' if kernels else ''}. No GPU named: add --gpu NAME or "
@@ -78,7 +77,7 @@ def verdict(prediction: Prediction) -> str:
 
 
 def failure(prediction: Prediction) -> str:
-    """Where it runs out of memory; empty if it does not."""
+    """The place where the job runs out of memory, as part of a sentence; empty if it does not run out."""
     error = prediction.out_of_memory
     if error is None:
         return ""
@@ -88,7 +87,7 @@ def failure(prediction: Prediction) -> str:
 
 
 def peak_text(peak: Peak) -> str:
-    """Where the peak is, as a sentence."""
+    """The moment, step, rank and operator of the peak, as a sentence."""
     when = "start-up" if peak.step == 0 else f"{_step(peak.moment)} {peak.step}"
     return f"The peak is in {peak.moment.value} of {when} on rank {peak.rank}: {peak.operator or 'an allocation'}" + (
         f" in {peak.module}." if peak.module else ".")
@@ -99,7 +98,7 @@ def _step(moment: Moment) -> str:
 
 
 class PeakText(NamedTuple):
-    """A peak in words."""
+    """A row of the table of peaks."""
 
     name: str
     size: str
@@ -107,14 +106,14 @@ class PeakText(NamedTuple):
 
 
 def bounds(prediction: Prediction) -> list[PeakText]:
-    """Each peak, and the capacity that a GPU needs, if that was searched for."""
-    rows = (("requested", prediction.peak_requested, "what tensors asked for (requested_bytes.all.peak)"),
-            ("allocated", prediction.peak_allocated, "in whole blocks (torch.cuda.max_memory_allocated)"
+    """The rows of the table of peaks, and the least capacity that a GPU needs if it was searched."""
+    rows = (("requested", prediction.requested, "what tensors asked for (requested_bytes.all.peak)"),
+            ("allocated", prediction.allocated, "in whole blocks (torch.cuda.max_memory_allocated)"
              + _elsewhere(prediction.peak, prediction.peak.allocated_rank)),
-            ("reserved", prediction.peak_reserved,
+            ("reserved", prediction.reserved,
              "held by PyTorch (torch.cuda.max_memory_reserved)"
              + (_elsewhere(prediction.peak, prediction.peak.reserved_rank) or _idle(prediction))),
-            ("device", prediction.peak_device, "what nvidia-smi shows, context and NCCL included"))
+            ("device", prediction.device, "what nvidia-smi shows, context and NCCL included"))
     least = prediction.minimum_capacity_bytes
     return [PeakText(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
         [PeakText("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")]
@@ -131,7 +130,7 @@ def _idle(prediction: Prediction) -> str:
 
 
 def _bound(bound: Bound | None) -> str:
-    if bound is None or bound.bytes is None:
+    if bound is None:
         return "not predicted"
     size = size_text(bound.bytes)
     if bound.low is None or bound.high is None or size == size_text(bound.low) == size_text(bound.high):
@@ -139,9 +138,9 @@ def _bound(bound: Bound | None) -> str:
     return f"{size} ({size_text(bound.low)} to {size_text(bound.high)})"
 
 
-def _at_most(reserved: Bound | None) -> str:
-    """What else it takes to run out of memory, where the interval shows."""
-    if reserved is None or reserved.high is None or size_text(reserved.high) == size_text(reserved.bytes):
+def _at_most(reserved: Bound) -> str:
+    """The upper end of the reserved peak, as part of a sentence; empty if it reads the same as the peak."""
+    if reserved.high is None or size_text(reserved.high) == size_text(reserved.bytes):
         return ""
     return f" and PyTorch reserves {size_text(reserved.high)}"
 

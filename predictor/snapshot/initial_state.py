@@ -1,37 +1,38 @@
-"""What the allocator held when a recording began, found by walking its history backwards.
+"""Reconstructs the allocator's state at the beginning of a recording by undoing its history backwards.
 
-The history says what changed, the segments of the snapshot what there was at the end. Undone from the last
-entry to the first, the changes leave the segments and blocks of the beginning. Neighbouring free blocks are
-always merged (``free_block``, c10/cuda/CUDACachingAllocator.cpp), so the blocks in use say where the free ones are.
+A snapshot lists the segments at the end of the history. Undoing every entry from the last to the first leaves the
+segments and blocks of the beginning. Neighbouring free blocks are always merged (``free_block``,
+c10/cuda/CUDACachingAllocator.cpp), so the blocks in use determine the free ones.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from predictor.allocator.constants import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE
 from predictor.snapshot.records import Action, Block, Segment, State, Trace
 
 SHARED = (0, 0)
-"""The pool id of everything outside of CUDA graphs and ``MemPool`` s."""
+"""The pool id of all memory outside of CUDA graphs and ``MemPool`` s."""
 
 
 class Inconsistent(Exception):
-    """The history and the segments do not belong together; the message names the entry."""
+    """The history cannot have led to the listed segments. The message names the entry."""
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The beginning of a recording.
+    """The allocator's state at the beginning of a recording.
 
     Attributes:
-        segments: by address. Private pools stand for streams of their own, as the allocator keeps them.
-        streams: of each entry, likewise.
-        handles: the stream's handle that such a number stands for.
-        guesses: how many blocks may be larger than taken for, by less than 1 MiB (see :func:`_sizes`).
-        floors: of the expandable segment of each pool and stream, the lowest address where anything was mapped.
+        segments: sorted by address. Each private pool and stream has a stream number of its own, because the
+            allocator keeps their blocks apart.
+        streams: the stream number of each entry of the history.
+        handles: stream number of a private pool -> the handle of its CUDA stream.
+        guesses: number of blocks that may be larger than assumed, by less than 1 MiB (see :func:`_sizes`).
+        floors: (pool, stream) -> the lowest address that its expandable segment ever mapped.
     """
 
     segments: tuple[Segment, ...]
@@ -43,7 +44,7 @@ class Start:
 
 @dataclass(slots=True)
 class _Live:
-    """A block in use; ``size`` is None where neither the history nor the segments tell it."""
+    """A block in use. ``size`` is None where neither the history nor the segments contain it."""
 
     size: int | None
     requested: int
@@ -52,7 +53,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Range:
-    """A segment's range of addresses."""
+    """The range of addresses of a segment."""
 
     address: int
     size: int
@@ -67,26 +68,30 @@ class _Range:
 
 
 class _Ranges:
-    """The segments at one point of the history, by address."""
+    """The segments at one point of the history, sorted by address."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._by_address = {s.address: _Range(s.address, s.total_size, s.stream, s.pool, s.pool_id, s.is_expandable)
                             for s in segments}
         self._addresses = sorted(self._by_address)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[_Range]:
         return iter([self._by_address[address] for address in self._addresses])
 
     def around(self, address: int, size: int = 1) -> _Range:
-        """The one that holds so many bytes at an address."""
+        """The range that contains ``size`` bytes at an address.
+
+        Raises:
+            Inconsistent: no range does.
+        """
         index = bisect_right(self._addresses, address) - 1
-        found = self._by_address[self._addresses[index]] if index >= 0 else None
-        if found is None or address + size > found.end:
-            raise Inconsistent("is outside of every segment there is")
-        return found
+        segment = self._by_address[self._addresses[index]] if index >= 0 else None
+        if segment is None or address + size > segment.end:
+            raise Inconsistent("is outside of every segment")
+        return segment
 
     def add(self, new: _Range) -> None:
-        """Put one back; mapped pieces of an expandable segment that touch are one."""
+        """Adds a range. It merges adjacent mapped ranges of one expandable segment."""
         index = bisect_left(self._addresses, new.address)
         before = self._by_address[self._addresses[index - 1]] if index else None
         after = self._by_address[self._addresses[index]] if index < len(self._addresses) else None
@@ -102,18 +107,18 @@ class _Ranges:
         self._insert(new)
 
     def take(self, address: int, size: int) -> None:
-        """Take a range away: a whole segment, or a piece of an expandable one."""
-        found = self.around(address, size)
-        if not found.is_expandable and (found.address, found.size) != (address, size):
-            raise Inconsistent(f"is a piece of the segment of {found.size:,} bytes at {found.address:#x}")
-        self._remove(found)
-        for start, end in ((found.address, address), (address + size, found.end)):
+        """Removes a range: a whole segment, or a part of an expandable segment."""
+        segment = self.around(address, size)
+        if not segment.is_expandable and (segment.address, segment.size) != (address, size):
+            raise Inconsistent(f"is a piece of the segment of {segment.size:,} bytes at {segment.address:#x}")
+        self._remove(segment)
+        for start, end in ((segment.address, address), (address + size, segment.end)):
             if start < end:
-                self._insert(_Range(start, end - start, found.stream, found.pool, found.pool_id, True))
+                self._insert(_Range(start, end - start, segment.stream, segment.pool, segment.pool_id, True))
 
-    def is_all(self, found: _Range, size: int) -> bool:
-        """Whether so many bytes of a range are all that is mapped for its pool and stream."""
-        mapped = sum(r.size for r in self if r.is_expandable and (r.pool, r.stream) == (found.pool, found.stream))
+    def maps_only(self, segment: _Range, size: int) -> bool:
+        """Whether exactly ``size`` bytes are mapped for the segment's pool and stream."""
+        mapped = sum(r.size for r in self if r.is_expandable and (r.pool, r.stream) == (segment.pool, segment.stream))
         return mapped == size
 
     def _insert(self, new: _Range) -> None:
@@ -127,13 +132,13 @@ class _Ranges:
 
 def start_of(trace: Trace, segments: Sequence[Segment], rounded: Callable[[int], int],
              largest_split: int) -> Start:
-    """The segments and blocks before the first entry.
+    """Computes the segments and blocks before the first entry.
 
     Args:
         trace: the history of one device.
-        segments: of that device, after the last entry.
-        rounded: the size of a block for a request, both in bytes.
-        largest_split: blocks of this size and more are never split (``max_split_size``), in bytes.
+        segments: the segments of that device after the last entry.
+        rounded: maps the bytes of a request to the bytes of its block.
+        largest_split: blocks of this many bytes or more are never split (``max_split_size``).
 
     Raises:
         Inconsistent: the history cannot have led to these segments.
@@ -147,17 +152,17 @@ def start_of(trace: Trace, segments: Sequence[Segment], rounded: Callable[[int],
     columns = zip(trace.action.tolist(), trace.address.tolist(), trace.size.tolist(), trace.stream.tolist())
     for index, (action, address, size, stream) in reversed(list(enumerate(columns))):
         try:
-            found = _undo(Action(action), address, size, stream, ranges, live)
+            segment = _undo(Action(action), address, size, stream, ranges, live)
         except Inconsistent as error:
             raise Inconsistent(f"entry {index}, {Action(action).name.lower()} of {size:,} bytes at {address:#x}, "
                                f"{error}") from None
-        if found is not None:
-            streams[index] = numbers.of(found.pool_id, stream)
-            place = found.pool, streams[index]
+        if segment is not None:
+            streams[index] = numbers.of(segment.pool_id, stream)
+            place = segment.pool, streams[index]
             if action == Action.SEGMENT_MAP:
                 floors[place] = min(address, floors.get(place, address))
-            elif action == Action.SEGMENT_UNMAP and ranges.is_all(found, size):
-                floors.pop(place, None)  # nothing was left: what is mapped later is another segment's
+            elif action == Action.SEGMENT_UNMAP and ranges.maps_only(segment, size):
+                floors.pop(place, None)  # this entry unmapped the whole segment: later pages belong to a new segment
     _check_inside(ranges, live)
     guesses = _sizes(trace, ranges, live, rounded, largest_split)
     return Start(_segments(ranges, live, numbers), streams, numbers.handles, guesses, floors)
@@ -165,15 +170,15 @@ def start_of(trace: Trace, segments: Sequence[Segment], rounded: Callable[[int],
 
 def _undo(action: Action, address: int, size: int, stream: int, ranges: _Ranges,
           live: dict[int, _Live]) -> _Range | None:
-    """The state before an entry, from the state after it; returns the segment it is in."""
+    """Changes ``ranges`` and ``live`` from the state after an entry to that before it. Returns the entry's segment."""
     if action is Action.ALLOC:
         block = live.pop(address, None)
         if block is None or block.pending or block.requested != size:
-            raise Inconsistent("is not what lies there afterwards")
+            raise Inconsistent("does not match the block that is there afterwards")
         return ranges.around(address, size)
     if action is Action.FREE_REQUESTED:
         if address not in live or not live[address].pending or live[address].requested != size:
-            raise Inconsistent("is not what waits there afterwards")
+            raise Inconsistent("does not match the pending block that is there afterwards")
         live[address].pending = False
         return ranges.around(address, size)
     if action is Action.FREE_COMPLETED:
@@ -182,12 +187,12 @@ def _undo(action: Action, address: int, size: int, stream: int, ranges: _Ranges,
         live[address] = _Live(None, size, True)
         return ranges.around(address, size)
     if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-        found = ranges.around(address, size)
+        segment = ranges.around(address, size)
         ranges.take(address, size)
-        return found
+        return segment
     if action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
         expandable = action is Action.SEGMENT_UNMAP
-        unit = LARGE_SEGMENT if expandable else 0  # pages of the large pool; a small segment has one size only
+        unit = LARGE_SEGMENT if expandable else 0  # page of the large pool; all segments of the small pool are equal
         small = size % unit != 0 if unit else size == SMALL_SEGMENT
         ranges.add(_Range(address, size, stream, "small" if small else "large", SHARED, expandable))
         return ranges.around(address, size)
@@ -195,7 +200,7 @@ def _undo(action: Action, address: int, size: int, stream: int, ranges: _Ranges,
 
 
 class _Numbers:
-    """Streams by number: those of private pools get numbers that no handle has."""
+    """Numbers streams. A stream of a private pool gets a number that is no stream's handle."""
 
     def __init__(self, trace: Trace, segments: Sequence[Segment]) -> None:
         self.handles: dict[int, int] = {}
@@ -224,68 +229,71 @@ def _check_inside(ranges: _Ranges, live: dict[int, _Live]) -> None:
 
 def _sizes(trace: Trace, ranges: _Ranges, live: dict[int, _Live], rounded: Callable[[int], int],
            largest_split: int) -> int:
-    """Gives a size to blocks that were there before the recording and gone after it; returns how many are guesses.
+    """Determines the size of each block that was allocated before the recording and freed during it.
 
-    The request rounded up, except in the large pool: a rest of up to 1 MiB is not split off (``should_split``,
-    CUDACachingAllocator.cpp), and nothing else there is that small. So if the free space behind the block is at
-    most that, it is the block's. If it is more, the next block put there says where the free space begins;
-    without one, the block is taken for as small as it can be.
+    The size is the rounded request, except in the large pool. There, a remainder of up to 1 MiB is not split off
+    (``should_split``, CUDACachingAllocator.cpp), and no block is that small. So free space of up to 1 MiB behind the
+    block belongs to it. If there is more free space, the next block allocated there shows where the free space begins.
+    Without such a block, the smallest possible size is assumed.
+
+    Returns the number of assumed sizes.
     """
     addresses = sorted(live)
-    open_: dict[int, tuple[int, int]] = {}
+    undecided: dict[int, tuple[int, int]] = {}  # address -> smallest end of the block, end of the space behind it
     for number, address in enumerate(addresses):
         block = live[address]
         if block.size is not None:
             continue
-        found = ranges.around(address)
-        behind = addresses[number + 1] if number + 1 < len(addresses) else found.end
-        room = min(behind, found.end) - address
+        segment = ranges.around(address)
+        behind = addresses[number + 1] if number + 1 < len(addresses) else segment.end
+        room = min(behind, segment.end) - address
         block.size = rounded(block.requested)
         if block.size > room:
             raise Inconsistent(f"the block of {block.requested:,} bytes at {address:#x} overlaps the next one")
-        if found.pool == "small" or found.is_expandable:
+        if segment.pool == "small" or segment.is_expandable:
             continue
         if room - block.size <= SMALL_SIZE or block.size >= largest_split:
             block.size = room
         else:
-            open_[address] = (address + block.size, address + room)
-    return _first_uses(trace, live, open_)
+            undecided[address] = (address + block.size, address + room)
+    return _first_uses(trace, live, undecided)
 
 
-def _first_uses(trace: Trace, live: dict[int, _Live], open_: dict[int, tuple[int, int]]) -> int:
-    """Looks for the first block put behind each of ``open_``; returns how many were freed before."""
-    starts, guesses = sorted(open_), 0
+def _first_uses(trace: Trace, live: dict[int, _Live], undecided: dict[int, tuple[int, int]]) -> int:
+    """Finds the first allocation behind each undecided block. Returns the number of blocks freed before any."""
+    starts, guesses = sorted(undecided), 0
     for action, address in zip(trace.action.tolist(), trace.address.tolist()):
-        if not open_:
+        if not undecided:
             break
         if action == Action.FREE_COMPLETED:
-            guesses += open_.pop(address, None) is not None
+            guesses += undecided.pop(address, None) is not None
         elif action == Action.ALLOC:
             index = bisect_right(starts, address) - 1
             start = starts[index] if index >= 0 else -1
-            end, limit = open_.get(start, (0, 0))
+            end, limit = undecided.get(start, (0, 0))
             if end <= address < limit:
                 if address - end <= SMALL_SIZE:
-                    live[start].size += address - end
-                del open_[start]
+                    live[start].size = address - start
+                del undecided[start]
     return guesses
 
 
 def _segments(ranges: _Ranges, live: dict[int, _Live], numbers: _Numbers) -> tuple[Segment, ...]:
-    """The ranges with their blocks, free ones between those in use."""
+    """The segments with their blocks: the blocks in use, and free blocks in the gaps between them."""
     addresses = sorted(live)
     segments = []
-    for found in ranges:
-        blocks, at = [], found.address
-        for address in addresses[bisect_left(addresses, at): bisect_left(addresses, found.end)]:
+    for segment in ranges:
+        blocks, end = [], segment.address
+        for address in addresses[bisect_left(addresses, end): bisect_left(addresses, segment.end)]:
             block = live[address]
-            if at < address:
-                blocks.append(Block(at, address - at, 0, State.FREE))
+            assert block.size is not None  # _sizes has set it
+            if end < address:
+                blocks.append(Block(end, address - end, 0, State.FREE))
             state = State.PENDING if block.pending else State.ALLOCATED
             blocks.append(Block(address, block.size, block.requested, state))
-            at = address + block.size
-        if at < found.end:
-            blocks.append(Block(at, found.end - at, 0, State.FREE))
-        segments.append(Segment(0, found.address, found.size, numbers.of(found.pool_id, found.stream), found.pool,
-                                SHARED, found.is_expandable, tuple(blocks)))
+            end = address + block.size
+        if end < segment.end:
+            blocks.append(Block(end, segment.end - end, 0, State.FREE))
+        segments.append(Segment(0, segment.address, segment.size, numbers.of(segment.pool_id, segment.stream),
+                                segment.pool, SHARED, segment.is_expandable, tuple(blocks)))
     return tuple(segments)

@@ -1,7 +1,7 @@
-"""The simulated allocator with a memory history, as PyTorch's has one.
+"""A simulated allocator that records a memory history like PyTorch's.
 
     allocator = RecordingAllocator(settings, driver)
-    allocator.tag = tag                      # of what happens next
+    allocator.tag = tag                      # the tag of the following entries
     block = allocator.malloc(size, stream)
     allocator.free(block)
     write(path, allocator.snapshot())
@@ -20,11 +20,11 @@ from predictor.snapshot.writer import Entry, allocator_settings, snapshot_of
 
 
 class RecordingAllocator(CachingAllocator):
-    """Notes the entries that PyTorch would (``record_trace``, c10/cuda/CUDACachingAllocator.cpp, 2.11), in its order.
+    """Records the same entries as PyTorch, in its order (``record_trace``, c10/cuda/CUDACachingAllocator.cpp, 2.11).
 
     Attributes:
         entries: the history so far.
-        tag: what the next entries are for. A free has the tag of its allocation.
+        tag: the tag of the next allocations. A free gets the tag of its allocation.
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, driver: Driver | None = None,
@@ -36,7 +36,7 @@ class RecordingAllocator(CachingAllocator):
         super().__init__(settings, driver, completion, observer=self._segment)
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """As :meth:`CachingAllocator.malloc`, noted; a failure, too."""
+        """Does :meth:`CachingAllocator.malloc` and records the allocation or its failure."""
         try:
             block = super().malloc(size, stream)
         except OutOfMemory as error:
@@ -48,7 +48,7 @@ class RecordingAllocator(CachingAllocator):
         return block
 
     def free(self, block: Block) -> None:
-        """As :meth:`CachingAllocator.free`, noted as requested and, unless other streams use it, completed."""
+        """Does :meth:`CachingAllocator.free`; records it as requested and, unless other streams use it, completed."""
         if self._completing:
             return super().free(block)
         address, size, stream = block.address, block.requested, block.arena.stream
@@ -58,12 +58,12 @@ class RecordingAllocator(CachingAllocator):
             self._note_free(Action.FREE_COMPLETED, address, size, stream)
 
     def free_requested(self, block: Block) -> None:
-        """As :meth:`CachingAllocator.free_requested`, noted."""
+        """Does :meth:`CachingAllocator.free_requested` and records it."""
         super().free_requested(block)
         self._note_free(Action.FREE_REQUESTED, block.address, block.requested, block.arena.stream)
 
     def free_completed(self, block: Block) -> None:
-        """As :meth:`CachingAllocator.free_completed`, noted."""
+        """Does :meth:`CachingAllocator.free_completed` and records it."""
         self._note_free(Action.FREE_COMPLETED, block.address, block.requested, block.arena.stream)
         self._completing = True
         try:
@@ -72,7 +72,7 @@ class RecordingAllocator(CachingAllocator):
             self._completing = False
 
     def snapshot(self, device: int = 0) -> dict[str, Any]:
-        """What ``torch.cuda.memory._snapshot()`` would return now."""
+        """The dictionary that ``torch.cuda.memory._snapshot()`` would return now."""
         return snapshot_of(self.snapshot_segments(), self.entries, device=device,
                            settings=allocator_settings(self.settings), total_bytes=self.driver.total_bytes)
 

@@ -1,4 +1,4 @@
-"""What a snapshot holds, as frozen records; the history as columns, for it can have millions of entries."""
+"""Frozen records of a snapshot's content. The history is stored as columns: it can have millions of entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Action(IntEnum):
-    """What the allocator did (``TraceEntry::Action``, c10/cuda/CUDACachingAllocator.h, PyTorch 2.11)."""
+    """An action of the allocator (``TraceEntry::Action``, c10/cuda/CUDACachingAllocator.h, PyTorch 2.11)."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -27,7 +27,7 @@ class Action(IntEnum):
 
 
 class State(str, Enum):
-    """Of a block: in use, freed but waiting for other streams, or free."""
+    """The state of a block: in use, freed but waiting for other streams, or free."""
 
     ALLOCATED = "active_allocated"
     PENDING = "active_pending_free"
@@ -35,9 +35,9 @@ class State(str, Enum):
 
 
 MOST_FRAMES = 1_000
-"""Of one stack; the interpreter's own limit is as many."""
+"""Limit on the frames of one stack, the same as the interpreter's default recursion limit."""
 LONGEST_METADATA = 10_000
-"""Characters of an entry's text that peakcast may have written."""
+"""Limit on the characters of an entry's metadata that are parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What ``peakcast measure --snapshot`` adds to each entry: where in the job it belongs."""
+    """The text that ``peakcast measure --snapshot`` adds to each entry: its place in the job."""
 
     moment: str
     step: int
@@ -61,11 +61,11 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment.
+    """A block of a segment; sizes in bytes.
 
     Attributes:
-        requested_size: bytes asked for; of a free block, what its last user asked for.
-        raw_frames: as in the file; :func:`frames` makes :class:`Frame` of it.
+        requested_size: requested bytes. For a free block: the request of its last user.
+        raw_frames: the stack as in the file. :func:`frames` converts it to :class:`Frame`.
     """
 
     address: int
@@ -81,7 +81,7 @@ class Segment:
 
     Attributes:
         pool: "small" or "large".
-        pool_id: (0, 0) for the pools that everyone shares, else of a CUDA graph or a ``MemPool``.
+        pool_id: (0, 0) for the default pools. Another id belongs to a CUDA graph or a ``MemPool``.
     """
 
     device: int
@@ -95,7 +95,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """The first address behind the segment."""
         return self.address + self.total_size
 
     @property
@@ -115,12 +115,12 @@ class Trace:
 
     Attributes:
         action: ``int8[n]``, values of :class:`Action`.
-        address: ``int64[n]``; bytes that the driver had left where the action is OOM.
-        size: ``int64[n]``, bytes requested, or of the segment.
-        stream: ``int64[n]``, the handle.
+        address: ``int64[n]``. Where the action is OOM: the bytes that the driver had left.
+        size: ``int64[n]``, requested bytes of a block, or bytes of a segment.
+        stream: ``int64[n]``, the handle of the CUDA stream.
         time_us: ``int64[n]``, 0 where the recording has no times (before PyTorch 2.2).
-        raw_frames: as in the file; :func:`frames` makes :class:`Frame` of one.
-        user_metadata: the text that was set when the entry was made, often empty.
+        raw_frames: the stacks as in the file. :func:`frames` converts one to :class:`Frame`.
+        user_metadata: the metadata text that was set when the entry was recorded, often empty.
     """
 
     action: np.ndarray
@@ -135,7 +135,7 @@ class Trace:
         return len(self.action)
 
     def metadata(self, index: int) -> Metadata | None:
-        """What the entry's text says if ``peakcast measure`` wrote it, else None."""
+        """The metadata of an entry if ``peakcast measure`` wrote it, else None."""
         text = self.user_metadata[index]
         if not text.startswith("{") or len(text) > LONGEST_METADATA:
             return None
@@ -155,11 +155,11 @@ class Snapshot:
     """A whole snapshot.
 
     Attributes:
-        segments: of all devices, as listed.
-        traces: one a device, by its number; empty where nothing was recorded.
+        segments: the segments of all devices, in the file's order.
+        traces: one trace for each device, by its number. A trace is empty where nothing was recorded.
         settings: ``allocator_settings`` as in the file, empty before PyTorch 2.2.
-        total_bytes: the memory of each device that the file tells; only peakcast's own do.
-        beside: what ``peakcast measure`` noted beside the history, as it is in the file: whoever reads it checks it.
+        total_bytes: device -> its memory in bytes. Only snapshots that peakcast wrote contain it.
+        beside: the notes of ``peakcast measure`` about the history, unchecked, as in the file; None without.
     """
 
     segments: tuple[Segment, ...]
@@ -174,7 +174,7 @@ class Snapshot:
 
 
 def frames(raw: Any) -> tuple[Frame, ...]:
-    """The innermost frames of a stack that are whole; whatever else the file has in their place is left out."""
+    """Converts the innermost frames of a stack. Frames with missing or wrong fields are left out."""
     if not isinstance(raw, (list, tuple)):
         return ()
     return tuple(

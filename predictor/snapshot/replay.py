@@ -1,9 +1,9 @@
-"""Runs a recorded history through the simulation of the caching allocator, and compares.
+"""Replays a recorded history in the simulated caching allocator and compares every decision.
 
-From the recording come the requests, the frees, when a deferred free was complete, and when the driver
-refused memory or the program emptied the cache. The simulation decides where each block goes, when a new
-segment is needed and how large it is, what is split and merged, and what is given back to get on; each of
-these decisions is compared with the recorded one.
+The recording provides the requests, the frees, the completion of deferred frees, and the points at which the driver
+refused memory or the program emptied the cache. The simulation decides the address of each block, the need for a new
+segment and its size, the splits and merges, and the memory to give back after a refusal. Each of these decisions is
+compared with the recorded one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from predictor.allocator import AllocatorSettings
 from predictor.allocator.constants import MIB, UNLIMITED
 from predictor.allocator.sizes import round_to_division
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.snapshot.initial_state import Inconsistent, start_of
 from predictor.snapshot.records import Action, Segment, Snapshot, State, Trace
 from predictor.snapshot.replay_pass import GIVEN_BACK, NEW, Contradiction, Divergence, Run
 
 KEY = re.compile("[0-9]{1,9}")
-"""Of ``roundup_power2_divisions``: a power of 2, in MiB."""
+"""A key of ``roundup_power2_divisions``: a power of 2, in MiB."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the recording says of itself.
+    """Totals and peaks computed from the recording itself, in bytes.
 
     Attributes:
-        segments: bytes of those it began with, by address, then of each new one in order.
+        segments: bytes of each segment at the beginning, by address, then of each new segment in order.
         end: sums over the blocks and segments that the snapshot lists.
-        out_of_memory: how often it ran out of memory.
+        out_of_memory: number of out-of-memory entries.
     """
 
     peak_requested_bytes: int
@@ -57,16 +57,16 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed history; ``segments`` as in :class:`Recorded`, simulated.
+    """The result of a replay; sizes in bytes. ``segments`` has the simulated segments, as in :class:`Recorded`.
 
     Attributes:
-        settings: of the allocator, as text.
+        settings: the allocator's settings, as text.
         total_bytes: the device's memory, None if unknown.
-        is_expandable: some segments are expandable, so that the device's memory counts.
-        start: what the allocator held when the recording began.
-        guesses: blocks of the beginning whose size the recording does not tell to the byte; a divergence may
-            come from them.
-        divergence: None if all decisions and the state at the end agree.
+        is_expandable: whether some segments are expandable. Then the result depends on the device's memory.
+        start: the allocator's totals at the beginning of the recording.
+        guesses: number of blocks at the beginning whose exact size the recording does not contain. They can cause a
+            divergence.
+        divergence: the first difference; None if all decisions and the state at the end agree.
     """
 
     device: int
@@ -87,7 +87,7 @@ class Replay:
 
     @property
     def agrees(self) -> bool | None:
-        """None if nothing was recorded."""
+        """Whether the simulation agrees with the recording. None if nothing was recorded."""
         return self.divergence is None if self.events else None
 
 
@@ -96,19 +96,22 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
     """Replays the history of one device.
 
     Args:
-        settings: in place of those that the snapshot names.
-        total_bytes: the device's memory; None for what the snapshot says, and if it says nothing, for much. With
-            expandable segments it says how far each can reach, by which the allocator chooses between two.
+        snapshot: the snapshot that holds the history.
+        device: the number of the device.
+        settings: replace the settings in the snapshot.
+        total_bytes: the device's memory. None means the value in the snapshot, or a large default if it has none. It
+            sets the length of the address range of expandable segments, on which the allocator's choice depends.
 
     Raises:
-        InputError: the history and the listed segments do not belong together, the history contradicts itself, or
-            settings or a history that are not simulated.
+        InputError: the history does not lead to the listed segments, the history contradicts itself, or the settings
+            or the history are not simulated.
     """
-    given, settings = settings, settings_of(snapshot.settings) if settings is None else settings
+    has_own_settings, has_own_total = settings is not None, total_bytes is not None
+    settings = settings_of(snapshot.settings) if settings is None else settings
     if device >= len(snapshot.traces):
-        raise InputError(f"there is no device {device} in it: it lists {len(snapshot.traces)}")
+        raise InputError(f"it has no device {device}: it lists {len(snapshot.traces)} device(s)")
     trace, segments = snapshot.traces[device], snapshot.segments_of(device)
-    total_bytes, given_bytes = snapshot.total_bytes.get(device) if total_bytes is None else total_bytes, total_bytes
+    total_bytes = snapshot.total_bytes.get(device) if total_bytes is None else total_bytes
     divisions = settings.roundup_power2_divisions
     try:
         start = start_of(trace, segments, lambda size: round_to_division(size, divisions),
@@ -116,16 +119,16 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
     except Inconsistent as error:
         cure = "take the snapshot before recording stops, and while no other thread allocates"
         raise InputError(f"its history does not lead to the segments it lists: {error}; "
-                         f"{cure if given is None else 'it was recorded with other allocator settings'}") from None
+                         f"{'it was recorded with other allocator settings' if has_own_settings else cure}") from None
     is_expandable = settings.expandable_segments or any(
         segment.is_expandable for segment in (*segments, *start.segments))
     if start.handles and is_expandable:
         raise InputError("it has private pools (CUDA graphs, MemPool) in expandable segments, which are not simulated")
     try:
         run = Run(settings, start, total_bytes)
-        run.all(trace, start.streams)
+        run.replay_entries(trace, start.streams)
     except Contradiction as error:
-        other = ["other allocator settings"] * (given is not None) + ["another capacity"] * (given_bytes is not None)
+        other = ["other allocator settings"] * has_own_settings + ["another capacity"] * has_own_total
         cure = f"was it recorded with {' or '.join(other)}?" if other else "record it again"
         raise InputError(f"its history contradicts itself {error}: {cure}") from error
     run.compare_end(segments)
@@ -142,13 +145,13 @@ def replay(snapshot: Snapshot, device: int = 0, settings: AllocatorSettings | No
 
 
 def settings_of(mapping: Mapping[str, Any]) -> AllocatorSettings:
-    """The settings that a snapshot names; the default where it names none (before PyTorch 2.2).
+    """The settings in a snapshot, or the default where it has none (before PyTorch 2.2).
 
-    ``max_split_size`` is in bytes, of 64 bits, and -1 without limit. It and ``roundup_power2_divisions`` can only be
-    what the text of the settings allows, too.
+    ``max_split_size`` is a 64-bit number of bytes, and -1 without a limit. It and ``roundup_power2_divisions`` are
+    checked by the same rules as ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises:
-        InputError: some that are not simulated or not understood.
+        InputError: a setting is not simulated or not understood.
     """
     text = mapping.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
@@ -156,7 +159,7 @@ def settings_of(mapping: Mapping[str, Any]) -> AllocatorSettings:
     expandable = mapping.get("expandable_segments", settings.expandable_segments)
     if not _is_whole(size) or type(expandable) is not bool or not isinstance(table, Mapping) or not all(
             _is_whole(value) and isinstance(key, str) and KEY.fullmatch(key) for key, value in table.items()):
-        raise InputError(f"its allocator_settings are not what PyTorch writes: {show(dict(mapping), 200)}")
+        raise InputError(f"its allocator_settings are not what PyTorch writes: {quoted(dict(mapping), 200)}")
     changes = []
     if size not in (-1, 0):
         mebibytes, rest = divmod(size % (UNLIMITED + 1), MIB)
@@ -186,8 +189,8 @@ def _totals(segments: Iterable[Segment]) -> Totals:
 
 
 def _recorded(trace: Trace, start: Sequence[Segment], end: Sequence[Segment]) -> Recorded:
-    """The recording by itself: sums over its entries."""
-    begun = _totals(start)
+    """Computes peaks and totals from the entries of the recording alone."""
+    initial = _totals(start)
 
     def highest(first: int, more: Iterable[Action], less: Iterable[Action]) -> int:
         change = np.isin(trace.action, list(more)).astype(np.int64) - np.isin(trace.action, list(less))
@@ -195,7 +198,7 @@ def _recorded(trace: Trace, start: Sequence[Segment], end: Sequence[Segment]) ->
 
     new = trace.size[np.isin(trace.action, list(NEW))].tolist()
     return Recorded(
-        peak_requested_bytes=highest(begun.requested_bytes, [Action.ALLOC], [Action.FREE_COMPLETED]),
-        peak_reserved_bytes=highest(begun.reserved_bytes, NEW, GIVEN_BACK),
+        peak_requested_bytes=highest(initial.requested_bytes, [Action.ALLOC], [Action.FREE_COMPLETED]),
+        peak_reserved_bytes=highest(initial.reserved_bytes, NEW, GIVEN_BACK),
         segments=tuple([segment.total_size for segment in start] + new), end=_totals(end),
         out_of_memory=int((trace.action == Action.OOM).sum()))

@@ -1,4 +1,4 @@
-"""What a replay compares, and says of it."""
+"""Layouts of segments that a replay compares, and the texts of their differences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from predictor.snapshot.recorded_driver import ELSEWHERE
 from predictor.snapshot.records import State
 
 MANY = 4
-"""Blocks or segments that a message lists."""
+"""The most blocks or segments that a message lists."""
 
 
 class SegmentEvent(NamedTuple):
-    """A segment comes or goes, as the allocator tells its observer."""
+    """The allocation or release of a segment, as the allocator passes it to its observer."""
 
     action: str
     address: int
@@ -22,22 +22,23 @@ class SegmentEvent(NamedTuple):
 
 
 def layout(segment: Any, stream: int) -> tuple[Any, ...]:
-    """What must be equal: all but what the last user of a free block asked for."""
+    """The parts of a segment that must be equal: all but the last request of a free block."""
     return stream, segment.total_size, tuple(
         (b.address - segment.address, b.size, 0 if b.state == State.FREE else b.requested_size, State(b.state).value)
         for b in segment.blocks)
 
 
-def blocks_text(found: tuple[Any, ...] | None) -> str:
-    """Such a layout in words."""
-    if found is None:
+def blocks_text(segment_layout: tuple[Any, ...] | None) -> str:
+    """A :func:`layout` in words."""
+    if segment_layout is None:
         return "nothing"
-    blocks = [f"{size:,} {'free' if state == State.FREE else 'in use'}" for _, size, _, state in found[2]]
-    return f"{found[1]:,} bytes: {_some(blocks)}"
+    _, total_size, parts = segment_layout
+    blocks = [f"{size:,} {'free' if state == State.FREE else 'in use'}" for _, size, _, state in parts]
+    return f"{total_size:,} bytes: {_some(blocks)}"
 
 
 def events_text(events: Sequence[SegmentEvent]) -> str:
-    """Such events in words; addresses only where the recording could have them."""
+    """Segment events in words. Addresses that the simulation made up are left out."""
     return _some([f"{event.action} of {event.size:,} bytes" + (
         f" at {event.address:#x}" if event.address < ELSEWHERE else "") for event in events]) or "no segment"
 

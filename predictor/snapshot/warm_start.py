@@ -1,4 +1,4 @@
-"""From what the allocator held when a recording began, the same state of the simulation."""
+"""Puts the simulated allocator into the state in which a recording began."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from predictor.snapshot.records import Segment
 
 
 def seed(allocator: CachingAllocator, start: Start) -> dict[int, Block]:
-    """Puts an empty allocator into the state of the beginning; returns the blocks in use, by address."""
+    """Puts an empty allocator into the initial state of a recording. Returns the blocks in use, by address."""
     page = {"small": allocator.small.page_bytes, "large": allocator.large.page_bytes}
-    # A range begins where its lowest page was ever mapped: such a page is put there, then unmapped again.
+    # The range of an expandable segment begins at the lowest page that was ever mapped. To set this beginning, a page
+    # is mapped there and unmapped again.
     lowest = {(s.pool, s.stream): s.address for s in reversed(start.segments) if s.is_expandable}
     below = [SegmentRecord(address, size, stream, pool, True, (BlockRecord(address, size, 0, "inactive"),))
              for (pool, stream), address in start.floors.items()

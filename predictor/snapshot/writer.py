@@ -1,7 +1,7 @@
-"""Writes a predicted history as the snapshot that a recording of it would be.
+"""Writes a predicted history as a snapshot file in PyTorch's format.
 
-PyTorch's own readers open it: ``python -m torch.cuda._memory_viz`` and the page pytorch.org/memory_viz. Their
-stack of an entry shows what peakcast knows instead: operator, module, factor and moment, a line each.
+PyTorch's own readers open it: ``python -m torch.cuda._memory_viz`` and the page pytorch.org/memory_viz. In place of an
+entry's stack they show what peakcast knows: operator, module, factor and moment, one line each.
 """
 
 from __future__ import annotations
@@ -20,44 +20,54 @@ from predictor.snapshot.reader import TOTAL_BYTES
 from predictor.snapshot.records import Action, State
 
 PICKLE_PROTOCOL = 4
-"""The newest that the web viewer reads (``unpickle`` in torch/utils/viz/MemoryViz.js, PyTorch 2.11)."""
+"""The newest protocol that the web viewer reads (``unpickle`` in torch/utils/viz/MemoryViz.js, PyTorch 2.11)."""
 
 UNKNOWN = "unknown"
-"""A category that some entry must have where others have categories: ``annotate_snapshot`` in MemoryViz.js
-(PyTorch 2.11) raises without one. Segments have it."""
+"""The category of segments. If any entry has a category, some entry must have this one: ``annotate_snapshot`` in
+MemoryViz.js (PyTorch 2.11) fails otherwise."""
 
 NO_FRAMES: list[dict[str, Any]] = []
 
 
 class BlockLike(Protocol):
-    """A block of :class:`SegmentLike`, in bytes; ``state`` is one of :class:`State` or its text."""
+    """A block of :class:`SegmentLike`; sizes in bytes. ``state`` is a :class:`State` or its text."""
 
-    address: int
-    size: int
-    requested_size: int
-    state: str
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def requested_size(self) -> int: ...
+    @property
+    def state(self) -> str: ...
 
 
 class SegmentLike(Protocol):
-    """A segment as the simulation lists it at the end, in bytes; ``pool`` is "small" or "large"."""
+    """A segment of the simulation at the end; sizes in bytes. ``pool`` is "small" or "large"."""
 
-    address: int
-    total_size: int
-    stream: int
-    pool: str
-    is_expandable: bool
-    blocks: Iterable[BlockLike]
+    @property
+    def address(self) -> int: ...
+    @property
+    def total_size(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def is_expandable(self) -> bool: ...
+    @property
+    def blocks(self) -> Iterable[BlockLike]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing the allocator did.
+    """One action of the allocator.
 
     Attributes:
-        action: ALLOC, FREE_REQUESTED and FREE_COMPLETED name blocks, SEGMENT_… segments.
-        address: of the block or segment; for OOM the bytes that the driver had left.
-        size: of a block what was requested, of a segment all of it, for OOM what was asked for; bytes.
-        tag: for what, of a free its allocation's; None for a segment, or where it is unknown.
+        action: ALLOC, FREE_REQUESTED and FREE_COMPLETED concern blocks, SEGMENT_… concern segments.
+        address: the address of the block or segment. For OOM: the bytes that the driver had left.
+        size: the requested bytes of a block, all bytes of a segment; for OOM, the rounded request in bytes.
+        tag: the tag of the allocation, also for its free. None for a segment, or if unknown.
     """
 
     action: Action
@@ -69,30 +79,32 @@ class Entry:
 
 def snapshot_of(segments: Iterable[SegmentLike], entries: Iterable[Entry], *, device: int = 0,
                 settings: Mapping[str, Any] | None = None, total_bytes: int | None = None) -> dict[str, Any]:
-    """The dictionary that ``torch.cuda.memory._snapshot()`` would return; its keys and those of its parts are
-    PyTorch 2.11's (``THCPModule_memorySnapshot`` in torch/csrc/cuda/Module.cpp), and one is peakcast's: TOTAL_BYTES.
+    """The dictionary that ``torch.cuda.memory._snapshot()`` would return.
+
+    Its keys are those of PyTorch 2.11 (``THCPModule_memorySnapshot`` in torch/csrc/cuda/Module.cpp), and peakcast's
+    TOTAL_BYTES.
 
     Args:
-        segments: what the allocator holds after the last entry, in its order.
-        entries: what it did, in order; entry i is given the time of i microseconds.
+        segments: the allocator's segments after the last entry, in its order.
+        entries: the history in order. Entry i gets the time of i microseconds.
         device: the GPU's number.
         settings: ``allocator_settings``, in PyTorch's own keys.
-        total_bytes: the device's memory; a replay of expandable segments needs it.
+        total_bytes: the device's memory. A replay of expandable segments needs it.
     """
     trace, annotations, names = [], [], _Names()
     tags: dict[int, Tag | None] = {}
-    now: tuple[str, int] | None = None
+    current: tuple[str, int] | None = None
     for time_us, entry in enumerate(entries):
-        place = now
+        place = current
         if entry.action is Action.ALLOC:
             tags[entry.address] = entry.tag
-            place = (entry.tag.moment.value, entry.tag.step) if entry.tag else now
-        if place != now:
-            annotations += [_annotation(device, now, "END", time_us)] if now else []
+            place = (entry.tag.moment.value, entry.tag.step) if entry.tag else current
+        if place is not None and place != current:
+            annotations += [_annotation(device, current, "END", time_us)] if current else []
             annotations.append(_annotation(device, place, "START", time_us))
-            now = place
+            current = place
         trace.append(_entry(entry, time_us, names))
-    annotations += [_annotation(device, now, "END", len(trace))] if now else []
+    annotations += [_annotation(device, current, "END", len(trace))] if current else []
     return {
         "segments": [_segment(segment, device, tags, names) for segment in segments],
         "device_traces": [[] for _ in range(device)] + [trace],
@@ -103,7 +115,7 @@ def snapshot_of(segments: Iterable[SegmentLike], entries: Iterable[Entry], *, de
 
 
 def allocator_settings(settings: AllocatorSettings) -> dict[str, Any]:
-    """Settings in PyTorch's own keys; those that do not change device memory as they are by default."""
+    """The settings in PyTorch's own keys. Keys that do not change device memory get their default values."""
     limit = settings.max_split_size_bytes
     return {
         "PYTORCH_CUDA_ALLOC_CONF": str(settings), "max_split_size": -1 if limit == UNLIMITED else limit,
@@ -115,16 +127,16 @@ def allocator_settings(settings: AllocatorSettings) -> dict[str, Any]:
 
 
 def write(path: str, snapshot: Mapping[str, Any]) -> None:
-    """Writes a whole file or nothing.
+    """Writes a snapshot file atomically.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the file cannot be written there.
     """
     write_whole(path, pickle.dumps(dict(snapshot), protocol=PICKLE_PROTOCOL))
 
 
 class _Names:
-    """Frames and metadata of each tag, made once: the pickle then holds them once, too."""
+    """Frames and metadata of each tag. Each is made once, so that the pickle contains it only once."""
 
     def __init__(self) -> None:
         self._frames: dict[Tag, list[dict[str, Any]]] = {}

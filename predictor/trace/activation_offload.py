@@ -1,8 +1,9 @@
-"""Activations that gradient checkpointing keeps in host memory (``offload=True``), on the meta device.
+"""Traces activation checkpointing that keeps its activations in host memory (``offload=True``).
 
 transformers 5.17 (modeling_utils.py, gradient_checkpointing_enable) runs each checkpoint under PyTorch's
-``save_on_cpu`` (torch/autograd/graph.py, 2.11): what the checkpoint saves goes to a pinned contiguous copy, and comes
-back as a new tensor when backward asks for it. Meta tensors have no data to copy, so this stands in its place.
+``save_on_cpu`` (torch/autograd/graph.py, 2.11). It copies the saved tensors to pinned host memory, contiguously, and
+copies them back to new tensors when backward needs them. Meta tensors have no data to copy, so this module replaces
+``save_on_cpu``.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Packed = tuple[torch.Size, torch.dtype, "torch.Tensor | None"]
 
 @contextmanager
 def on_host(tracer: Tracer) -> Iterator[None]:
-    """Checkpoints that are run in the block save as on CUDA."""
+    """While the block runs, checkpoints save and restore their tensors with the allocations of CUDA."""
 
     def pack(tensor: torch.Tensor) -> Packed:
         if not tensor.is_contiguous():  # ATen/native/cuda/Copy.cu: copy_requires_temporaries
             tracer.free(tracer.allocate(tensor.numel() * tensor.element_size(), "aten::copy_"))
-        values = tracer.twins.of(tensor)
+        values = tracer.host_values.of(tensor)
         return tensor.shape, tensor.dtype, None if values is None else values.clone()
 
     def unpack(packed: Packed) -> torch.Tensor:
@@ -36,7 +37,7 @@ def on_host(tracer: Tracer) -> Iterator[None]:
         with _disable_current_modes():
             tensor = torch.empty(shape, dtype=dtype, device="meta")
             if values is not None:
-                tracer.twins.adopt(tensor, values)
+                tracer.host_values.adopt(tensor, values)
         tracer.watch(tensor, "aten::_to_copy")
         return tensor
 

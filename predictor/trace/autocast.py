@@ -1,6 +1,6 @@
-"""Mixed precision by autocast: how Hugging Face puts it around a model, and its casts on meta tensors.
+"""Mixed precision by autocast: wraps a model as Hugging Face does, and applies CUDA's casts to meta tensors.
 
-torch 2.11: ATen/autocast_mode.h (which operators), autocast_mode.cpp (``cached_cast``). accelerate 1.15,
+Sources: torch 2.11, ATen/autocast_mode.h (lists of operators) and autocast_mode.cpp (``cached_cast``); accelerate 1.15,
 accelerator.py, ``prepare_model``, which transformers' Trainer calls.
 """
 
@@ -14,13 +14,14 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 from predictor.common.dtypes import TORCH_NAMES
 
 STAND_IN = "cpu"
-"""The device whose autocast stands for CUDA's while tracing: checkpoints hand its state on to recomputation, on
-whatever device the tensors are."""
+"""The device whose autocast state replaces CUDA's while tracing. Activation checkpoints restore this device's state in
+the recomputation, whatever the device of the tensors."""
 KEY = torch._C.DispatchKey.AutocastCPU
 
 
@@ -38,29 +39,33 @@ FP32 = _names("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal
     upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""")
 """Operators that run in fp32."""
 TO_FP32 = _names("softmax.int log_softmax.int prod prod.dim_int cumprod cumsum sum sum.dim_IntList")
-"""Operators that are told to give fp32, where they were not told a dtype."""
+"""Operators that return fp32 unless the caller gives a dtype."""
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Operators whose arguments all get the widest dtype among them."""
 
 
 def prepare(model, dtype: str, device: str = STAND_IN) -> None:
-    """Put a model's forward under autocast (``bf16`` or ``fp16``) and its outputs into fp32, in place."""
+    """Runs a model's forward under autocast and converts its outputs to fp32; changes the model in place.
+
+    ``dtype`` is ``bf16`` or ``fp16``.
+    """
     run = torch.autocast(device, dtype=getattr(torch, TORCH_NAMES[dtype]))(type(model).forward)
     model.forward = MethodType(lambda self, *args, **kwargs: _widened(run(self, *args, **kwargs)), model)
 
 
 def _widened(data: Any) -> Any:
     """``convert_to_fp32`` (accelerate, utils/operations.py)."""
+    container: Callable[..., Any] = type(data)
     if isinstance(data, (tuple, list)):
-        return type(data)(_widened(item) for item in data)
+        return container(_widened(item) for item in data)
     if isinstance(data, Mapping):
-        return type(data)({key: _widened(value) for key, value in data.items()})
+        return container({key: _widened(value) for key, value in data.items()})
     narrow = isinstance(data, torch.Tensor) and data.dtype in (torch.float16, torch.bfloat16)
     return data.float() if narrow else data
 
 
-def as_one(function: Callable) -> Callable:
-    """A function that stands for one operator of :data:`LOWER`: nothing inside it is cast."""
+def cast_as_one_operator(function: Callable) -> Callable:
+    """Makes autocast treat a function as one operator of :data:`LOWER`: it casts the arguments and nothing inside."""
     @wraps(function)
     def lowered(*args, **kwargs):
         if not torch.is_autocast_enabled(STAND_IN):
@@ -76,11 +81,12 @@ def as_one(function: Callable) -> Callable:
 
 @contextmanager
 def on_meta(model) -> Iterator[None]:
-    """While the block runs, autocast of :data:`STAND_IN` does to meta tensors what CUDA's does to its own."""
+    """While the block runs, autocast of :data:`STAND_IN` casts meta tensors as CUDA's autocast casts CUDA tensors."""
     library = torch.library.Library("aten", "IMPL")
-    ours = LOWER | FP32 | TO_FP32 | WIDEST
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):  # some that CUDA does not cast
-        if name.startswith("aten::") and name.removeprefix("aten::") not in ours:  # others are their libraries' own
+    cast_on_cuda = LOWER | FP32 | TO_FP32 | WIDEST
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):
+        # The CPU casts some ATen operators that CUDA does not. Operators of other libraries stay as they are.
+        if name.startswith("aten::") and name.removeprefix("aten::") not in cast_on_cuda:
             library.impl(name, torch.library.fallthrough_kernel, KEY.name, allow_override=True)
     for names, kernel in ((LOWER, _lower), (FP32, _fp32), (TO_FP32, _to_fp32), (WIDEST, _widest)):
         for name in names:
@@ -91,7 +97,7 @@ def on_meta(model) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(_replaced(torch, "clear_autocast_cache", _cached.clear))
             for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-                if hasattr(module, "maybe_autocast"):  # with which transformers switches it off for some sums
+                if hasattr(module, "maybe_autocast"):  # transformers switches autocast off for some sums with it
                     stack.enter_context(_replaced(module, "maybe_autocast", _maybe(module.maybe_autocast)))
             stack.enter_context(torch._C._IncludeDispatchKeyGuard(KEY))
             yield
@@ -110,7 +116,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _maybe(original: Callable) -> Callable:
-    """transformers' own does nothing on meta."""
+    """``maybe_autocast`` for meta tensors, for which transformers' own function does nothing."""
     return lambda device_type, *args, **kwargs: original(
         STAND_IN if device_type == "meta" else device_type, *args, **kwargs)
 
@@ -118,14 +124,14 @@ def _maybe(original: Callable) -> Callable:
 # one call -------------------------------------------------------------------------------------------------------------
 
 _cached: dict[int, torch.Tensor] = {}
-"""Weights in the lower precision, by their ids, until the outermost context ends."""
+"""Weights in the lower precision, by the ids of the originals, until the outermost autocast context ends."""
 
 
 def _off():
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(KEY))
 
 
-def _kernel(operator: Callable, run: Callable) -> Callable:
+def _kernel(operator: OpOverload, run: Callable) -> Callable:
     def kernel(*args, **kwargs):
         with _off():
             return run(operator, args, kwargs)
@@ -133,27 +139,27 @@ def _kernel(operator: Callable, run: Callable) -> Callable:
     return kernel
 
 
-def _lower(operator: Callable, args: tuple, kwargs: dict):
+def _lower(operator: OpOverload, args: tuple, kwargs: dict):
     casts = _casts(args, torch.get_autocast_dtype(STAND_IN))
     return operator(*reversed(casts), **kwargs)
 
 
-def _fp32(operator: Callable, args: tuple, kwargs: dict):
+def _fp32(operator: OpOverload, args: tuple, kwargs: dict):
     casts = _casts(args, torch.float32)
     return operator(*reversed(casts), **kwargs)
 
 
-def _widest(operator: Callable, args: tuple, kwargs: dict):
+def _widest(operator: OpOverload, args: tuple, kwargs: dict):
     wide = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float32 for arg in args)
     return (_fp32 if wide else _lower)(operator, args, kwargs)
 
 
-def _to_fp32(operator: Callable, args: tuple, kwargs: dict):
+def _to_fp32(operator: OpOverload, args: tuple, kwargs: dict):
     names = [argument.name for argument in operator._schema.arguments]
-    said = dict(zip(names[1:], args[1:])) | kwargs
-    if _is_cast(args[0]) and said.get("dtype") is None:
-        said["dtype"] = torch.float32
-    return operator(args[0], **said)
+    keywords = dict(zip(names[1:], args[1:])) | kwargs
+    if _is_cast(args[0]) and keywords.get("dtype") is None:
+        keywords["dtype"] = torch.float32
+    return operator(args[0], **keywords)
 
 
 def _is_cast(tensor: torch.Tensor) -> bool:
@@ -161,7 +167,8 @@ def _is_cast(tensor: torch.Tensor) -> bool:
 
 
 def _casts(args: tuple, dtype: torch.dtype) -> list:
-    """Arguments from the last to the first, as GCC evaluates them; the list dies from the first to the last."""
+    """The cast arguments in reverse order: GCC evaluates the last argument first, and this fixes the order of their
+    allocations. Callers unpack ``reversed(casts)``; the list then frees them from its first to its last."""
     return [_cast(arg, dtype) for arg in reversed(args)]
 
 
@@ -170,11 +177,11 @@ def _cast(tree, dtype: torch.dtype):
 
 
 def _cast_one(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``cached_cast``: casts of weights are kept."""
+    """``cached_cast``: casts of weights to the lower precision are cached."""
     if not _is_cast(tensor) or tensor.dtype == dtype:
         return tensor
-    weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
-    if not weight or dtype == torch.float32:
+    is_weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    if not is_weight or dtype == torch.float32:
         return tensor.to(dtype)
     if id(tensor) not in _cached:
         _cached[id(tensor)] = tensor.to(dtype)

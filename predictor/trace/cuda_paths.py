@@ -1,7 +1,7 @@
-"""Functions that take another path on CUDA than on meta tensors under a dispatch mode.
+"""Replaces functions whose path on CUDA differs from their path on meta tensors under a dispatch mode.
 
-While tracing they are replaced by ones that take CUDA's path: plain functions, because a function mode
-would not be active when a checkpoint recomputes.
+The replacements take CUDA's path. They are plain functions, because a function mode
+would not be active when an activation checkpoint recomputes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn import functional
 
 from predictor.trace import rms_norm
-from predictor.trace.autocast import as_one
+from predictor.trace.autocast import cast_as_one_operator
 from predictor.trace.operators import batch_norms, convolution
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def _needs_grad(*tensors) -> bool:
 
 
 def _as_float(mask, dtype):
-    """The same file as below, convert_boolean_attn_mask."""
+    """A boolean mask as a float mask (ATen/native/transformers/attention.cpp, convert_boolean_attn_mask)."""
     zero, minus_infinity = (torch.empty((), dtype=dtype, device="meta") for _ in range(2))
     result = torch.where(mask, zero, minus_infinity)
     del zero, minus_infinity
@@ -35,7 +35,7 @@ def _as_float(mask, dtype):
 
 
 def _first(results: list):
-    """The first; the others go in order, as the members of a C++ tuple do."""
+    """The first result; the others are freed in order, as the members of a C++ tuple are."""
     first = results.pop(0)
     while results:
         del results[0]
@@ -43,7 +43,7 @@ def _first(results: list):
 
 
 class Options(NamedTuple):
-    """What ``scaled_dot_product_attention`` takes beside tensors, in its order and by its names."""
+    """Arguments of ``scaled_dot_product_attention`` that are not tensors, in its order and with its names."""
 
     dropout_p: float = 0.0
     is_causal: bool = False
@@ -59,7 +59,7 @@ def _cudnn(query, key, value, mask, options: Options):
 
 
 def _flash(query, key, value, mask, options: Options):
-    """The same file, case flash_attention: head sizes are padded to multiples of 8."""
+    """ATen/native/transformers/attention.cpp, case flash_attention: pads head sizes to multiples of 8."""
     width, scale = query.shape[-1], options.scale
     pad = -width % 8
     if pad:
@@ -71,8 +71,9 @@ def _flash(query, key, value, mask, options: Options):
 
 
 def _efficient(query, key, value, mask, options: Options):
-    """The same file, case efficient_attention: a mask's rows are padded to multiples of 8 (pad_bias)."""
-    if mask is not None and mask.dtype == torch.bool:  # here, so that nobody else keeps it
+    """ATen/native/transformers/attention.cpp, case efficient_attention: pads rows of a mask to multiples of 8
+    (pad_bias)."""
+    if mask is not None and mask.dtype == torch.bool:  # converted here, so that no caller keeps a reference
         mask = _as_float(mask, query.dtype)
     if mask is not None and mask.shape[-1] % 8:
         length = mask.shape[-1]
@@ -85,8 +86,8 @@ def _efficient(query, key, value, mask, options: Options):
 
 
 def _math(query, key, value, mask, options: Options):
-    """The same file, _scaled_dot_product_attention_math: in fp32, a mask added in place, which it avoids under a
-    dispatch mode."""
+    """ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math: computes in fp32 and adds the mask in
+    place; under a dispatch mode, PyTorch would not add it in place."""
     dtype, scale, dropout = query.dtype, options.scale, options.dropout_p
     wide_query, wide_key, wide_value = query.float(), key.float(), value.float()
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -115,11 +116,15 @@ KERNELS = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _m
 
 
 def choose(backend: str, mask, grouped: bool, width: int) -> str:
-    """The kernel PyTorch takes (ATen/native/transformers/cuda/sdp_utils.cpp).
+    """The kernel that PyTorch chooses (ATen/native/transformers/cuda/sdp_utils.cpp).
 
-    cuDNN takes head sizes that are multiples of 8, up to 256; flash attention no mask;
-    memory-efficient attention no grouped heads. Only the latter has a gradient for a mask; none
-    takes a mask whose rows do not lie whole in memory.
+    cuDNN needs head sizes that are multiples of 8, up to 256. Flash attention takes no mask.
+    Memory-efficient attention takes no grouped heads. Only memory-efficient attention has a gradient for a mask. No
+    fused kernel takes a mask whose rows are not contiguous.
+
+    Args:
+        grouped: whether several query heads share a key head.
+        width: head size.
     """
     if backend == "cudnn" and mask is not None and mask.requires_grad:
         backend = "efficient"
@@ -133,16 +138,16 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
 
 
 def scaled_dot_product_attention(backend: str, original):
-    """The fused operator that CUDA takes, instead of meta's math path."""
+    """Calls the fused operator that CUDA would choose; meta tensors would take the math path."""
 
-    def attention(query, key, value, attn_mask=None, *given, **named):
-        options = Options(*given, **named)
+    def attention(query, key, value, attn_mask=None, *positional, **named):
+        options = Options(*positional, **named)
         kernel = choose(backend, attn_mask, options.enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
         if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not options.enable_gqa):
-            kernel = "math"  # the only one that broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
+            kernel = "math"  # no other kernel broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":
-            return original(query, key, value, attn_mask, *given, **named)
+            return original(query, key, value, attn_mask, *positional, **named)
         if kernel != "efficient" and attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _as_float(attn_mask, query.dtype)
         return KERNELS[kernel](query, key, value, attn_mask, options)
@@ -151,7 +156,7 @@ def scaled_dot_product_attention(backend: str, original):
 
 
 def linear(original):
-    """A bias is added in place, which ATen/native/Linear.cpp avoids under a dispatch mode."""
+    """Adds a bias in place; ATen/native/Linear.cpp does not under a dispatch mode."""
 
     def with_bias(input, weight, bias=None):
         if bias is None or input.dim() < 3 or input.is_contiguous():
@@ -162,7 +167,8 @@ def linear(original):
 
 
 def dropout(original):
-    """One fused kernel with a mask of a byte an element (ATen/native/Dropout.cpp, is_fused_kernel_acceptable)."""
+    """Calls the fused kernel, whose mask has one byte per element (ATen/native/Dropout.cpp,
+    is_fused_kernel_acceptable)."""
 
     def fused(input, p=0.5, training=True, inplace=False):
         if not training or p == 0 or inplace:
@@ -173,7 +179,7 @@ def dropout(original):
 
 
 def softmax(original):
-    """From fp16 to fp32 without a copy (ATen/native/SoftMax.cpp, softmax and log_softmax)."""
+    """Converts fp16 to fp32 inside the kernel, without a copy (ATen/native/SoftMax.cpp, softmax and log_softmax)."""
     operator = getattr(aten, f"_{original.__name__}")
 
     def fused(input, dim=None, _stacklevel=3, dtype=None):
@@ -185,7 +191,7 @@ def softmax(original):
 
 
 def one_hot(original):
-    """Zeros and a scatter, which ATen/native/Onehot.cpp avoids on meta tensors and under a dispatch mode."""
+    """Scatters into zeros; ATen/native/Onehot.cpp does not on meta tensors or under a dispatch mode."""
 
     def scattered(tensor, num_classes=-1):
         if not tensor.is_meta or num_classes < 0:
@@ -196,39 +202,41 @@ def one_hot(original):
 
 
 def constant(original):
-    """``torch.tensor`` reads tensors in a list, and copies to a device, out of a dispatch mode's sight."""
+    """Makes the steps of ``torch.tensor`` visible to a dispatch mode: it reads tensors in a list and copies to a
+    device."""
 
     def values(data):
         if isinstance(data, (list, tuple)):
             return [values(part) for part in data]
         return data.item() if isinstance(data, torch.Tensor) else data
 
-    def made_on_host(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
-        made = original(values(data) if isinstance(data, (list, tuple)) else data, dtype=dtype)
-        made = made if device is None else made.to(device)
-        return made.requires_grad_() if requires_grad else made
+    def from_host(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+        tensor = original(values(data) if isinstance(data, (list, tuple)) else data, dtype=dtype)
+        tensor = tensor if device is None else tensor.to(device)
+        return tensor.requires_grad_() if requires_grad else tensor
 
-    return made_on_host
+    return from_host
 
 
 def contiguous(args, out):
-    """Results that are contiguous on CUDA whatever the input's strides are."""
+    """A result that is contiguous on CUDA whatever the input's strides are."""
     return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def log_sigmoid(args, out):
-    """CUDA keeps nothing for the backward (ATen/native/cuda/ActivationLogSigmoidKernel.cu)."""
+    """CUDA saves no buffer for the backward (ATen/native/cuda/ActivationLogSigmoidKernel.cu)."""
     return out[0], out[1].new_empty(0)
 
 
 def grouped_product(left, right, *others, **keywords):
-    """CUDA's takes any dtype (ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda), meta's bf16 alone."""
-    made = aten._grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **keywords)
-    return torch.empty_like(made, dtype=left.dtype)
+    """``_grouped_mm`` of any dtype, as on CUDA (ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda); the meta kernel
+    takes only bf16."""
+    product = aten._grouped_mm(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **keywords)
+    return torch.empty_like(product, dtype=left.dtype)
 
 
 def filled(operator):
-    """Where a mask is: with a value that may lie on the host (ATen/native/cuda/Indexing.cu, masked_fill__cuda)."""
+    """``masked_fill`` whose value may be a CPU tensor, as on CUDA (ATen/native/cuda/Indexing.cu, masked_fill__cuda)."""
 
     def with_value(tensor, mask, value):
         return operator(tensor, mask, value.to(tensor.device) if isinstance(value, torch.Tensor) else value)
@@ -237,12 +245,13 @@ def filled(operator):
 
 
 def waited_for(tensor):
-    """The same tensor (torch/csrc/distributed/c10d/Functional.cpp, wait_tensor), not one like it."""
+    """Returns the same tensor (torch/csrc/distributed/c10d/Functional.cpp, wait_tensor); the meta kernel returns a new
+    one."""
     return tensor
 
 
 def quantized_rows(source: torch.Tensor, threshold: float = 0.0):
-    """bitsandbytes' ``int8_vectorwise_quant``, which finds no columns of outliers."""
+    """bitsandbytes' ``int8_vectorwise_quant``, without columns of outliers."""
     rows = source.numel() // source.shape[-1]
     columns = source.new_empty(0, dtype=torch.int64) if threshold else None
     return source.new_empty(source.shape, dtype=torch.int8), source.new_empty(rows, dtype=torch.float32), columns
@@ -253,7 +262,7 @@ def mixed_product(source, quantized, weight, row_maxima, column_maxima, columns=
     return source.new_empty(*quantized.shape[:-1], len(weight)), source.new_empty(0)
 
 
-INSTEAD = {
+REPLACEMENTS = {
     "bitsandbytes::int8_vectorwise_quant": quantized_rows,
     "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
     "aten::_grouped_mm": grouped_product,
@@ -262,7 +271,7 @@ INSTEAD = {
     "_c10d_functional::wait_tensor": waited_for,
     "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
 }
-"""Operator -> what to call on meta tensors in its stead."""
+"""Operator -> the function to call on meta tensors instead."""
 RESULTS = {
     "aten::convolution": convolution.results,
     "aten::convolution_backward": convolution.backward_results,
@@ -270,15 +279,16 @@ RESULTS = {
     "aten::roll": contiguous,
     "aten::log_sigmoid_forward": log_sigmoid,
 }
-"""Operator -> its results as they are on CUDA, from its arguments and those on meta tensors."""
+"""Operator -> a function of its arguments and its meta results that returns the results as CUDA lays them out."""
 
 
 @contextmanager
 def as_on_cuda(backend: str):
-    """Replace the functions while the block runs."""
+    """Replaces the functions while the block runs; ``backend`` is the preferred attention kernel, a key of
+    :data:`KERNELS`."""
     attention = scaled_dot_product_attention(backend, functional.scaled_dot_product_attention)
-    with (patch.object(functional, "scaled_dot_product_attention", as_one(attention)),
-          patch.object(functional, "linear", as_one(linear(functional.linear))),
+    with (patch.object(functional, "scaled_dot_product_attention", cast_as_one_operator(attention)),
+          patch.object(functional, "linear", cast_as_one_operator(linear(functional.linear))),
           patch.object(functional, "dropout", dropout(functional.dropout)),
           patch.object(functional, "rms_norm", rms_norm.fused(functional.rms_norm)),
           patch.object(functional, "softmax", softmax(functional.softmax)),

@@ -1,8 +1,9 @@
-"""The flash-attn package on meta tensors (``attn_implementation: flash_attention_2``), which nothing here needs.
+"""Stand-ins for the flash-attn package on meta tensors (``attn_implementation: flash_attention_2``).
 
-Its two functions as transformers calls them, with the results and the graph of flash-attn 2.8
-(flash_attn/flash_attn_interface.py) and what csrc/flash_attn/flash_api.cpp allocates besides. No measurement stands
-behind it: predictions are ``assumed``.
+The package itself need not be installed. Its two functions, as transformers calls them, have the results and the
+autograd graph of flash-attn 2.8 (flash_attn/flash_attn_interface.py), and the workspaces of
+csrc/flash_attn/flash_api.cpp. They have not been compared with measurements: predictions are marked ``assumed``.
+The flash attention of PyTorch's SDPA is in ``predictor.trace.operators.attention``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -29,7 +30,10 @@ _LIBRARY.impl("backward", lambda query, key, sequences: None, "Meta")
 
 
 def _forward(query, key, value, dropout):
-    """Output, sums of rows, state of the random generator; tokens come before heads, packed ones without a batch."""
+    """Returns the output, the row sums and the state of the random generator.
+
+    Inputs are ``[batch, tokens, heads, width]``, or ``[tokens, heads, width]`` if sequences are packed.
+    """
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {query.dtype}: use sdpa")
     rows = query.shape[:-1]
@@ -41,7 +45,7 @@ _LIBRARY.impl("forward", _forward, "Meta")
 
 
 class _Attention(torch.autograd.Function):
-    """FlashAttnFunc, and FlashAttnVarlenFunc where ``bounds`` of packed sequences are given."""
+    """FlashAttnFunc, or FlashAttnVarlenFunc if ``bounds`` of packed sequences are given."""
 
     @staticmethod
     def forward(ctx, query, key, value, bounds, dropout, grad_enabled):
@@ -65,27 +69,28 @@ class _Attention(torch.autograd.Function):
 
 
 def _signature(*tensors: str) -> inspect.Signature:
-    """What transformers looks at before it calls a function of the package: its arguments, then the options."""
+    """The signature that transformers inspects before it calls a function of the package: tensors, then options."""
     options = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
                "deterministic": False}
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([*(inspect.Parameter(name, kind) for name in tensors),
-                              *(inspect.Parameter(name, kind, default=value) for name, value in options.items())])
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([*(inspect.Parameter(name, either) for name in tensors),
+                              *(inspect.Parameter(name, either, default=value) for name, value in options.items())])
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, *_without_effect, **_named):
-    """Attention of whole batches."""
+    """Attention of a padded batch."""
     return _Attention.apply(q, k, v, (), dropout_p, torch.is_grad_enabled())
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *, dropout_p=0.0, **_without_effect):
-    """Attention of sequences that lie one after the other."""
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *_max_seqlens, dropout_p=0.0, **_without_effect):
+    """Attention of packed sequences."""
     return _Attention.apply(q, k, v, (cu_seqlens_q, cu_seqlens_k), dropout_p, torch.is_grad_enabled())
 
 
-flash_attn_func.__signature__ = _signature("q", "k", "v")
-flash_attn_varlen_func.__signature__ = _signature("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
-                                                  "max_seqlen_k")
+# The stubs of functions lack ``__signature__``, which ``inspect.signature`` reads.
+flash_attn_func.__signature__ = _signature("q", "k", "v")  # type: ignore[attr-defined]
+flash_attn_varlen_func.__signature__ = _signature(  # type: ignore[attr-defined]
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
 class _PutFirstAxis(torch.autograd.Function):
@@ -105,24 +110,25 @@ class _PutFirstAxis(torch.autograd.Function):
 
 
 def pad_input(hidden_states, indices, batch, seqlen):
-    """Sequences with their padding again."""
+    """Puts packed tokens back into a padded batch."""
     return _PutFirstAxis.apply(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """transformers finds the package while the block runs (5.17: modeling_flash_attention_utils.py)."""
+    """While the block runs, transformers finds the stand-ins (5.17: modeling_flash_attention_utils.py)."""
     from transformers import modeling_flash_attention_utils as library
     from transformers.integrations import flash_attention as caller
 
-    found = (flash_attn_func, flash_attn_varlen_func, None, pad_input, None)
-    asks = caller.get_target_dtype
+    imports = (flash_attn_func, flash_attn_varlen_func, None, pad_input, None)
+    target_dtype = caller.get_target_dtype
 
-    def of_gpu(query, module):  # it asks for autocast by the device's name, and meta has none
-        return asks(SimpleNamespace(dtype=query.dtype, device=torch.device("cuda")), module)
+    def on_cuda(query, module):  # it looks up autocast by the tensor's device type, and meta has no autocast
+        query_on_cuda: Any = SimpleNamespace(dtype=query.dtype, device=torch.device("cuda"))
+        return target_dtype(query_on_cuda, module)
 
-    with (patch.object(caller, "get_target_dtype", of_gpu),
-          patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: found),
+    with (patch.object(caller, "get_target_dtype", on_cuda),
+          patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: imports),
           patch.dict(library.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True)):
         yield
 
@@ -133,13 +139,13 @@ def _rounded(width: int) -> int:
 
 
 def _dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
-    """``(batch, heads, sequence, width)`` with the width that kernels round up to."""
+    """``(batch, heads, sequence, width)``, with the width rounded up as in the kernels."""
     batch, sequence, heads, width = query.shape
     return batch, heads, sequence, _rounded(width)
 
 
 def _play_forward(call: Call) -> None:
-    """flash_api.cpp: keys are split (mha_fwd) unless sequences are packed (mha_varlen_fwd) or there is dropout."""
+    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout."""
     query, *_, dropout = call.args
     call.results(*call.out[:2])
     partial = []
@@ -151,7 +157,8 @@ def _play_forward(call: Call) -> None:
 
 
 def _play_backward(call: Call) -> None:
-    """mha_bwd and mha_varlen_bwd of the same: accumulators, and dK and dV for all heads where heads are grouped."""
+    """flash_api.cpp, mha_bwd and mha_varlen_bwd: accumulators, and dK and dV of all query heads if they share key
+    heads."""
     query, key, sequences = call.args
     expanded = () if query.shape[-2] == key.shape[-2] else (query.numel() * query.element_size(),) * 2
     if query.dim() == 4:
@@ -160,8 +167,8 @@ def _play_backward(call: Call) -> None:
         tokens, heads, width = query.shape
         rows = 4 * heads * (tokens + 128 * sequences)
         accumulators = rows, rows * _rounded(width)
-    call.through(*accumulators, *expanded)
+    call.temporaries(*accumulators, *expanded)
 
 
 OPERATORS = {"flash_attn_2::forward": _play_forward, "flash_attn_2::backward": _play_backward}
-"""For ``operators.TABLE``."""
+"""Entries of ``operators.TABLE``."""

@@ -1,8 +1,8 @@
-"""What FSDP2 does to a model before it runs: hooks on each unit that ``fully_shard`` was called on.
+"""Counterparts of FSDP2's hooks on each unit that ``fully_shard`` was called on.
 
-PyTorch 2.11, torch/distributed/fsdp/_fully_shard: _fsdp_state.py (``_pre_forward``, ``_post_forward``,
-``_pre_backward``, ``_root_post_backward_final_callback``), _fsdp_param_group.py (``RegisterPostBackwardFunction``). A
-step under FSDP2 is traced with their counterparts, which gather nothing: they mark in the recording where FSDP2 would.
+They gather nothing: they mark in the recording where FSDP2 gathers and releases parameters. Sources: PyTorch 2.11,
+torch/distributed/fsdp/_fully_shard: _fsdp_state.py (``_pre_forward``, ``_post_forward``, ``_pre_backward``,
+``_root_post_backward_final_callback``), _fsdp_param_group.py (``RegisterPostBackwardFunction``).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from predictor.model import fsdp
 from predictor.trace.recorder import Recorder
 
 ROOT = 0
-"""Number of the module that is the model."""
+"""The module number of the whole model."""
 
 
-class Wrapped:
-    """A model some of whose modules are units of FSDP2.
+class Fsdp2Hooks:
+    """The hooks of a model whose units FSDP2 shards.
 
     Args:
-        model: on meta.
-        recorder: told where each unit is entered and left.
-        names: as :func:`predictor.workload.fsdp.units` takes them.
+        model: a model on meta.
+        recorder: receives the marks.
+        names: names of the units, as :func:`predictor.model.fsdp.units` takes them.
     """
 
     def __init__(self, model: torch.nn.Module, recorder: Recorder, names: tuple[str, ...]) -> None:
@@ -39,20 +39,20 @@ class Wrapped:
         self._final_queued = False
 
     def owners(self) -> list[tuple[int, int]]:
-        """Pairs of a unit's number and the index of a parameter or buffer of it, in FSDP2's order of both."""
+        """Pairs of a unit's number and the index of one of its parameters or buffers, both in FSDP2's order."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         index = {id(tensor): number for number, tensor in enumerate(tensors)}
         return [(self._number[id(unit)], index[key]) for unit in self.units
-                for key in dict.fromkeys(id(tensor) for module in fsdp.managed(unit, self.units)
+                for key in dict.fromkeys(id(tensor) for module in fsdp.managed_modules(unit, self.units)
                                          for tensor in (*module.parameters(False), *module.buffers(False)))]
 
     def backward(self) -> None:
-        """Forward has ended."""
+        """Resets the final mark. It is called when the forward has ended."""
         self._final_queued = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The hooks are there while the block runs."""
+        """Registers the hooks while the block runs."""
         handles = [handle for unit in self.units for handle in _Hooks(self, self._number[id(unit)]).register(unit)]
         try:
             yield
@@ -61,25 +61,25 @@ class Wrapped:
                 handle.remove()
 
     def queue_final(self) -> None:
-        """The model's own backward ends when all is done."""
+        """Queues the mark at which the model's own backward ends: after the whole backward."""
         if not self._final_queued:
             self._final_queued = True
             Variable._execution_engine.queue_callback(lambda: self.recorder.mark(Mark.AFTER_BACKWARD, ROOT))
 
 
 class _Hooks:
-    """Of one unit."""
+    """The hooks of one unit."""
 
-    def __init__(self, model: Wrapped, number: int) -> None:
+    def __init__(self, model: Fsdp2Hooks, number: int) -> None:
         self._model, self._mark, self._number = model, model.recorder.mark, number
 
     def register(self, unit: torch.nn.Module) -> list:
-        """Their handles."""
+        """Registers the hooks and returns their handles."""
         return [unit.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
                 unit.register_forward_hook(self._leave)]
 
     def after_backward(self) -> None:
-        """The gradients of the unit's inputs are there."""
+        """Marks the end of the unit's backward: the gradients of its inputs are complete."""
         self._mark(Mark.AFTER_BACKWARD, self._number)
 
     def _enter(self, _module, args, kwargs):
@@ -109,7 +109,7 @@ class _Hooks:
 
 
 class _PostBackward(torch.autograd.Function):
-    """On a unit's inputs: its backward comes after the unit's."""
+    """Identity on a unit's inputs. Its backward runs after the unit's backward."""
 
     @staticmethod
     def forward(ctx, hooks, *inputs):

@@ -1,4 +1,4 @@
-"""When Python's collector may run: never while a step is recorded, and over no more than it must."""
+"""Controls Python's garbage collector: it must not run while a step is recorded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collected() -> Iterator[None]:
-    """Garbage is collected now, and then not while it runs: that would move deaths to arbitrary places."""
+def collection_paused() -> Iterator[None]:
+    """Collects garbage now, and disables the collector while the block runs.
+
+    A collection would free tensors at arbitrary points of the recording.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -19,9 +22,12 @@ def collected() -> Iterator[None]:
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
-    """Collections while it runs look only at what came after its beginning: most of what there is was imported."""
-    if gc.get_freeze_count():  # somebody else's
+def existing_objects_skipped() -> Iterator[None]:
+    """While the block runs, collections skip all objects that existed before it.
+
+    Most of those are imported modules, and scanning them takes time. Does nothing if objects are already frozen.
+    """
+    if gc.get_freeze_count():  # other code has frozen objects, and unfreezing would undo that
         yield
         return
     gc.collect()

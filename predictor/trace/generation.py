@@ -1,7 +1,8 @@
-"""One call of transformers' ``generate``: as a measured job makes it, and recorded on meta tensors.
+"""One call of transformers' ``generate``, for measured jobs and for recordings on meta tensors.
 
-The reference loop of inference (transformers 5.17, generation/utils.py, ``generate`` and ``_sample``): greedy decoding
-that does not stop early, the model not compiled, prompts of equal length with a mask of ones, as a processor gives it.
+This is the reference loop of inference (transformers 5.17, generation/utils.py, ``generate`` and ``_sample``): greedy
+decoding that does not stop early, without compilation. Prompts have equal length and a mask of ones, as a processor
+returns it.
 """
 
 from __future__ import annotations
@@ -13,69 +14,70 @@ import torch
 
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
-from predictor.trace.garbage_collection import collected
-from predictor.trace.module_tracker import Places
+from predictor.trace.garbage_collection import collection_paused
+from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder, Recording
 from predictor.workload.conversation import Generation
 
 IGNORED = ("labels",)
-"""What a batch of training has besides."""
+"""Entries of a training batch that ``generate`` does not take."""
 
 
 def prepare(model) -> None:
-    """The model as ``from_pretrained`` leaves it; nothing ends a reply before its time.
+    """Puts a model into the state that ``from_pretrained`` leaves, without settings that could end a reply early.
 
     Raises:
-        InputError: the model does not write, or an encoder reads for it.
+        InputError: the model cannot generate, or is an encoder-decoder.
     """
     from transformers import GenerationConfig
 
     if not model.can_generate() or model.config.is_encoder_decoder:
-        raise InputError(f"mode inference: {type(model).__name__} is not predicted: models that write after what they "
-                         "read (decoders) are")
+        raise InputError(f"mode inference: {type(model).__name__} is not predicted: only decoder-only models that "
+                         "generate text are")
     model.eval()
     model.requires_grad_(False)
     model.generation_config = GenerationConfig()
 
 
 def prompt(batch: dict[str, torch.Tensor], past: int) -> dict[str, torch.Tensor]:
-    """What ``generate`` is given of a turn: the ids of the whole conversation, of which ``past`` are in the cache.
+    """The arguments of ``generate`` for one turn: ids and mask of the whole conversation.
 
     Args:
-        batch: of the turn alone, ``input_ids`` int64[batch, tokens].
+        batch: inputs of this turn only, with ``input_ids`` int64[batch, tokens].
+        past: tokens of earlier turns, whose keys and values are in the cache.
     """
     kept = {name: values for name, values in batch.items() if name not in IGNORED}
     ids = kept["input_ids"]
     for name, values in kept.items():
         if values.shape[:2] == ids.shape and not values.is_floating_point():
-            said = values.new_full((len(ids), past), int(name == "input_ids"))
-            kept[name] = torch.cat([said, values], dim=1)
+            earlier = values.new_full((len(ids), past), int(name == "input_ids"))
+            kept[name] = torch.cat([earlier, values], dim=1)
     return kept | {"attention_mask": torch.ones_like(kept["input_ids"])}
 
 
 def new_cache(model):
-    """The cache of a conversation, which its caller keeps."""
+    """An empty cache for a conversation; the caller keeps it between calls."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def reply(model, batch: dict[str, torch.Tensor], wanted: Generation, cache: Any | None,
+def reply(model, batch: dict[str, torch.Tensor], request: Generation, cache: Any | None,
           begun: Callable[[int], None], ended: Callable[[Any], None] = lambda cache: None) -> torch.Tensor:
-    """Generates ``wanted.tokens`` tokens; the ids int64[batch, tokens].
+    """Generates ``request.tokens`` tokens and returns the ids, int64[batch, tokens].
 
     Args:
-        cache: the caller's own, or None for one that is made inside.
-        begun: told the number of each forward, from 0 on, before it runs.
-        ended: given the cache after each forward.
+        cache: the caller's cache, or None to let ``generate`` make one.
+        begun: called with the number of each forward, from 0 on, before it runs.
+        ended: called with the cache after each forward.
     """
     from transformers import GenerationConfig
 
-    static = wanted.cache == "static"
+    static = request.cache == "static"
     config = GenerationConfig(
-        max_new_tokens=wanted.tokens, do_sample=False, use_cache=True, disable_compile=True,
+        max_new_tokens=request.tokens, do_sample=False, use_cache=True, disable_compile=True,
         cache_implementation="static" if static else None,
-        max_cache_len=batch["input_ids"].shape[1] + wanted.spare if static else None)
+        max_cache_len=batch["input_ids"].shape[1] + request.spare if static else None)
     number = 0
 
     def before(_module, _args, _keywords) -> None:
@@ -88,67 +90,71 @@ def reply(model, batch: dict[str, torch.Tensor], wanted: Generation, cache: Any 
 
     hooks = [model.register_forward_pre_hook(before, with_kwargs=True),
              model.register_forward_hook(after, with_kwargs=True)]
-    model._previous_max_cache_length = -1  # a static cache is as long as this call says, whatever came before
+    model._previous_max_cache_length = -1  # else a static cache would be as long as an earlier call's
     try:
-        given = {} if cache is None else {"past_key_values": cache}
-        return model.generate(**batch, generation_config=config, **given)
+        past = {} if cache is None else {"past_key_values": cache}
+        return model.generate(**batch, generation_config=config, **past)
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def record(model, batch: dict[str, torch.Tensor], wanted: Generation, past: int, recorder: Recorder,
-           places: Places) -> Recording:
-    """Record one call, inputs and result included: what the recording does not free is a workspace, or the cache that
-    the caller keeps.
+def record(model, batch: dict[str, torch.Tensor], request: Generation, past: int, recorder: Recorder,
+           places: ModuleTracker) -> Recording:
+    """Records one call of ``generate``, with its inputs and result.
 
-    ``cuts`` of the recording are the events before which the second and later forwards begin; ``cache`` has the rows of
-    keys and values, before the call (-1: there are none yet) and after its last forward.
+    Buffers that the recording does not free are workspaces, or the cache that the caller keeps. ``cuts`` of the
+    recording are the positions of events at which the second and later forwards begin. ``cache`` has pairs of buffers
+    of keys and values: before the call (-1: none) and after its last forward.
 
     Args:
-        past: tokens whose keys and values the cache holds before.
+        request: tokens to generate, and the type of the cache.
+        past: tokens whose keys and values are in the cache before the call.
     """
     prepare(model)
-    cache = new_cache(model) if wanted.kept else None
+    cache = new_cache(model) if request.kept else None
     if past:
         _fill(cache, model, len(batch["input_ids"]), past)
     recorder.ignore([*model.parameters(), *model.buffers()])
     recorder.moment = Moment.PREFILL
 
-    def rows(held) -> list[int]:
-        """Of keys and values, layer by layer; watched from now on, if they are not yet."""
-        found = [tensor for layer in held.layers for tensor in (layer.keys, layer.values)]
-        for tensor in found:
+    def rows(filled) -> list[int]:
+        """Buffers of a cache's keys and values, layer by layer; records those that are not recorded yet."""
+        result = []
+        for tensor in [tensor for layer in filled.layers for tensor in (layer.keys, layer.values)]:
             recorder.watch(tensor, "cache", role="cache")
-        return [recorder.row_of(tensor) for tensor in found]
+            row = recorder.row_of(tensor)
+            assert row is not None  # it was recorded in the line before
+            result.append(row)
+        return result
 
     def begun(number: int) -> None:
         if number:
             recorder.moment = Moment.DECODE
             recorder.recording.cuts.append(len(recorder.recording.events))
 
-    def ended(held) -> None:
-        after = rows(held)
+    def ended(filled) -> None:
+        after = rows(filled)
         for row in after:
             recorder.recording.buffers[row].role = "cache"
         recorder.recording.cache = list(zip(before or [-1] * len(after), after))
 
     if past and any(hasattr(module, "rope_deltas") for module in model.modules()):
-        with recorder.unseen(), torch.no_grad():  # which the model keeps from the turn before
+        with recorder.unseen(), torch.no_grad():  # an earlier turn has set ``rope_deltas``, which the model keeps
             copies = {name: values.clone() for name, values in batch.items()}
             reply(model, copies, Generation(1), None, lambda _: None)
             del copies
     before = rows(cache) if past else []
     recorder.watch_inputs(batch)
-    with collected(), places.active(), recorder, torch.no_grad():
-        ids = reply(model, batch, wanted, cache, begun, ended)
+    with collection_paused(), places.active(), recorder, torch.no_grad():
+        ids = reply(model, batch, request, cache, begun, ended)
         del ids
         batch.clear()
         return recorder.closed()
 
 
 def _fill(cache, model, batch: int, past: int) -> None:
-    """Gives every layer keys and values of so many tokens."""
+    """Fills every layer of a cache with keys and values of ``past`` tokens."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

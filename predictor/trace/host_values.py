@@ -1,8 +1,9 @@
-"""Real values of integer and boolean meta tensors.
+"""Real values of integer and boolean meta tensors, in host memory.
 
-Models steer on token ids: they count image tokens, build masks, index. On the meta device those
-reads fail. So every integer or boolean storage gets a twin of the same layout in host memory, and
-each operator over them runs a second time on the twins. Floats only take room and have none.
+The control flow of models depends on token ids: they count image tokens, build masks and index. On the
+meta device those reads fail. So every integer or boolean meta storage gets a host storage of the same
+layout, and each operator on such tensors runs a second time on the host values. Floating-point tensors
+have no host values: only their sizes matter.
 """
 
 from __future__ import annotations
@@ -12,32 +13,36 @@ import weakref
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from predictor.model.control_tensors import discrete
+from predictor.model.control_tensors import is_discrete
 
 _FACTORY_KEYWORDS = {"device": torch.device("cpu"), "pin_memory": False}
 
 
-class Twins:
-    """Host storages beside meta storages, keyed weakly: holding one would change what autograd does."""
+class HostValues:
+    """Host storages by meta storage. It holds no reference to a meta storage, which would change what autograd does."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage | None] = {}
 
     def adopt(self, tensor: torch.Tensor, values: torch.Tensor | None = None) -> None:
-        """Give the storage of a meta tensor its values, or zeros: those are made when somebody looks, as nobody does at
-        masks of dropout."""
+        """Gives the storage of a meta tensor its values, or zeros if ``values`` is None.
+
+        Zeros are allocated at the first read; dropout masks, for example, are never read.
+        """
         storage = tensor.untyped_storage()
         key = id(storage)
         self._storages[key] = None
         weakref.finalize(storage, self._storages.pop, key, None)
         if values is not None:
-            self.of(tensor).copy_(values)
+            host = self.of(tensor)
+            assert host is not None  # it was adopted above
+            host.copy_(values)
 
     def _has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type != "meta" or id(tensor.untyped_storage()) in self._storages
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor's values on the host, or None where nobody knows them."""
+        """The tensor's values on the host, or None if they are unknown."""
         if tensor.device.type != "meta":
             return tensor
         if not self._has(tensor):
@@ -45,39 +50,40 @@ class Twins:
         storage = tensor.untyped_storage()
         host = self._storages[id(storage)]
         if host is None:
-            host = self._storages[id(storage)] = torch.UntypedStorage(storage.nbytes(), device="cpu").fill_(0)
+            zeros = torch.UntypedStorage(storage.nbytes(), device="cpu")
+            host = self._storages[id(storage)] = zeros.fill_(0)  # type: ignore[attr-defined]  # the stub lacks it
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def follow(self, func, args, kwargs, outputs: list[torch.Tensor]) -> None:
-        """After ``func`` ran on meta tensors: make the values of its discrete results true."""
-        fresh = [out for out in outputs if discrete(out) and not self._has(out)]
-        if not fresh and not (func._schema.is_mutable and any(map(discrete, outputs))):
+        """Updates the host values of an operator's integer and boolean results, after it ran on meta tensors."""
+        fresh = [out for out in outputs if is_discrete(out) and not self._has(out)]
+        if not fresh and not (func._schema.is_mutable and any(map(is_discrete, outputs))):
             return
         results = self.run(func, args, kwargs)
         results = results if results and len(results) == len(outputs) else None
-        given = set() if results else {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs))
-                                       if isinstance(leaf, torch.Tensor) and discrete(leaf)}
-        for index, out in enumerate(outputs):  # a view of what nobody knows, like packed weights, stays unknown
-            if any(out is new for new in fresh) and id(out.untyped_storage()) not in given:
+        arguments = set() if results else {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs))
+                                           if isinstance(leaf, torch.Tensor) and is_discrete(leaf)}
+        for index, out in enumerate(outputs):  # a view of unknown values, such as packed weights, stays unknown
+            if any(out is new for new in fresh) and id(out.untyped_storage()) not in arguments:
                 self.adopt(out, results[index] if results else None)
 
     def like(self, values: torch.Tensor) -> torch.Tensor:
         """A new meta tensor with these values."""
-        made = torch.empty_like(values, device="meta")
-        self.adopt(made, values)
-        return made
+        tensor = torch.empty_like(values, device="meta")
+        self.adopt(tensor, values)
+        return tensor
 
     def run(self, func, args, kwargs) -> list[torch.Tensor] | None:
-        """Results of an operator on the values of its arguments; None if some are unknown."""
+        """Results of an operator on the host values of its arguments; None if a value is unknown."""
         unknown = False
 
         def host(value):
             nonlocal unknown
             if isinstance(value, torch.Tensor):
-                twin = self.of(value)
-                unknown |= twin is None
-                return twin
+                known = self.of(value)
+                unknown |= known is None
+                return known
             return value
 
         host_args, host_kwargs = tree_map(host, (args, kwargs))
@@ -85,7 +91,7 @@ class Twins:
             return None
         host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
         host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
-        if func is torch.ops.aten.histc.default:  # CUDA counts integers too
+        if func is torch.ops.aten.histc.default:  # CPU kernels count only floats
             return [func(host_args[0].double(), *host_args[1:], **host_kwargs).to(host_args[0].dtype)]
         result = func(*host_args, **host_kwargs)
         return [result] if isinstance(result, torch.Tensor) else list(result)

@@ -1,7 +1,7 @@
-"""What a model's own image processor makes of a picture: pixels, and what else goes with them into the model.
+"""Inputs for images and videos: pixels and accompanying tensors, made by the model's own processor in transformers.
 
-Processors are transformers'. Their settings come from ``preprocessor_config.json`` beside the model's configuration;
-without one from the configuration itself, as published models have them.
+The processor's settings come from ``preprocessor_config.json`` beside the model's configuration. Without that file they
+follow from the configuration itself, as in published models.
 """
 
 from __future__ import annotations
@@ -64,90 +64,98 @@ SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "llava_next": _tiles, "llava_next_video": _tiles, "llava_onevision": _onevision, "internvl": _internvl,
     "idefics3": _idefics3, "smolvlm": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "mllama": _mllama,
 }
-"""``model_type`` -> settings of its processor that follow from the model's configuration."""
+"""``model_type`` -> a function that derives the image processor's settings from the model's configuration."""
 VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen,
     "llava_next_video": lambda config: {"size": {"shortest_edge": config.vision_config.image_size},
                                         "crop_size": _square(config.vision_config.image_size)},
 }
-"""The same for videos."""
+"""``model_type`` -> a function that derives the video processor's settings from the model's configuration."""
 
 
 def processor(config: ModelConfig, hf_config):
-    """The model's own.
+    """The model's image processor.
 
     Args:
-        config: where the model's configuration came from.
-        hf_config: the same, as transformers has it.
+        config: the model's configuration.
+        hf_config: the same configuration as an object of transformers.
 
     Raises:
-        InputError: transformers has none, or one that needs what is not installed.
+        InputError: transformers has no processor for the model, its settings are unknown, or it needs a package that is
+            not installed.
     """
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
+    from transformers.models.auto import image_processing_auto
 
+    names = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]  # completed in that file
     name = config.document["model_type"]
     tower = getattr(hf_config.vision_config, "model_type", "")
-    kinds = NAMES.get(tower if name == "llava" else name) or NAMES.get(name) or {}
-    if "pil" not in kinds:
+    backends = names.get(tower if name == "llava" else name) or names.get(name) or {}
+    if "pil" not in backends:
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
     if name not in SETTINGS and not config.preprocessor:
-        raise InputError(f"model {config.name}: no config.json of model_type {name} says how its pictures are cut: put "
-                         "its preprocessor_config.json beside it")
+        raise InputError(f"model {config.name}: for model_type {name}, config.json does not say how images are "
+                         "preprocessed: put the model's preprocessor_config.json beside it")
     settings = SETTINGS.get(name, lambda _: {})(hf_config)
     settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
     try:
-        return _made(getattr(importlib.import_module("transformers"), kinds["pil"]), settings)
+        return _build(getattr(importlib.import_module("transformers"), backends["pil"]), settings)
     except ImportError as error:
         missing = error.name or "torchvision or pillow"
         raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
                          "'peakcast[trace]'") from None
 
 
-def _made(kind: type, settings: Mapping[str, Any]):
-    """A processor with a ``size`` of its own: Qwen's write ``max_pixels`` into their class's (transformers 5.17,
-    models/qwen2_vl/image_processing_pil_qwen2_vl.py), and every later one has it."""
-    return kind(**{"size": copy(kind.size)} | settings)
+def _build(processor_class: Any, settings: dict[str, Any]):
+    """A processor with its own copy of ``size``.
+
+    Without the copy, Qwen's processors write ``max_pixels`` into the ``size`` of their class (transformers 5.17,
+    models/qwen2_vl/image_processing_pil_qwen2_vl.py), and every later processor has it.
+    """
+    return processor_class(**{"size": copy(processor_class.size)} | settings)
 
 
-def processed(made, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Tensor]:
-    """What goes into the model for pictures.
+def processed(image_processor, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Tensor]:
+    """The model's inputs for images: the processor's tensors, by name.
 
     Args:
-        made: by :func:`processor`.
-        samples: height and width in pixels of each picture of each sample.
-
-    Returns:
-        The processor's tensors, by name.
+        image_processor: as :func:`processor` returns it.
+        samples: height and width in pixels of each image of each sample.
 
     Raises:
-        InputError: it does not take such a picture.
+        InputError: the processor cannot take an image of such a size.
     """
     import numpy as np
 
     gray = {size: np.full((*size, 3), 128, dtype=np.uint8) for sizes in samples for size in sizes}
-    given = [[gray[size] for size in sizes] for sizes in samples if sizes]
+    images = [[gray[size] for size in sizes] for sizes in samples if sizes]
     try:
-        found = made(given, return_tensors="pt")
+        tensors = image_processor(images, return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         sizes = ", ".join(sorted({f"{height}x{width}" for sizes in samples for height, width in sizes}))
-        raise InputError(f"image_size: the model cannot take pictures of {sizes} ({reason}): give others by "
+        raise InputError(f"image_size: the model cannot take images of {sizes} ({reason}): give another size with "
                          "--image-size") from None
-    return {name: values for name, values in found.items() if isinstance(values, torch.Tensor)}
+    return {name: values for name, values in tensors.items() if isinstance(values, torch.Tensor)}
 
 
 def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple[int, int] | None) -> dict:
-    """What goes into the model for so many videos of one size: the processor's tensors, by name, pixels on meta.
+    """The model's inputs for ``number`` videos: the processor's tensors, by name, with the pixels on meta.
+
+    Args:
+        frames: frames of each video.
+        size: height and width of a frame in pixels; None: the size that the vision tower takes.
 
     Raises:
-        InputError: torchvision, or a processor for the model, is missing, or no size was given and none follows.
+        InputError: torchvision is missing, videos of the model are not predicted, no size was given for a model that
+            takes any size, or the processor cannot take such a video.
     """
-    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as NAMES
+    from transformers.models.auto import video_processing_auto
 
+    names = video_processing_auto.VIDEO_PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]  # completed in that file
     name, side = config.document["model_type"], getattr(hf_config.vision_config, "image_size", None)
     if size is None and not isinstance(side, int):
-        raise InputError(f"image_size is not given: {config.name} takes videos of any size: say which by --image-size, "
-                         "such as 480x640 (height x width)")
+        raise InputError(f"image_size is not given: {config.name} takes videos of any size: give one with "
+                         "--image-size, such as 480x640 (height x width)")
     if name not in VIDEO_SETTINGS:
         raise InputError(f"video_frames {frames}: videos of model_type {name} are not predicted yet; leave it out")
     if importlib.util.find_spec("torchvision") is None:
@@ -156,11 +164,11 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
     if "merge_size" in settings:
         settings |= config.preprocessor.get("video", config.preprocessor)
     settings |= dict.fromkeys(("do_sample_frames", "do_convert_rgb", "do_rescale", "do_normalize"), False)
-    made_by = _made(getattr(importlib.import_module("transformers"), NAMES[name]), settings)
-    picture = torch.empty(frames, 3, *(size or (side, side)), dtype=torch.uint8, device="meta")
+    video_processor = _build(getattr(importlib.import_module("transformers"), names[name]), settings)
+    video = torch.empty(frames, 3, *(size or (side, side)), dtype=torch.uint8, device="meta")
     try:
-        made = made_by([picture] * number, return_tensors="pt")
+        tensors = video_processor([video] * number, return_tensors="pt")
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"video_frames: {config.name} cannot take videos of {frames} frames ({reason})") from None
-    return {name: values for name, values in made.items() if isinstance(values, torch.Tensor)}
+    return {name: values for name, values in tensors.items() if isinstance(values, torch.Tensor)}

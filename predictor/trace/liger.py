@@ -1,7 +1,7 @@
-"""Liger's kernels in a model (``use_liger_kernel``), and how they allocate on a GPU that is not there.
+"""Liger's kernels in a model (``use_liger_kernel``), and their allocations without a GPU.
 
-Liger's own Python allocates what its Triton kernels fill, so it runs on meta tensors as it is, with launches that do
-nothing; only what asks for the GPU is replaced. Its functions are those of liger-kernel 0.8.5.
+Liger's Python code allocates the tensors that its Triton kernels fill. It runs unchanged on meta tensors, with kernel
+launches that do nothing. Only functions that query the GPU are replaced. Source: liger-kernel 0.8.5.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LIBRARY.define("partials(Tensor weight) -> Tensor")
 _LIBRARY.define("logits(Tensor states, Tensor weight) -> Tensor")
 _LIBRARY.impl("partials", lambda weight: weight.new_empty((1, *weight.shape), dtype=torch.float32), "Meta")
 _LIBRARY.impl("logits", lambda states, weight: states.new_empty((1, len(weight))), "Meta")
-"""Stand for allocations whose size the GPU or a threshold decides."""
+"""Operators for allocations whose size depends on the GPU or on a threshold."""
 
 
 def apply(model) -> None:
-    """Replace what Hugging Face's Trainer does (transformers 5.17, integrations/liger.py): RMSNorm, SwiGLU and rotary
-    embedding of the language model, and the head with its loss."""
+    """Replaces the same modules as Hugging Face's Trainer (transformers 5.17, integrations/liger.py): RMSNorm, SwiGLU
+    and rotary embedding of the language model, and the head with its loss."""
     _quieten()
     from transformers.integrations.liger import apply_liger_kernel
 
@@ -39,11 +39,11 @@ def apply(model) -> None:
 
 @contextmanager
 def on_meta(model) -> Iterator[None]:
-    """:func:`apply`, so that the model runs on meta tensors while the block does. What Liger changes of transformers
-    itself is as it was afterwards."""
+    """Applies Liger's kernels, so that the model runs on meta tensors while the block runs. Liger's changes to
+    transformers itself are undone afterwards."""
     _quieten()
     from liger_kernel.ops import fused_linear_cross_entropy, rms_norm
-    from triton.runtime.jit import JITFunction
+    from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]  # triton has no type information
 
     library = vars(sys.modules[type(getattr(model.model, "language_model", model.model)).__module__])
     with (patch.dict(library), patch.object(JITFunction, "run", lambda *args, **kwargs: None),
@@ -54,46 +54,47 @@ def on_meta(model) -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Liger, and bitsandbytes which it imports, say at length what they can do without."""
+    """Silences warnings of Liger, and of bitsandbytes, which it imports, about optional packages and kernels."""
     for library in ("liger_kernel", "bitsandbytes"):
         logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def _norm_backward(gradient, states, weight, *_, needs_dw):
-    """ops/rms_norm.py, rms_norm_backward, in place: rows of the weight's gradient in fp32, one a multiprocessor."""
+    """ops/rms_norm.py, rms_norm_backward, in place: the weight's gradient is summed over fp32 rows, one for each
+    multiprocessor."""
     shape = gradient.shape
     gradient = gradient.view(-1, shape[-1])
     partials = torch.ops.liger.partials(weight) if needs_dw else None
     gradient = gradient.view(*shape)
-    return gradient, partials.sum(dim=0).to(weight.dtype) if needs_dw else None
+    return gradient, None if partials is None else partials.sum(dim=0).to(weight.dtype)
 
 
 def _loss_and_gradients(*, _input, weight, target, ignore_index, **_others):
-    """ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward, for weights of the compute dtype: products
-    write into their results, so all chunks share one buffer of logits."""
+    """ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward, for weights in the compute dtype: products
+    write into existing results, so all chunks share one buffer of logits."""
     if weight.dtype.itemsize > 2 or _input.dtype != weight.dtype or torch.is_autocast_enabled():
         raise InputError(f"use_liger_kernel: a loss of {_input.dtype} states and {weight.dtype} weights is not "
                          "predicted: use weights of the compute dtype, or peakcast learn")
-    of_input = torch.zeros_like(_input)
-    of_weight = torch.zeros_like(weight) if _input.requires_grad and weight.requires_grad else None
+    input_gradient = torch.zeros_like(_input)
+    weight_gradient = torch.zeros_like(weight) if _input.requires_grad and weight.requires_grad else None
     loss = torch.zeros(len(_input), dtype=torch.float32, device=_input.device)
     counted = target != ignore_index
     counted.sum().item()
     logits = torch.ops.liger.logits(_input, weight)
     del logits
-    return torch.sum(loss), None, None, None, of_input, of_weight, None
+    return torch.sum(loss), None, None, None, input_gradient, weight_gradient, None
 
 
 def _partials(call: Call) -> None:
-    """Rows of :func:`_norm_backward`."""
+    """The fp32 rows of :func:`_norm_backward`."""
     call.results(call.out[0], size=("liger_partials", (call.args[0].numel(),)))
 
 
 def _logits(call: Call) -> None:
-    """The buffer of :func:`_loss_and_gradients`."""
+    """The buffer of logits of :func:`_loss_and_gradients`."""
     states, weight = call.args
     call.results(call.out[0], size=("liger_logits", (*states.shape, len(weight), states.element_size())))
 
 
 OPERATORS = {"liger::partials": _partials, "liger::logits": _logits}
-"""For ``operators.TABLE``."""
+"""Entries of ``operators.TABLE``."""

@@ -1,4 +1,4 @@
-"""Which module is running: during forward from module hooks, during backward from autograd's nodes."""
+"""Tracks the running module: in forward by module hooks, in backward by the numbers of autograd's nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
-class Places:
-    """The current module path, for forward, recomputation and backward.
+class ModuleTracker:
+    """The path of the running module, in forward, recomputation and backward.
 
-    Autograd numbers its nodes in the order of forward; noting the number at each module boundary
-    tells later which module a backward function belongs to. Backward hooks would insert nodes of
-    their own and change what is alive, so there are none.
+    Autograd numbers its nodes in the order of forward. The tracker records the current number at each
+    module boundary, and so knows the module of each backward function later. It uses no backward hooks: they
+    would insert nodes of their own and change which tensors are alive.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -25,7 +25,7 @@ class Places:
         self.in_backward = False
 
     def __call__(self) -> tuple[str, bool]:
-        """Module path, and whether it is a checkpoint's recomputation."""
+        """The module path, and whether an activation checkpoint is being recomputed."""
         if self._stack:
             return self._stack[-1], self.in_backward
         node = torch._C._current_autograd_node() if self.in_backward else None
@@ -35,7 +35,7 @@ class Places:
         return (self._modules[index] if index >= 0 else ""), False
 
     def _outermost(self, module: torch.nn.Module) -> None:
-        """A module that no other module called is about to run."""
+        """Called before a module runs that no other module has called; subclasses may override it."""
 
     def _boundary(self) -> None:
         self._numbers.append(torch._C._autograd._get_sequence_nr())
@@ -43,7 +43,7 @@ class Places:
 
     @contextmanager
     def active(self):
-        """Follow every module of the model while the block runs."""
+        """Tracks every module of the model while the block runs."""
 
         def enter(module, _inputs) -> None:
             if not self._stack:
@@ -55,7 +55,7 @@ class Places:
             self._stack.pop()
             self._boundary()
 
-        # always_call: a non-reentrant checkpoint ends its recomputation with an exception.
+        # always_call, because a non-reentrant checkpoint ends its recomputation with an exception.
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
         try:
             yield self

@@ -1,7 +1,7 @@
-"""Sees every storage that a program allocates, and its death, in order.
+"""A dispatch mode that records every storage that a program allocates and frees, in order.
 
-A dispatch mode that works on meta tensors (the trace) and on CPU tensors (the tests). It keeps no
-tensor and no storage, only finalizers: autograd steals or adds in place by use count, so holding a
+It works on meta tensors (the trace) and on CPU tensors (the tests). It keeps no reference to a tensor or
+storage, only finalizers: autograd decides by use counts whether it reuses a gradient or adds in place, so a
 reference would change what is being recorded.
 """
 
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +25,13 @@ from predictor.events.micro_step import Mark
 
 @dataclass
 class RecordedBuffer:
-    """One storage: ``size`` is its bytes, or the name and dimensions of a workspace."""
+    """One storage.
+
+    Attributes:
+        size: bytes, or the name and dimensions of a workspace function (:mod:`predictor.events.workspaces`).
+        recomputed: whether it was allocated while an activation checkpoint was recomputed.
+        role: ``input``, ``gradient``, ``workspace``, ``cache`` or empty.
+    """
 
     size: int | tuple[str, tuple[int, ...]]
     module: str
@@ -36,7 +43,18 @@ class RecordedBuffer:
 
 @dataclass
 class Recording:
-    """What happened, in order. ``events`` holds +row + 1 for an allocation, -(row + 1) for a free."""
+    """All recorded allocations and frees, in order.
+
+    Attributes:
+        buffers: one for each allocation.
+        events: ``row + 1`` for an allocation, ``-(row + 1)`` for a free, where ``row`` is an index into ``buffers``.
+        moments: the moment of each event.
+        gradients: completed gradients: position in ``events``, name of the parameter, row of the gradient.
+        marks: points at which hooks of a sharded model act: position in ``events``, :class:`Mark`, index.
+        owners: pairs of a module's number and the index of a parameter that it gathers.
+        cuts: positions in ``events`` at which the second and later forwards of a call of ``generate`` begin.
+        cache: pairs of rows of keys and values, before (-1: none) and after a call of ``generate``.
+    """
 
     buffers: list[RecordedBuffer] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
@@ -52,11 +70,11 @@ Place = Callable[[], tuple[str, bool]]
 
 
 class Recorder(TorchDispatchMode):
-    """Records into :attr:`recording` what is allocated while it is active.
+    """Records into :attr:`recording` the storages that are allocated while it is active.
 
     Args:
-        place: says the current module path and whether a checkpoint is being recomputed.
-        device: type of the device whose memory counts.
+        place: returns the current module path, and whether an activation checkpoint is being recomputed.
+        device: type of the device whose storages are recorded.
     """
 
     def __init__(self, place: Place = lambda: ("", False), device: str = "meta") -> None:
@@ -68,19 +86,19 @@ class Recorder(TorchDispatchMode):
         self._rows: dict[int, int] = {}
 
     def ignore(self, tensors) -> None:
-        """These tensors were there before: neither their storages nor their deaths are events."""
+        """Leaves out tensors that exist already: neither their allocation nor their free is recorded."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._rows[id(storage)] = -1
             weakref.finalize(storage, self._rows.pop, id(storage), None).atexit = False
 
     def row_of(self, tensor: torch.Tensor) -> int | None:
-        """The recorded buffer that holds a tensor."""
+        """The row of the buffer that holds a tensor; None if it was not recorded."""
         row = self._rows.get(id(tensor.untyped_storage()), -1)
         return None if row < 0 else row
 
     def allocate(self, size, operator: str, role: str = "") -> int:
-        """Append an allocation that no tensor stands for (a workspace); returns its row."""
+        """Records an allocation without a tensor, such as a workspace; returns its row."""
         module, recomputed = self._place()
         recording = self.recording
         recording.buffers.append(RecordedBuffer(size, module, operator, self.moment, recomputed, role))
@@ -90,15 +108,18 @@ class Recorder(TorchDispatchMode):
         return row
 
     def free(self, row: int) -> None:
-        """Append the death of a buffer."""
+        """Records that a buffer is freed."""
         self.recording.events.append(-(row + 1))
         self.recording.moments.append(self.moment)
 
     def watch(self, tensor: torch.Tensor, operator: str, role: str = "", size=None) -> None:
-        """Record a tensor's storage, once, and its death when it comes; ``size`` in place of its bytes."""
+        """Records a tensor's storage, unless it is recorded already, and its free when it dies.
+
+        ``size`` replaces the storage's bytes.
+        """
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key in self._rows or storage.device.type != self._device or unpacks_itself(type(tensor)):
+        if key in self._rows or storage.device.type != self._device or has_own_dispatch(type(tensor)):
             return
         row = self._rows[key] = self.allocate(size or storage.nbytes(), operator, role)
         recording = self.recording
@@ -111,29 +132,29 @@ class Recorder(TorchDispatchMode):
         weakref.finalize(storage, died).atexit = False
 
     def watch_inputs(self, batch: dict[str, Any]) -> None:
-        """Record what the model is fed."""
+        """Records the tensors of a batch."""
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 self.watch(value, name, role="input")
 
     def closed(self) -> Recording:
-        """The recording as it stands; what happens from now on is not in it."""
+        """Ends and returns the recording; later events go to a new one."""
         recording, self.recording = self.recording, Recording()
         return recording
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """What happens inside is not recorded, nor later that it ends."""
+        """Discards the recording of the block, and also later frees of storages that were allocated in it."""
         with self:
             yield
         self.closed()
 
-    def mark(self, kind: int, index: int) -> None:
-        """Note something of a sharded model that happens here (``micro_step.Mark``)."""
-        self.recording.marks.append((len(self.recording.events), int(kind), index))
+    def mark(self, mark: int, index: int) -> None:
+        """Records a point at which a hook of a sharded model acts (``micro_step.Mark``)."""
+        self.recording.marks.append((len(self.recording.events), int(mark), index))
 
     def gradient_ready(self, name: str, tensor: torch.Tensor) -> None:
-        """Note that a parameter's gradient is complete; hooks of an engine run here."""
+        """Records that a parameter's gradient is complete; an engine's hooks run at this point."""
         row = self.row_of(tensor)
         if row is not None:
             self.recording.buffers[row].role = "gradient"
@@ -141,7 +162,7 @@ class Recorder(TorchDispatchMode):
             self.recording.gradients.append((len(self.recording.events), name, row))
 
     def as_without_mode(self, func, args):
-        """The operator that would have been called, had no dispatch mode been on."""
+        """The operator and arguments that PyTorch would have called without a dispatch mode."""
         if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
             return accumulated(func, args)
         if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
@@ -151,7 +172,7 @@ class Recorder(TorchDispatchMode):
         return func, args
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(map(unpacks_itself, types)):
+        if any(map(has_own_dispatch, types)):
             return NotImplemented
         func, args = self.as_without_mode(func, args)
         out = func(*args, **(kwargs or {}))
@@ -166,29 +187,29 @@ IN_PLACE = {
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
 }
-"""What the engine calls under a dispatch mode -> what it calls without (FunctionsManual.cpp,
+"""Operator that autograd calls under a dispatch mode -> the one that it calls without (FunctionsManual.cpp,
 value_selecting_reduction_backward_symint; ATen/native/TensorAdvancedIndexing.cpp, gather_backward,
 index_select_backward_symint)."""
 
 
-def unpacks_itself(kind: type) -> bool:
-    """Whether tensors of a type (DTensor) take an operator apart, and come back with plain ones."""
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+def has_own_dispatch(tensor_type: type[torch.Tensor]) -> bool:
+    """Whether a tensor type, such as DTensor, handles operators itself, by calling others on plain tensors."""
+    return tensor_type.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 UNSHARED = (4, 2)
-"""Use counts, of tensor and storage, that a dispatch mode sees of an operand nobody else holds."""
+"""Use counts of a tensor and its storage that a dispatch mode sees for an operand without other references."""
 
 
 PASSED_THROUGH = ("inner", "_fn", "__torch_dispatch__", "as_without_mode", "accumulated")
-"""Functions between the engine and the question whether it calls."""
+"""Names of the functions that are on the stack between autograd's engine and :func:`_by_engine`."""
 
 
 def accumulated(func, args):
-    """Autograd's sum of two gradients, in place where it would be without a dispatch mode.
+    """Autograd's sum of two gradients, in place if it would be in place without a dispatch mode.
 
-    torch/csrc/autograd/input_buffer.cpp (``accumulate``) adds into the gradient that came first, if only the
-    engine holds it, but never while a dispatch mode is on. The engine calls with no Python frame between.
+    torch/csrc/autograd/input_buffer.cpp (``accumulate``) adds into the gradient that came first if only the
+    engine has a reference to it, but never under a dispatch mode.
     """
     if not _by_engine():
         return func, args
@@ -199,8 +220,8 @@ def accumulated(func, args):
 
 
 def _by_engine() -> bool:
-    """Whether the engine itself calls the operator, with no Python frame between."""
-    frame = sys._getframe(1)
+    """Whether autograd's engine calls the operator itself, without Python code in between."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in PASSED_THROUGH:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"

@@ -1,7 +1,8 @@
-"""``torch.nn.functional.rms_norm`` as one operator, which only CUDA has.
+"""CUDA's fused operator for ``torch.nn.functional.rms_norm``, on meta tensors.
 
-Meta tensors take it apart (PyTorch 2.11: ATen/native/layer_norm.cpp, rms_norm_symint and rms_norm_composite), so the
-operator, its gradient and what it keeps (FusedRmsNormBackward0) are made here.
+On meta tensors PyTorch computes it with several operators (2.11: ATen/native/layer_norm.cpp, rms_norm_symint and
+rms_norm_composite). This module defines the fused operator, its gradient, and the tensors that it saves for backward
+(FusedRmsNormBackward0).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ _LIBRARY.define("rms_norm_backward(Tensor gradient, Tensor source, Tensor? weigh
 
 
 def _forward(source, rows):
-    """The result and one fp32 number a row (ATen/native/cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda)."""
+    """The result, and one fp32 value for each row (ATen/native/cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda)."""
     wide = torch.float64 if source.dtype == torch.float64 else torch.float32
     return (torch.empty_like(source, memory_format=torch.contiguous_format), source.new_empty(rows, dtype=wide))
 
 
 def _backward(gradient, source, weight, wanted):
-    made = [torch.empty_like(source, memory_format=torch.contiguous_format)] if wanted[0] else []
-    return made + ([torch.empty_like(weight)] if wanted[1] else [])
+    of_source = [torch.empty_like(source, memory_format=torch.contiguous_format)] if wanted[0] else []
+    return of_source + ([torch.empty_like(weight)] if wanted[1] else [])
 
 
 _LIBRARY.impl("rms_norm", _forward, "Meta")
@@ -39,13 +40,14 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx, gradient):
         source, weight, _ = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:2])
-        made = torch.ops.peakcast.rms_norm_backward(gradient, source, weight, wanted)
-        results = [made.pop(0) if one else None for one in wanted]
+        gradients = torch.ops.peakcast.rms_norm_backward(gradient, source, weight, wanted)
+        results = [gradients.pop(0) if is_wanted else None for is_wanted in wanted]
         return *results, None
 
 
 def fused(original):
-    """In place of ``functional.rms_norm``."""
+    """A replacement of ``functional.rms_norm`` that calls the fused operator; ``original`` is called if CUDA would not
+    fuse."""
 
     def rms_norm(input, normalized_shape, weight=None, eps=None):
         if not input.is_meta or (weight is not None and weight.dtype != input.dtype):

@@ -1,64 +1,67 @@
-"""Operators whose result is a value or depends on values: answered from the twins.
+"""Operators that read values of meta tensors, or whose result sizes depend on values: answered from host values.
 
-Each takes the twins and the call, and gives the answer, or ``UNKNOWN`` to let the operator run.
+Each function takes the host values and the arguments of a call. It returns the operator's result, or ``UNKNOWN`` to let
+the operator run on meta tensors.
 """
 
 from __future__ import annotations
 
 import torch
 
-from predictor.model.control_tensors import discrete
-from predictor.trace.host_values import Twins
+from predictor.model.control_tensors import is_discrete
+from predictor.trace.host_values import HostValues
 
 UNKNOWN = object()
 
 
-def _values(twins: Twins, tensor: torch.Tensor) -> torch.Tensor | None:
-    return twins.of(tensor) if discrete(tensor) else None
+def _values(host_values: HostValues, tensor: torch.Tensor) -> torch.Tensor | None:
+    return host_values.of(tensor) if is_discrete(tensor) else None
 
 
-def item(twins: Twins, args, _kwargs):
-    """``.item()``: a float, which nobody knows, reads as zero."""
-    values = _values(twins, args[0])
+def item(host_values: HostValues, args, _kwargs):
+    """``.item()``; floats are unknown and read as zero."""
+    values = _values(host_values, args[0])
     return torch.zeros((), dtype=args[0].dtype).item() if values is None else values.item()
 
 
-def to_host(twins: Twins, args, kwargs):
-    """``.to("cpu")`` of a meta tensor."""
+def to_host(host_values: HostValues, args, kwargs):
+    """``.to("cpu")`` of a meta tensor; floats are unknown and become zeros."""
     device = kwargs.get("device")
     if device is None or torch.device(device).type != "cpu" or args[0].device.type == "cpu":
         return UNKNOWN
-    values = _values(twins, args[0])
+    values = _values(host_values, args[0])
     values = torch.zeros(args[0].shape, dtype=args[0].dtype) if values is None else values.clone()
     return values.to(kwargs.get("dtype") or values.dtype)
 
 
 def on_host(name: str):
-    """An operator of integers whose results are as large as their values say: it runs on the host."""
+    """A function that runs an integer operator on the host, because the sizes of its results depend on values."""
     packet = getattr(torch.ops.aten, name)
     function = getattr(packet, packet.overloads()[0])
 
-    def found(twins: Twins, args, kwargs):
+    def results(host_values: HostValues, args, kwargs):
         if args[0].device.type != "meta":
             return UNKNOWN
-        values = twins.run(function, args, kwargs)
+        values = host_values.run(function, args, kwargs)
         if values is None:
             return UNKNOWN
-        return twins.like(values[0]) if len(values) == 1 else tuple(map(twins.like, values))
+        return host_values.like(values[0]) if len(values) == 1 else tuple(map(host_values.like, values))
 
-    return found
+    return results
 
 
-def histc(twins: Twins, args, kwargs):
-    """Of integers, which CPUs do not count: the counts are as many as the bins, whatever they are."""
+def histc(host_values: HostValues, args, kwargs):
+    """``histc`` of integers: the CPU kernel takes only floats, so the values are converted."""
     if args[0].device.type != "meta" or args[0].is_floating_point():
         return UNKNOWN
-    return twins.like(torch.histc(twins.of(args[0]).float(), *args[1:], **kwargs).to(args[0].dtype))
+    values = host_values.of(args[0])
+    assert values is not None  # only packed weights have unknown integers, and models do not count those
+    return host_values.like(torch.histc(values.float(), *args[1:], **kwargs).to(args[0].dtype))
 
 
-def equal(twins: Twins, args, _kwargs):
-    """``torch.equal``: floats differ."""
-    left, right = (_values(twins, arg) for arg in args[:2])
+def equal(host_values: HostValues, args, _kwargs):
+    """``torch.equal``; floats are unknown and count as different."""
+    left, right = (_values(host_values, arg) for arg in args[:2])
     return left is not None and right is not None and torch.equal(left, right)
 
 
@@ -70,4 +73,4 @@ READS = {
     **{f"aten::{name}": on_host(name)
        for name in ("nonzero", "repeat_interleave", "unique_consecutive", "unique_dim", "_unique2", "bincount")},
 }
-"""Operator -> its answer."""
+"""Operator -> the function that answers it."""

@@ -1,9 +1,9 @@
-"""What ZeRO-3 does to a model before it runs: where parameters are gathered and released, and another linear layer.
+"""Counterparts of ZeRO-3's hooks on every module, and of its linear layer.
 
-DeepSpeed 0.19.8 hangs hooks on every module (runtime/zero/parameter_offload.py, ``_register_deepspeed_module``) and
-replaces ``torch.nn.functional.linear`` (runtime/zero/linear.py). Both change the graph, and with it the order of
-backward and what is saved, so a step under ZeRO-3 is traced with their counterparts. They gather nothing: they mark
-in the recording where DeepSpeed would.
+DeepSpeed 0.19.8 registers hooks on every module (runtime/zero/parameter_offload.py, ``_register_deepspeed_module``) and
+replaces ``torch.nn.functional.linear`` (runtime/zero/linear.py). Both change the autograd graph, and with it the order
+of backward and the saved tensors. So a step under ZeRO-3 is traced with these counterparts. They gather nothing: they
+mark in the recording where DeepSpeed gathers and releases parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from predictor.trace.recorder import Recorder
 
 
 class Linear(torch.autograd.Function):
-    """A linear layer that saves its weight itself, not a view of it, which would keep the gathered storage."""
+    """A linear layer that saves the weight itself. A saved view would keep the gathered storage alive."""
 
     @staticmethod
     def forward(tensor, weight, bias=None):
@@ -42,16 +42,16 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         tensor, weight, bias = ctx.saved_tensors
-        of_tensor = of_weight = of_bias = None
+        for_tensor = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
-            of_tensor = gradient.matmul(weight)
+            for_tensor = gradient.matmul(weight)
         if ctx.needs_input_grad[1]:
             rows = gradient.reshape(-1, gradient.shape[-1]) if gradient.dim() > 2 else gradient
-            of_weight = rows.t().matmul(tensor.reshape(-1, tensor.shape[-1]) if gradient.dim() > 2 else tensor)
+            for_weight = rows.t().matmul(tensor.reshape(-1, tensor.shape[-1]) if gradient.dim() > 2 else tensor)
             del rows
         if bias is not None and ctx.needs_input_grad[2]:
-            of_bias = gradient.sum(list(range(gradient.dim() - 1)))
-        return of_tensor, of_weight, of_bias
+            for_bias = gradient.sum(list(range(gradient.dim() - 1)))
+        return for_tensor, for_weight, for_bias
 
 
 def _linear(tensor, weight, bias=None):
@@ -60,18 +60,23 @@ def _linear(tensor, weight, bias=None):
 
 @dataclass(eq=False)
 class Storage:
-    """A gathered parameter's; ``held`` by a saved tensor after its release."""
+    """The storage of a gathered parameter.
+
+    Attributes:
+        alive: whether it has not been freed.
+        held: whether a saved tensor keeps it alive after the parameter's release.
+    """
 
     alive: bool = True
     held: bool = False
 
 
-class Sharded:
-    """A model whose modules gather their parameters around forward and backward.
+class Zero3Hooks:
+    """The hooks of a model whose modules gather their parameters around forward and backward.
 
     Args:
-        model: on meta; its parameters get storages of their own while modules use them.
-        recorder: told of each gather and release.
+        model: a model on meta; while modules use its parameters, they have separate storages.
+        recorder: receives the marks.
     """
 
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
@@ -82,7 +87,7 @@ class Sharded:
         self._index = {id(parameter): index for index, (_, parameter) in enumerate(model.named_parameters())}
         self.owned = [{self._index[id(p)] for p in module.parameters(recurse=False)} for module in self.modules]
         self._external: dict[int, list[int]] = defaultdict(list)
-        self._found: list[tuple[int, int]] = []
+        self._external_pairs: list[tuple[int, int]] = []
         self._stack = [0]
         self._users: dict[int, set[int]] = defaultdict(set)
         self._parameters = list(model.parameters())
@@ -93,13 +98,13 @@ class Sharded:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The model is sharded while the block runs."""
+        """Shards the model and registers the hooks while the block runs."""
         originals, whole = [module._parameters for module in self.modules], [p.data for p in self._parameters]
         handles = [handle for number, module in enumerate(self.modules)
                    for handle in _Hooks(self, number).register(module)]
         linear, functional.linear = functional.linear, _linear
         for module in self.modules:
-            module._parameters = _Watched(self._read, module._parameters)
+            module._parameters = _ParameterDict(self._read, module._parameters)
         for parameter in self._parameters:
             parameter.data = parameter.data.new_empty(0)
         self._shapes = [data.shape for data in whole]
@@ -115,29 +120,33 @@ class Sharded:
                 parameter.data = data
 
     def owners(self) -> list[tuple[int, int]]:
-        """Pairs of a module's number and a parameter's index; parameters that a module reads of another come last."""
-        return [*self._pairs(), *self._found]
+        """Pairs of a module's number and the index of a parameter that it gathers. Parameters of other modules come
+        last."""
+        return [*self._pairs(), *self._external_pairs]
 
     def _pairs(self) -> list[tuple[int, int]]:
         return [(module, parameter) for module, own in enumerate(self.owned) for parameter in sorted(own)]
 
     def backward(self) -> None:
-        """Forward has ended: parameters that are looked at from now on are not gathered for it."""
+        """Ends the forward: parameters that are read from now on are not gathered."""
         self._in_forward = False
 
     def _read(self, parameter: torch.nn.Parameter) -> None:
-        """A module reads a parameter; one that is not there is gathered, and the running module's from now on."""
+        """Lets the module that is running gather a parameter that it reads, if no module has gathered it.
+
+        The module then also gathers this parameter whenever it is called again. Only reads in the forward count.
+        """
         index = self._index.get(id(parameter))
         if index is None or not self._in_forward or index in self._gathered:
             return
         module = self._stack[-1]
-        self.recorder.mark(Mark.EXTERNAL, len(self._pairs()) + len(self._found))
+        self.recorder.mark(Mark.EXTERNAL, len(self._pairs()) + len(self._external_pairs))
         self._external[module].append(index)
-        self._found.append((module, index))
+        self._external_pairs.append((module, index))
         self._gather(index)
 
     def _gather(self, index: int) -> None:
-        """Give a parameter a storage, if it has none."""
+        """Gives a parameter a storage, unless it is gathered already."""
         if index in self._gathered:
             return
         parameter = self._parameters[index]
@@ -159,7 +168,7 @@ class Sharded:
             self._users[index].add(module)
 
     def _leave(self, module: int, *, forward: bool) -> None:
-        """Release what no other module uses, as the first step does."""
+        """Releases the parameters that no other module uses, as DeepSpeed does in the first step."""
         indices = {*self.owned[module], *self._external[module]}
         if not forward:
             indices |= self._recomputed.pop(module, set())
@@ -175,8 +184,8 @@ class Sharded:
                     self.recorder.mark(Mark.HOLD, index)
 
     def enter(self, module: int) -> None:
-        """A module's forward begins. Frozen parameters that a checkpoint recomputes with stay until the backward that
-        asked for them ends."""
+        """Called when a module's forward begins. Frozen parameters that a recomputation gathers stay until the backward
+        that started the recomputation ends."""
         self._stack.append(module)
         recomputing = torch._C._current_graph_task_id() != -1
         self.recorder.mark(Mark.RECOMPUTE if recomputing else Mark.ENTER, module)
@@ -189,48 +198,48 @@ class Sharded:
                     self._users[index].add(owner)
 
     def leave(self, module: int) -> None:
-        """A module's forward has ended."""
+        """Called when a module's forward has ended."""
         self._stack.pop()
         self._leave(module, forward=True)
         self.recorder.mark(Mark.LEAVE, module)
 
     def before_backward(self, module: int) -> None:
-        """A module's backward begins."""
+        """Called when a module's backward begins."""
         self.recorder.mark(Mark.BEFORE_BACKWARD, module)
         self._in_backward[module] = None
         self._use(module)
 
     def after_backward(self, module: int) -> None:
-        """A module's backward has ended."""
+        """Called when a module's backward has ended."""
         self._leave(module, forward=False)
         self.recorder.mark(Mark.AFTER_BACKWARD, module)
 
 
 class _Hooks:
-    """Of one module: they count its outputs and inputs on their way through backward.
+    """The hooks of one module. They count the gradients of its outputs and inputs to find its backward.
 
     Attributes:
-        calls: outputs whose gradients have not come.
-        inputs_left: inputs of its latest forward whose gradients have not come.
+        calls: outputs whose gradients are not complete.
+        inputs_left: inputs of the latest forward whose gradients are not complete.
     """
 
-    def __init__(self, model: Sharded, number: int) -> None:
+    def __init__(self, model: Zero3Hooks, number: int) -> None:
         self._model, self._number = model, number
         self.calls = self.inputs_left = 0
 
     def register(self, module: torch.nn.Module) -> list:
-        """Their handles, in DeepSpeed's order."""
+        """Registers the hooks in DeepSpeed's order and returns their handles."""
         return [module.register_forward_pre_hook(self._enter), module.register_forward_hook(self._leave),
                 module.register_forward_hook(self._count_outputs), module.register_forward_pre_hook(self._count_inputs)]
 
     def output_came_back(self) -> None:
-        """The gradient of an output is there."""
+        """Called when the gradient of an output is complete."""
         if self.calls > 0:
             self._model.before_backward(self._number)
             self.calls -= 1
 
     def input_came_back(self) -> None:
-        """The gradient of an input is there."""
+        """Called when the gradient of an input is complete."""
         self.inputs_left -= 1
         if self.inputs_left == 0:
             self._model.after_backward(self._number)
@@ -250,7 +259,7 @@ class _Hooks:
 
 
 class _Before(torch.autograd.Function):
-    """On an output: its backward comes before the module's."""
+    """Identity on an output. Its backward runs before the module's backward."""
 
     @staticmethod
     def forward(hooks, output):
@@ -268,16 +277,16 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """On an input: its backward comes after the module's."""
+    """Identity on an input. Its backward runs after the module's backward."""
 
     @staticmethod
-    def forward(hooks, given):
-        return given.detach()
+    def forward(hooks, tensor):
+        return tensor.detach()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.hooks, given = inputs
-        if given.requires_grad:
+        ctx.hooks, tensor = inputs
+        if tensor.requires_grad:
             ctx.hooks.inputs_left += 1
 
     @staticmethod
@@ -286,22 +295,23 @@ class _After(torch.autograd.Function):
         return None, *gradients
 
 
-class _Watched(dict):
-    """A module's parameters; tells when one is read."""
+class _ParameterDict(dict):
+    """A module's parameters; calls ``on_read`` with each parameter that is read."""
 
-    def __init__(self, tell: Callable, parameters) -> None:
+    def __init__(self, on_read: Callable, parameters) -> None:
         super().__init__(parameters)
-        self._tell = tell
+        self._on_read = on_read
 
     def __getitem__(self, name):
         parameter = super().__getitem__(name)
         if parameter is not None:
-            self._tell(parameter)
+            self._on_read(parameter)
         return parameter
 
 
 def _each_tensor(function: Callable, value):
-    """The function of every tensor in tuples, lists and mappings; mappings keep their identity."""
+    """Applies a function to every tensor in nested tuples, lists and dictionaries. Dictionaries are changed in place.
+    """
     if isinstance(value, (tuple, list)):
         results = [_each_tensor(function, item) for item in value]
         return type(value)(*results) if hasattr(value, "_fields") else type(value)(results)

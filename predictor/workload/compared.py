@@ -1,7 +1,7 @@
-"""What was compared with a run on a GPU, real or emulated: no other combination is predicted.
+"""Tables of the feature combinations that were compared with a run on a GPU, real or emulated.
 
-Every line says which values of other keys a feature was run with, and where that can be seen. The page of all
-combinations, ``profiles/pages/support.md``, is made from these lines.
+Other combinations are rejected. Each line lists the values of other keys that a feature was run with, and the tests or
+pages that show the comparison. ``profiles/pages/support.md`` is generated from these lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import FrozenMap, thaw
 from predictor.workload import code_names
 from predictor.workload.engines import ENGINES, name_of
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from predictor.workload.workload import Workload
 
 Keys = Mapping[str, Any]
-Seen = Mapping[str, tuple]
+Seen = dict[str, tuple[Any, ...]]
 BF16: Seen = {"dtype": ("bf16",), "mixed_precision": ("none",)}
 PLAIN: Seen = BF16 | {
     "quantization": (None,), "offload": (None,), "use_liger_kernel": (False,), "padding": ("none", "right"),
     "attn_implementation": ("sdpa", "eager"), "per_device_eval_batch_size": (None,)}
-"""What an engine is compared with first: the values that one without a line of its own may have."""
+"""Values that an engine is compared with first. An engine without a line in ``OF_ENGINES`` may have only these."""
 TRUTH, RECIPES = "tests/calibrate/truth/test_{}_truth.py", "profiles/pages/recipes.md#{}"
 MEASURED = "::test_a_measured_job_is_predicted"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one feature was compared with.
+    """The combinations that one feature was compared in.
 
     Attributes:
-        has: whether keys of a workload have the feature.
-        seen: the values that other keys may have then. A dot leads into the value of a key.
-        evidence: where the comparisons are: a test, by its file and name, or a line of a page.
-        says: the whole sentence for values of a key that were not seen, where it differs from the usual one. Behind a
-            key that is refused as soon as it is read, the name of the key comes first.
+        has: true for the keys of a workload that uses the feature.
+        seen: key -> the values that it may have beside the feature. ``key.inner`` is an entry of a mapping.
+        evidence: the comparisons: a test, by its file and name, or a line of a page.
+        says: key -> the message for a value that was not compared, where it differs from the usual one. For keys in
+            ``contradictions.NOT_COMPARED`` it is the part after the key's name.
     """
 
     has: Callable[[Keys], Any]
@@ -48,7 +48,7 @@ class Line:
     says: Mapping[str, str] = field(default_factory=dict)
 
     def unseen(self, keys: Keys) -> Iterator[str]:
-        """The keys that have a value which was not run with the feature; those that are not there count not."""
+        """Yields the keys with a value that was not compared with the feature; absent keys are skipped."""
         recomputes = keys.get("gradient_checkpointing", True)
         for name, seen in self.seen.items() if self.has(keys) else ():
             if name.partition(".")[0] in keys and value(keys, name) not in seen and (
@@ -57,7 +57,7 @@ class Line:
 
 
 def value(keys: Keys, name: str) -> Any:
-    """The value of a key; ``key.inner`` is what that key holds under a name, None where it holds nothing."""
+    """The value of a key. ``key.inner`` is an entry of a key that holds a mapping; None if there is no mapping."""
     key, _, inner = name.partition(".")
     return (keys[key] or {}).get(inner) if inner else keys[key]
 
@@ -85,7 +85,7 @@ OF_ENGINES: dict[str, tuple[Seen, tuple[str, ...], Mapping[str, str]]] = {
     "zero2": ({}, (TRUTH.format("precision") + MEASURED, TRUTH.format("lora") + MEASURED), {}),
     "zero3": ({}, (TRUTH.format("zero3") + "::test_a_job_needs_what_is_predicted", RECIPES.format("ZeRO-3")), {}),
 }
-"""Name of an engine -> values that it was compared with, evidence, and sentences of its own, as :class:`Line` has."""
+"""Name of an engine -> ``seen``, ``evidence`` and ``says`` of its :class:`Line`."""
 
 FEATURES: dict[str, Line] = {
     "quantization": Line(
@@ -98,7 +98,7 @@ FEATURES: dict[str, Line] = {
          TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted",
          RECIPES.format("QLoRA under DDP, ZeRO-1 and ZeRO-2"))),
     "a model from code": Line(
-        lambda k: code_names.is_named(k["model"]),
+        lambda k: code_names.is_code_name(k["model"]),
         {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
          "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
          "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
@@ -167,10 +167,10 @@ FEATURES: dict[str, Line] = {
         (TRUTH.format("quantization") + MEASURED, RECIPES.format("adapters")),
         {"lora.use_dora": "lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn"}),
 }
-"""Name of a feature, as messages have it -> its line."""
+"""Name of a feature in messages -> its line."""
 SAMPLES = Line(lambda k: True, {"padding": ("none", "right"), "quantization": (None,)},
                ("tests/predictor/answer/test_dataset.py",))
-"""Of a dataset's samples, which are no key of a workload."""
+"""The line of a dataset's samples, which are not a key of a workload."""
 MODEL_TYPES: dict[str, Line] = {
     "use_liger_kernel": Line(
         lambda k: k["use_liger_kernel"], {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")},
@@ -180,35 +180,35 @@ MODEL_TYPES: dict[str, Line] = {
         {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "qwen2_audio")},
         (TRUTH.format("attention") + "::test_a_packed_job_is_predicted", RECIPES.format("Attention: packed batches"))),
 }
-"""What takes another path in each architecture -> the ``model_type`` of models that it was compared with."""
+"""Feature whose code path depends on the architecture -> the ``model_type`` values that it was compared with."""
 
 
 def goes_with(feature: str, keys: Keys) -> bool:
-    """Whether a feature of the table was compared with these keys of a workload; those that are not there count not."""
+    """True if a feature was compared with these values of a workload's keys; absent keys are ignored."""
     return all(value(keys, name) in seen for name, seen in FEATURES[feature].seen.items()
                if name.partition(".")[0] in keys)
 
 
 def check(workload: Workload) -> None:
-    """Refuses a prediction of what was not compared.
+    """Rejects a workload with a combination that was not compared.
 
     Raises:
-        InputError: two keys that do not go together yet.
+        InputError: a key and a feature that were not compared together; the message names both.
     """
     keys = vars(workload)
     for feature, line in FEATURES.items():
         for name in line.unseen(keys):
             plain = thaw(value(keys, name))
-            said = name if len(str(plain)) > 80 else f"{name} {show(plain, 80)}"
-            raise InputError(line.says.get(name) or f"{said}: not predicted with {feature} yet: leave one of them out, "
-                             "or use peakcast learn")
+            setting = name if len(str(plain)) > 80 else f"{name} {quoted(plain, 80)}"
+            raise InputError(line.says.get(name) or f"{setting}: not predicted with {feature} yet: leave one of them "
+                             "out, or use peakcast learn")
 
 
 def check_model_type(workload: Workload, model_type: str) -> None:
-    """Refuses what was not compared in an architecture.
+    """Rejects a feature that was not compared in an architecture.
 
     Raises:
-        InputError: a key that takes another path in it.
+        InputError: a feature of :data:`MODEL_TYPES` that was not compared with this ``model_type``.
     """
     keys = {**vars(workload), "model_type": model_type}
     for feature, line in MODEL_TYPES.items():

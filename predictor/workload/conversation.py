@@ -1,39 +1,40 @@
-"""What is generated: one reply to a prompt, or the turns of a conversation, each a call of ``generate``."""
+"""Calls of transformers' ``generate``: one reply to a prompt, or one call for each turn of a conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_mapping
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Choice, FrozenMap, Invalid, Text, Whole
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload
 
 TRACED_TOKENS = 6
-"""Of a reply, so many tokens are traced: two decode steps that are alike, what comes before them, and the last one."""
+"""Number of generated tokens that are traced: enough for two decode steps that are alike, the steps before them, and
+the last one."""
 MOST_TOKENS = 1 << 22
 MOST_TURNS = 100
-KEYS = {"tokens": Whole(1, MOST_TOKENS), "new_tokens": Whole(1, MOST_TOKENS), "images": Whole(0, 4_096),
+KEYS: dict[str, Any] = {"tokens": Whole(1, MOST_TOKENS), "new_tokens": Whole(1, MOST_TOKENS), "images": Whole(0, 4_096),
         "role": Choice(("user", "tool"))}
-"""Of a turn: tokens that it adds, images included; tokens of the reply; images; whose words they are."""
+"""Keys of a turn: the tokens that it adds (image tokens included), the tokens of the reply, images, and the author."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What decides the events of one call of ``generate`` beside its shape.
+    """The settings of one call of ``generate`` that change its allocations, besides its shape.
 
     Attributes:
-        tokens: how many new ones are traced, at most :data:`TRACED_TOKENS`.
+        tokens: number of generated tokens that are traced, at most :data:`TRACED_TOKENS`.
         cache: ``dynamic`` or ``static``.
-        spare: tokens that a static cache has room for beyond the prompt; 0 for a dynamic one.
-        brings: of a later turn of a conversation, tokens that it adds to the cache, whose last ones they are of a
-            shape's ``sequence``; 0 where all of the sequence is new.
-        kept: whether the caller made the cache and keeps it.
+        spare: tokens that a static cache has room for beyond the prompt; 0 for a dynamic cache.
+        brings: number of new prompt tokens in a later turn of a conversation, the last ones of the shape's
+            ``sequence``; 0 if the whole sequence is new.
+        kept: true if the caller created the cache and keeps it after the call.
     """
 
     tokens: int
@@ -48,11 +49,11 @@ class Turn:
     """One call of ``generate``.
 
     Attributes:
-        role: whose words come in.
-        tokens: of each sequence that the model sees at once: the prompt, or the turn's after the last generated one.
-        images: of each sequence.
-        new_tokens: that are generated.
-        past: tokens whose keys and values the cache holds before.
+        role: author of the prompt.
+        tokens: tokens of the prefill, for each sequence: the prompt, or the last generated token and the turn's own.
+        images: number of images in each sequence.
+        new_tokens: number of tokens that are generated.
+        past: number of tokens whose keys and values the cache holds before the call.
     """
 
     role: str
@@ -63,29 +64,30 @@ class Turn:
 
     @property
     def seen(self) -> int:
-        """Tokens that the first forward attends to."""
+        """Number of tokens that the first forward attends to."""
         return self.past + self.tokens
 
     @property
     def cached(self) -> int:
-        """Tokens in the cache afterwards: the last one that is generated is never seen."""
+        """Number of tokens in the cache afterwards. The last generated token never passes through the model."""
         return self.seen + self.new_tokens - 1
 
 
 def turns(workload: Workload) -> tuple[Turn, ...]:
-    """The calls of ``generate`` of a workload whose ``images_per_sample`` is settled."""
+    """The calls of ``generate`` of a workload whose ``sequence_length`` and ``images_per_sample`` are known."""
     if workload.conversation is None:
-        return (Turn("user", workload.sequence_length, workload.images_per_sample, workload.max_new_tokens),)
-    found: list[Turn] = []
-    for said in workload.conversation:
-        again = int(bool(found))  # the last token of the reply before
-        found.append(Turn(said["role"], said["tokens"] + again, said["images"], said["new_tokens"],
-                          found[-1].cached if found else 0))
-    return tuple(found)
+        tokens, images = workload.sequence_length, workload.images_per_sample
+        return (Turn("user", cast(int, tokens), cast(int, images), workload.max_new_tokens),)
+    calls: list[Turn] = []
+    for turn in workload.conversation:
+        last_token = int(bool(calls))  # the last generated token of the previous reply is not yet in the cache
+        calls.append(Turn(turn["role"], turn["tokens"] + last_token, turn["images"], turn["new_tokens"],
+                          calls[-1].cached if calls else 0))
+    return tuple(calls)
 
 
 class Conversation:
-    """Path of a YAML or JSON file with ``turns``, or its content: a list of mappings."""
+    """Value type of ``conversation``: the path of a YAML or JSON file with ``turns``, or a list of turns."""
 
     metavar = "FILE"
 
@@ -96,43 +98,43 @@ class Conversation:
             if "turns" not in value:
                 raise Invalid('has no key "turns": give turns: [{tokens: 600, new_tokens: 64}], for example')
             if set(value) != {"turns"}:
-                raise Invalid(f'must have one key, "turns", not {show(", ".join(map(str, value)), 80)}')
+                raise Invalid(f'must have one key, "turns", not {quoted(", ".join(map(str, value)), 80)}')
             value = value["turns"]
         if not isinstance(value, (list, tuple)) or not value:
             raise Invalid("must be a list of turns such as {tokens: 600, images: 1, new_tokens: 64}, not "
-                          f"{show(value)}")
+                          f"{quoted(value)}")
         if len(value) > MOST_TURNS:
             raise Invalid(f"has {len(value)} turns: at most {MOST_TURNS} are predicted")
         return tuple(self._turn(number, turn) for number, turn in enumerate(value, 1))
 
     def from_text(self, text: str) -> Any:
-        """A path, or JSON written out."""
+        """Reads a path, or JSON text."""
         return parse_json(text, "conversation") if text.lstrip()[:1] in ("{", "[") else text
 
     @staticmethod
     def _turn(number: int, turn: Any) -> FrozenMap:
         if not isinstance(turn, Mapping):
-            raise Invalid(f"has a turn {number} that is no mapping: {show(turn)}")
-        found = {"role": "user", "images": 0}
+            raise Invalid(f"has a turn {number} that is no mapping: {quoted(turn)}")
+        checked: dict[str, Any] = {"role": "user", "images": 0}
         for key, value in turn.items():
             if key not in KEYS:
-                raise Invalid(f"turn {number} has an unknown key {show(key)}{nearest(str(key), KEYS)}: known are "
+                raise Invalid(f"turn {number} has an unknown key {quoted(key)}{nearest(str(key), KEYS)}: known are "
                               f"{', '.join(KEYS)}")
             try:
-                found[key] = KEYS[key].check(value)
+                checked[key] = KEYS[key].check(value)
             except Invalid as error:
                 raise Invalid(f"turn {number}: {key} {error}") from None
         for key in ("tokens", "new_tokens"):
-            if key not in found:
+            if key not in checked:
                 raise Invalid(f"turn {number} has no {key}: say how many there are")
-        return FrozenMap(found)
+        return FrozenMap(checked)
 
 
 def check_positions(turns: tuple[Turn, ...], positions: int | None, max_cache_len: int | None, name: str) -> None:
-    """That the model knows as many positions as the cache is long.
+    """Checks that the cache is not longer than the model's position embeddings.
 
     Raises:
-        InputError: it does not.
+        InputError: the cache is longer.
     """
     longest = max(turns[-1].cached, max_cache_len or 0)
     if positions is not None and longest > positions:

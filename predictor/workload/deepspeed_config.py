@@ -1,4 +1,4 @@
-"""What a DeepSpeed config says about ZeRO, read as DeepSpeed and Hugging Face's integration read it."""
+"""Reads the ZeRO settings of a DeepSpeed config as DeepSpeed and Hugging Face's integration do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroConfig:
-    """ZeRO's settings with every default filled in; bucket sizes in elements.
+    """ZeRO's settings with every default filled in. Bucket sizes and thresholds are in elements.
 
-    ``version`` is the DeepSpeed release as three numbers. ``grad_accum_dtype`` is what that release
-    really does. ``notes`` are lines for the user about settings that make a measurement misleading.
+    Attributes:
+        version: DeepSpeed release as three numbers.
+        grad_accum_dtype: dtype in which that release accumulates gradients, which may differ from the config.
+        notes: lines for the user about settings without effect, or that make a measurement misleading.
     """
 
     stage: int
@@ -39,7 +41,7 @@ class ZeroConfig:
     grad_accum_dtype: str
     communication_data_type: str
     gradient_accumulation_steps: int
-    train_micro_batch_size_per_gpu: int = field(compare=False)  # engines compose alike at every one
+    train_micro_batch_size_per_gpu: int = field(compare=False)  # it does not change what the engine allocates
     dtype: str
     version: tuple[int, int, int]
     notes: tuple[str, ...] = ()
@@ -57,36 +59,37 @@ class ZeroConfig:
 
 
 def parse(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The values that matter, by dotted key; "auto" stays where Hugging Face would fill it in.
+    """The settings of a DeepSpeed config that change memory, by dotted key; "auto" stays if Hugging Face fills it in.
 
-    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory. So do those of
-    what is offloaded, ``offload``, and the fp16 and bf16 sections, ``dtype``, if they settle it.
+    Three sections become one value each: the optimizer section ``optimizer`` (the workload's ``optim`` with the same
+    memory), the offload sections ``offload``, and the fp16 and bf16 sections ``dtype``, if they decide the dtype.
 
     Raises:
-        InputError: an unknown key, a value of the wrong kind, an option that is not modelled, or
-            values that contradict each other. ``name`` (the file) is put in front.
+        InputError: an unknown key, a value of the wrong type, an option that is not modelled, or
+            values that contradict each other. The message starts with ``name`` (the file).
     """
-    case = of_config(document, name)
-    contradictions.check(case, contradictions.IN_A_DEEPSPEED_CONFIG)
-    return dict(case.settings)
+    draft = of_config(document, name)
+    contradictions.check(draft, contradictions.IN_A_DEEPSPEED_CONFIG)
+    return dict(draft.settings)
 
 
 def read(workload: Workload, hidden_size: int) -> ZeroConfig:
     """The ZeRO settings of a workload whose engine is ``deepspeed``.
 
     Args:
-        workload: validated, so its DeepSpeed config agrees with its other keys, and its release has every option.
-        hidden_size: of the language model; "auto" buckets hold its square, as Hugging Face fills them.
+        workload: a checked workload: its DeepSpeed config agrees with its other keys and with its release.
+        hidden_size: of the language model. Hugging Face fills "auto" bucket sizes with its square. 0: unknown.
 
     Raises:
-        InputError: a bucket that only a hidden size could fill in.
+        InputError: a bucket size is "auto", and the model has no hidden size.
     """
     settings = _Settings(workload, hidden_size)
     value = settings.value
-    offloads_states, dtype = workload.offload in ("optimizer", "all"), workload.dtype
+    offloads_states, dtype, stage = workload.offload in ("optimizer", "all"), workload.dtype, workload.zero_stage
+    assert stage is not None  # a workload with the engine deepspeed has a stage
     return ZeroConfig(
-        stage=workload.zero_stage,
-        contiguous_gradients=value("contiguous_gradients") or (offloads_states and workload.zero_stage < 3),
+        stage=stage,
+        contiguous_gradients=value("contiguous_gradients") or (offloads_states and stage < 3),
         overlap_comm=settings.overlaps(),
         reduce_scatter=value("reduce_scatter"),
         reduce_bucket_size=settings.by_width("reduce_bucket_size", hidden_size * hidden_size),
@@ -98,7 +101,7 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         compute_grad_norm=value("compute_grad_norm"),
         gradient_clipping=settings.clipping(),
         grad_accum_dtype=settings.accumulation()[0],
-        communication_data_type=settings.said.get("communication_data_type") or dtype,
+        communication_data_type=settings.written.get("communication_data_type") or dtype,
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         train_micro_batch_size_per_gpu=workload.per_device_train_batch_size,
         dtype=dtype,
@@ -118,16 +121,16 @@ class _Settings:
     def __init__(self, workload: Workload, hidden_size: int) -> None:
         self.workload, self.hidden_size = workload, hidden_size
         self.version = release(workload.versions["deepspeed"])
-        self.short_form = workload.deepspeed is None
-        self.said = {} if self.short_form else parse(workload.deepspeed, workload.deepspeed_name)
+        self.short_form = workload.deepspeed is None  # only zero_stage was given
+        self.written = {} if workload.deepspeed is None else parse(workload.deepspeed, workload.deepspeed_name)
 
     def value(self, name: str, section: str = "zero_optimization.") -> Any:
-        value = self.said.get(section + name)
+        value = self.written.get(section + name)
         return default(name, self.version) if value is None else value
 
     def by_width(self, name: str, auto: int) -> int:
-        """A size that is ``auto`` where the model's width decides it."""
-        value = "auto" if self.short_form else self.value(name)
+        """A size in elements; "auto" becomes the number that Hugging Face derives from the hidden size."""
+        value: Any = "auto" if self.short_form else self.value(name)
         used = self.workload.zero_stage == 3 or not name.startswith("stage3_")
         if value == "auto" and not self.hidden_size and used:
             # as transformers 5.17 stops (integrations/deepspeed.py, trainer_config_finalize)
@@ -136,33 +139,33 @@ class _Settings:
         return auto if value == "auto" else value
 
     def overlaps(self) -> bool:
-        if self.said.get("zero_optimization.overlap_comm") is None and not self.short_form:
+        if self.written.get("zero_optimization.overlap_comm") is None and not self.short_form:
             return self.workload.zero_stage == 3
         return self.value("overlap_comm")
 
     def clipping(self) -> float:
-        return deepspeed_settings.clipping(None if self.short_form else self.said, self.workload.max_grad_norm,
+        return deepspeed_settings.clipping(None if self.short_form else self.written, self.workload.max_grad_norm,
                                            "max_grad_norm" not in self.workload.filled_in, self.version)
 
     def accumulation(self) -> tuple[str, bool]:
-        """The dtype in which this release adds gradients up, and whether it is another than the config says."""
+        """The dtype in which this release accumulates gradients, and whether the config's own dtype is ignored."""
         dtype = self.workload.dtype
-        wanted = self.said.get("data_types.grad_accum_dtype") or dtype
-        ignored = wanted == "fp32" != dtype and self.version < FP32_ACCUMULATION_SINCE
-        return dtype if ignored else wanted, ignored
+        requested = self.written.get("data_types.grad_accum_dtype") or dtype
+        ignored = requested == "fp32" != dtype and self.version < FP32_ACCUMULATION_SINCE
+        return dtype if ignored else requested, ignored
 
     def notes(self) -> tuple[str, ...]:
         notes = {
             "data_types.grad_accum_dtype fp32 has no effect in ZeRO stage 2 before DeepSpeed 0.19.8":
                 self.accumulation()[1],
-            "deepspeed.zero.Init: start-up is that of a model that lies whole on the GPU, then is partitioned":
+            "deepspeed.zero.Init: start-up is predicted as if the whole model were on the GPU before it is partitioned":
                 self.workload.zero_stage == 3,
             "memory_breakdown resets PyTorch's peak counters: a peak measured with it is too low":
-                self.said.get("memory_breakdown")}
+                self.written.get("memory_breakdown")}
         return tuple(note for note, holds in notes.items() if holds)
 
     def pins(self, what: str) -> bool:
-        return self.said.get(f"zero_optimization.offload_{what}", {}).get("pin_memory", True)
+        return self.written.get(f"zero_optimization.offload_{what}", {}).get("pin_memory", True)
 
     def of_stage_3(self) -> dict[str, Any]:
         return {

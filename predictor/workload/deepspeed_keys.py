@@ -1,7 +1,7 @@
-"""The keys of a DeepSpeed config (0.19.8), by what they mean for memory under ZeRO stages 0 to 3.
+"""Tables of the keys of a DeepSpeed config (0.19.8), by their effect on memory under ZeRO stages 0 to 3.
 
-Three tables a level: read (with the kind of value), without effect on memory, and refused while
-switched on because what they do to memory is not modelled. A key in none of them is a mistake.
+Each section has three tables: keys that are read (with their value type), keys without effect on memory, and keys that
+are rejected while they are on, because their effect is not modelled. A key in none of them is an error.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.suggestions import show
-from predictor.common.value_types import Choice, Flag, Invalid, Later, Number, Table, Text, Whole
+from predictor.common.suggestions import quoted
+from predictor.common.value_types import Choice, Flag, Invalid, NotYetSupported, Number, Table, Text, Whole
 
 ELEMENTS_LIMIT = 1 << 50
 
 
 class Count(Whole):
-    """A whole number that JSON may write as ``5e8``."""
+    """Value type of a whole number that JSON may write as ``5e8``."""
 
     def check(self, value: Any) -> int:
         return super().check(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 class Lower(Choice):
-    """A choice that is read without regard to case."""
+    """Value type of a choice that ignores case."""
 
     def check(self, value: Any) -> Any:
         return super().check(value.lower() if isinstance(value, str) else value)
 
 
 class _Whole(Number):
-    """A share that can only be all."""
+    """Value type of a share that must be 1: partial offload is not supported."""
 
     def check(self, value: Any) -> float:
         if super().check(value) != 1:
@@ -39,11 +39,12 @@ class _Whole(Number):
 
 
 FLAG = Flag()
-_OFFLOAD = {"device": Choice(("none", "cpu"), {"nvme": "use cpu; what lies on disk is not predicted"}),
+_OFFLOAD = {"device": Choice(("none", "cpu"), {"nvme": "use cpu; offload to disk is not predicted"}),
             "pin_memory": FLAG, "nvme_path": Text(), "buffer_count": Count(0, 1 << 50)}
 OFFLOAD_OPTIMIZER = Table(
     _OFFLOAD | dict.fromkeys(("pipeline_read", "pipeline_write", "fast_init"), FLAG)
-    | {"ratio": _Whole(), "super_offload": Later("leave it out"), "cpuadam_cores_perc": Number()}, {"device": "none"})
+    | {"ratio": _Whole(), "super_offload": NotYetSupported("leave it out"), "cpuadam_cores_perc": Number()},
+    {"device": "none"})
 OFFLOAD_PARAM = Table(_OFFLOAD | dict.fromkeys(("buffer_size", "max_in_cpu"), Count(0, 1 << 50)), {"device": "none"})
 AUTOTP = Table({"tp_size": Count(1, 1_024), "tp_grain_size": Choice((1,))}, {"tp_size": 1})
 STAGE = Choice((0, 1, 2, 3))
@@ -51,7 +52,7 @@ DTYPE = Choice(("bf16", "fp16", "fp32"), {}, {
     "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
     "float32": "fp32", "torch.float32": "fp32", "float": "fp32"})
 
-READ = {
+READ: dict[str, Any] = {
     "train_batch_size": Count(1, 1 << 40),
     "train_micro_batch_size_per_gpu": Count(1, 65_536),
     "gradient_accumulation_steps": Count(1, 1 << 20),
@@ -86,22 +87,22 @@ READ = {
     "memory_breakdown": FLAG,
 }
 
-# Keys that Hugging Face fills from the training arguments or the model when they say "auto".
-# DeepSpeed itself reads "auto" anywhere else as "not given".
+# Keys whose "auto" Hugging Face replaces, from the training arguments or the model.
+# For any other key DeepSpeed reads "auto" as "not given".
 FILLED_BY_HUGGING_FACE = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
     "zero_optimization.reduce_bucket_size", "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold", "bf16.enabled", "fp16.enabled",
 )
-PLAIN_NAMES = frozenset(("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
-                         "max_live_parameters", "max_reuse_distance", "allgather_sequential",
-                         "module_granularity_threshold", "use_all_reduce_for_fetch_params"))
-"""Keys that DeepSpeed also reads without their ``stage3_``."""
+NAMES_WITHOUT_PREFIX = frozenset(("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+                                  "max_live_parameters", "max_reuse_distance", "allgather_sequential",
+                                  "module_granularity_threshold", "use_all_reduce_for_fetch_params"))
+"""Keys that DeepSpeed also reads without the prefix ``stage3_``."""
 REFUSED_IN_STAGE_3 = {"memory_efficient_linear": True, "stage3_use_all_reduce_for_fetch_params": False,
                       "stage3_module_granularity_threshold": 0, "leaf_module": None}
-"""Keys that change what stage 3 allocates in a way that is not modelled, and the value that does not."""
+"""Key with an effect on stage 3's allocations that is not modelled -> its value without that effect."""
 
-WITHOUT_EFFECT = {
+_WITHOUT_EFFECT = {
     "": """scheduler steps_per_print wall_clock_breakdown dump_state disable_allgather disable_python_gc
         prescale_gradients gradient_predivide_factor gradient_allreduce_op managed_gradient_accumulation
         checkpoint dataloader_drop_last log_level zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
@@ -122,10 +123,10 @@ WITHOUT_EFFECT = {
     "tensor_parallel": "dtype vocab_parallel_ce_backend replace_with_kernel_inject kernel_inject",
     "optimizer": "legacy_fusion",
 }
-WITHOUT_EFFECT = {section: frozenset(keys.split()) for section, keys in WITHOUT_EFFECT.items()}
+WITHOUT_EFFECT = {section: frozenset(keys.split()) for section, keys in _WITHOUT_EFFECT.items()}
 
 _DROPPED = "DeepSpeed has dropped it; remove it"
-_LATER = "what it does to memory is not modelled yet"
+_LATER = "its effect on memory is not modelled yet"
 REFUSED = {
     "": dict.fromkeys(("amp", "sparse_gradients", "sparse_attention", "quantize_training", "compression_training",
                        "eigenvalue", "elasticity", "graph_harvesting", "curriculum_learning", "nebula",
@@ -151,17 +152,17 @@ SECTIONS = {"zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "tens
 
 
 def known(section: str) -> list[str]:
-    """Every key that a section ("" for the top level) may hold."""
+    """All keys that a section ("" for the top level) may hold, sorted."""
     prefix = f"{section}." if section else ""
     read = {key.removeprefix(prefix) for key in READ if key.startswith(prefix)}
     names = {name for name in read if "." not in name} | WITHOUT_EFFECT[section] | set(REFUSED[section])
-    names |= PLAIN_NAMES if section == "zero_optimization" else set()
+    names |= NAMES_WITHOUT_PREFIX if section == "zero_optimization" else set()
     extra = SECTIONS if not section else {"type", "params"} if section == "optimizer" else set()
     return sorted(names | extra)
 
 
 def is_on(key: str, value: Any) -> bool:
-    """Whether a refused key's value switches anything on."""
+    """True if the value of a rejected key turns its feature on."""
     if isinstance(value, Mapping):
         for switch in ("enabled", "device"):
             if switch in value:
@@ -173,18 +174,18 @@ def is_on(key: str, value: Any) -> bool:
         return bool(value)
     if value is None or isinstance(value, bool) or key == "number_checkpoints":
         return value is True
-    return isinstance(value, (int, float)) and value > 1  # a parallel size: 1 is off, and so is -1
+    return isinstance(value, (int, float)) and value > 1  # a parallel size: 1 and -1 mean off
 
 
-def optimizer_name(kind: object, params: Mapping[str, Any]) -> str:
-    """The ``optim`` with the memory of DeepSpeed's own optimizer section.
+def optimizer_name(optimizer_type: object, params: Mapping[str, Any]) -> str:
+    """The workload's ``optim`` with the same memory as DeepSpeed's own optimizer section.
 
     Raises:
-        Invalid: an optimizer that is not AdamW or Adam.
+        Invalid: the optimizer is neither AdamW nor Adam.
     """
-    if not isinstance(kind, str) or kind.lower() not in ("adam", "adamw"):
-        raise Invalid(f"{show(kind)} is not supported yet: AdamW and Adam are")
+    if not isinstance(optimizer_type, str) or optimizer_type.lower() not in ("adam", "adamw"):
+        raise Invalid(f"{quoted(optimizer_type)} is not supported yet: AdamW and Adam are")
     if params.get("torch_adam") is True:
         foreach = params.get("foreach")
         return "adamw_torch" if foreach in (None, True) else "adamw_torch_forloop"
-    return "adamw_torch_fused"  # DeepSpeed's FusedAdam has no temporaries either
+    return "adamw_torch_fused"  # like PyTorch's fused AdamW, DeepSpeed's FusedAdam has no temporaries

@@ -1,4 +1,4 @@
-"""What DeepSpeed's releases differ in: the defaults of their options, and the options that they know."""
+"""Differences between DeepSpeed's releases: the defaults of their options, and the first release of an option."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-# Defaults by the first DeepSpeed release that has them (found by running each release).
+# Option -> (first release with this default, default), oldest first. Found by running each release.
 DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
     "gradient_clipping": (((0, 0, 0), 0.0), ((0, 19, 3), 1.0)),
     "check_grad_overflow": (((0, 0, 0), False), ((0, 19, 3), True)),
@@ -27,7 +27,7 @@ DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
     "stage3_max_reuse_distance": (((0, 0, 0), 1_000_000_000),),
     "stage3_allgather_sequential": (((0, 0, 0), False),),
 }
-# Options by the first release that knows them; earlier ones stop with an error.
+# Option -> the first release that has it; earlier releases stop with an error.
 SINCE = {
     "bf16.check_grad_overflow": (0, 17, 1),
     "zero_optimization.parameter_alignment": (0, 19, 7),
@@ -39,11 +39,12 @@ FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 an
 
 
 def release(version: str) -> tuple[int, int, int]:
-    """``"0.19.8+cu130"`` as ``(0, 19, 8)``."""
-    major, minor, patch = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version).groups()
-    return int(major), int(minor), int(patch or 0)
+    """The three numbers of a version: ``"0.19.8+cu130"`` becomes ``(0, 19, 8)``."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    assert match is not None  # the key's value type checked the version
+    return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
 def default(name: str, version: tuple[int, int, int]) -> Any:
-    """What DeepSpeed of that release takes when the config does not say."""
+    """The default of an option in a DeepSpeed release."""
     return [value for since, value in DEFAULTS[name] if since <= version][-1]

@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed config as they are written, and what they say under the names of a workload."""
+"""Reads the keys of a DeepSpeed config, and translates them to keys of a workload."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Invalid
 from predictor.workload.deepspeed_keys import (
     FILLED_BY_HUGGING_FACE,
-    PLAIN_NAMES,
+    NAMES_WITHOUT_PREFIX,
     READ,
     REFUSED,
     WITHOUT_EFFECT,
@@ -21,7 +21,7 @@ from predictor.workload.deepspeed_keys import (
 from predictor.workload.deepspeed_releases import default
 
 READ_SECTIONS = ("zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "tensor_parallel")
-# Our keys that say the same as one of DeepSpeed's.
+# Key of a DeepSpeed config -> the workload's key with the same meaning.
 SAME_AS = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -39,13 +39,13 @@ BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The values that matter, by dotted key; "auto" stays where Hugging Face would fill it in.
+    """The settings of a config that change memory, by dotted key; "auto" stays if Hugging Face fills it in.
 
-    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` of the same memory.
+    The optimizer section becomes one value, ``optimizer``: the workload's ``optim`` with the same memory.
 
     Raises:
-        InputError: an unknown key, a value of the wrong kind, or an option that is not modelled. ``name`` (the file) is
-            put in front.
+        InputError: an unknown key, a value of the wrong type, or an option that is not modelled. The message starts
+            with ``name`` (the file).
     """
     values: dict[str, Any] = {}
     for key, value in document.items():
@@ -54,7 +54,7 @@ def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         elif key in READ_SECTIONS:
             section = "bf16" if key == "bfloat16" else key
             if section == "zero_optimization" and isinstance(value, bool):
-                value = {"stage": int(value)}  # the form of the first releases
+                value = {"stage": int(value)}  # the first releases had true and false
             for inner, item in _mapping(value, name, key).items():
                 _read(values, section, inner, item, name)
         else:
@@ -63,31 +63,34 @@ def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The written keys with what follows from them: ``offload``, ``dtype`` if a section settles it, and the degree of
-    tensor parallelism, which 0 switches off as 1 does."""
-    found: dict[str, Any] = {}
+    """Adds derived keys to the written ones: ``offload``, ``dtype`` if a section decides it, and the degree of tensor
+    parallelism, where 0 becomes 1: both turn it off."""
+    derived: dict[str, Any] = {}
     enabled = {dtype: config.get(f"{dtype}.enabled") for dtype in ("bf16", "fp16")}
     if True in enabled.values():
-        found["dtype"] = next(dtype for dtype, on in enabled.items() if on is True)
+        derived["dtype"] = next(dtype for dtype, on in enabled.items() if on is True)
     elif set(enabled.values()) == {False}:
-        found["dtype"] = "fp32"
+        derived["dtype"] = "fp32"
     if config.get("tensor_parallel.autotp_size") == 0:
-        found["tensor_parallel.autotp_size"] = 1
+        derived["tensor_parallel.autotp_size"] = 1
     states, weights = (offloads(config, what) for what in ("optimizer", "param"))
     if states or weights:
-        found["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
-    return {**config, **found}
+        derived["offload"] = "all" if states and weights else "optimizer" if states else "parameters"
+    return {**config, **derived}
 
 
 def offloads(config: Mapping[str, Any], what: str) -> bool:
-    """Whether ``optimizer`` or ``param`` lies in the host's memory."""
+    """True if the config keeps ``what`` (``optimizer`` or ``param``) in host memory."""
     return config.get(f"zero_optimization.offload_{what}", {}).get("device", "none") != "none"
 
 
 def clipping(config: Mapping[str, Any] | None, max_grad_norm: float, given: bool, version: tuple[int, int, int]
              ) -> float:
-    """The norm that gradients are clipped to: the config's; else the workload's where there is no config, where the
-    config says "auto", or where the workload gives one; else DeepSpeed's default."""
+    """The norm that gradients are clipped to.
+
+    The config's number comes first. The workload's ``max_grad_norm`` counts if there is no config, if the config says
+    "auto", or if the user gave it (``given``). Otherwise DeepSpeed's default counts.
+    """
     if config is None:
         return max_grad_norm
     value = config.get("gradient_clipping")
@@ -98,14 +101,15 @@ def clipping(config: Mapping[str, Any] | None, max_grad_norm: float, given: bool
 
 def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: int,
                 called: str = "data_parallel_size") -> tuple[int, int]:
-    """Micro batch and accumulation steps, the missing ones worked out as DeepSpeed does.
+    """Micro-batch size and accumulation steps; a missing one is derived as DeepSpeed does.
 
     Args:
-        ranks: all GPUs, those of tensor parallelism too (0.19.8, runtime/config.py, ``DeepSpeedConfig.__init__``).
-        called: what they are in a message.
+        ranks: number of all GPUs, including tensor parallelism (0.19.8, runtime/config.py,
+            ``DeepSpeedConfig.__init__``).
+        called: name of ``ranks`` in the message.
 
     Raises:
-        Invalid: the three do not multiply to ``train``.
+        Invalid: ``train`` is not the product of the three.
     """
     if micro is None:
         accumulation = accumulation or 1
@@ -119,8 +123,8 @@ def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: 
 
 
 def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str) -> None:
-    """Puts one key into ``values``, or says what is wrong with it."""
-    if section == "zero_optimization" and key in PLAIN_NAMES:
+    """Puts one key into ``values``; raises InputError if it is unknown, invalid or not supported."""
+    if section == "zero_optimization" and key in NAMES_WITHOUT_PREFIX:
         key = f"stage3_{key}"
     dotted = f"{section}.{key}" if section else key
     if dotted in READ:
@@ -136,12 +140,12 @@ def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str)
         if is_on(key, value):
             raise InputError(f"{name}: {dotted} is not supported: {REFUSED[section][key]}")
     elif key not in WITHOUT_EFFECT[section]:
-        raise InputError(f"{name}: DeepSpeed has no key {show(dotted)}{nearest(key, known(section))}")
+        raise InputError(f"{name}: DeepSpeed has no key {quoted(dotted)}{nearest(key, known(section))}")
 
 
 def _mapping(value: Any, name: str, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InputError(f"{name}: {key} must be a mapping of keys to values, not {show(value)}")
+        raise InputError(f"{name}: {key} must be a mapping of keys to values, not {quoted(value)}")
     return value
 
 
@@ -150,7 +154,7 @@ def _optimizer(value: Any, name: str) -> str | None:
     for key in section:
         if key not in known("optimizer"):
             hint = nearest(key, known("optimizer"))
-            raise InputError(f"{name}: DeepSpeed has no key {show('optimizer.' + key)}{hint}")
+            raise InputError(f"{name}: DeepSpeed has no key {quoted('optimizer.' + key)}{hint}")
     if section.get("type") is None:
         return None
     try:

@@ -1,6 +1,7 @@
-"""The engines of a workload, one line each: what each is for, and the settings that are its alone.
+"""Table of the engines: torch, DDP, FSDP2 and DeepSpeed's ZeRO stages, with their own settings.
 
-What runs each is in ``predictor.engine.engines``, what each was compared with in ``predictor.workload.compared``.
+``predictor.engine.engines`` implements them; ``predictor.workload.compared`` lists the combinations that each was
+compared in.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from predictor.workload import fsdp_keys
 
 @dataclass(frozen=True)
 class Entry:
-    """One engine.
+    """One engine of the table.
 
     Attributes:
-        chosen_by: what ``engine`` of a workload says, where that is not its name here: DeepSpeed's stages.
-        settings: the key of a workload that is its alone, with the defaults of what that holds.
-        several: whether it is for more than one GPU.
-        whole: whether every GPU holds what does not train whole; only such engines evaluate.
-        notes: what is not modelled of it.
+        chosen_by: value of the workload's ``engine``, where it differs from the name here (DeepSpeed's stages).
+        settings: key of a workload that only this engine has -> the defaults of its entries.
+        several: true if the engine may use more than one GPU.
+        whole: true if every GPU holds all frozen parameters whole; only such engines may run an evaluation.
+        notes: what is not modelled of this engine.
     """
 
     chosen_by: str | None = None
@@ -32,15 +33,17 @@ class Entry:
 
 
 DDP_DEFAULTS: Mapping[str, Any] = {"bucket_cap_mb": None, "gradient_as_bucket_view": False}
-# ProcessGroupNCCL.cpp, stashed_for_allocator_safety_: a collective's tensors are let go in the next collective after
-# its watchdog has seen it complete; the prediction has that done before the buckets are made anew
+# ProcessGroupNCCL.cpp, stashed_for_allocator_safety_: a collective's tensors are released in the next collective after
+# the watchdog has seen it complete. The prediction releases them before the buckets are rebuilt.
 _STASHED = ("DDP's first bucket holds every gradient; where the host runs ahead of the GPU, it lives on through the "
             "forward that follows the first backward, and the peak may be higher by up to that")
 # torch 2.11, nn/parallel/distributed.py, _DDPSink, and reducer.cpp, should_rebuild_buckets. Under the Trainer on
 # emulated GPUs (GPT-2, two ranks: fp32 and bf16 autocast, 256 and 1,024 tokens, 4 and 12 layers, with checkpointing and
-# with LoRA) it was labels, still there when outputs are cloned, and local_used_map_; the reserved bytes were equal
-UNUSED = ("ddp find_unused_parameters: DDP clones the outputs and never makes its buckets anew; measured peaks were "
-          "higher by 8 bytes a token and 4 a tensor that trains, reserved bytes the same")
+# with LoRA) the difference was the labels, still alive when the outputs are cloned, and local_used_map_. The reserved
+# bytes were equal.
+UNUSED_PARAMETERS_NOTE = ("ddp find_unused_parameters: DDP clones the outputs and never makes its buckets anew; "
+                          "measured peaks were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes "
+                          "the same")
 _AUTOCAST = ("accelerate's mixed_precision runs the forward under autocast besides, and makes its outputs fp32: of it "
              "only what fully_shard casts (param_dtype) is predicted")
 
@@ -53,14 +56,14 @@ ENGINES: dict[str, Entry] = {
     "zero2": Entry("deepspeed"),
     "zero3": Entry("deepspeed", whole=False),
 }
-"""Name, as :func:`name_of` gives it, -> engine."""
+"""Name of an engine, as from :func:`name_of` -> its entry."""
 
 
 def name_of(engine: str, zero_stage: int | None) -> str:
-    """Of a workload's ``engine`` and ``zero_stage``."""
+    """The engine's name in :data:`ENGINES`, from a workload's ``engine`` and ``zero_stage``."""
     return f"zero{zero_stage}" if engine == "deepspeed" else engine
 
 
 def choices() -> tuple[str, ...]:
-    """What ``engine`` of a workload may say."""
+    """The values that a workload's ``engine`` may have."""
     return tuple(dict.fromkeys(entry.chosen_by or name for name, entry in ENGINES.items()))

@@ -1,4 +1,4 @@
-"""The keys of a workload: their names, kinds of value, defaults and help, and what is read off several of them."""
+"""The keys of a workload: names, value types, defaults and help texts, and properties derived from several keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from predictor.common import gpus
 from predictor.common.dtypes import SHORT_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_mapping
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import (
     Choice,
     Flag,
     FrozenMap,
     Invalid,
-    Later,
+    NotYetSupported,
     Number,
     Patterns,
     RankOrWorst,
@@ -34,10 +34,10 @@ from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
 
 DDP = {"bucket_cap_mb": Number(), "gradient_as_bucket_view": Flag(),
        "find_unused_parameters": Flag(),
-       "static_graph": Later("leave it out: without it DDP allocates less")}
+       "static_graph": NotYetSupported("leave it out: without it DDP allocates less")}
 PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
 
-# Names that other tools give to our keys.
+# Names in other tools -> the workload's key; an error for an unknown key suggests it.
 ALSO_CALLED = {
     "batch_size": "per_device_train_batch_size", "micro_batch_size": "per_device_train_batch_size",
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size", "model_max_length": "sequence_length",
@@ -53,7 +53,7 @@ ALSO_CALLED = {
 
 
 class _DeepSpeed:
-    """Path of a DeepSpeed JSON, or its content."""
+    """Value type of ``deepspeed``: the path of a DeepSpeed JSON, or its content."""
 
     metavar = "FILE"
 
@@ -61,7 +61,7 @@ class _DeepSpeed:
         if isinstance(value, str):
             value = read_mapping(Text().check(value), "the DeepSpeed config")
         if not isinstance(value, Mapping):
-            raise Invalid(f"must be the path of a DeepSpeed JSON or its content, not {show(value)}")
+            raise Invalid(f"must be the path of a DeepSpeed JSON or its content, not {quoted(value)}")
         return freeze(value)
 
     def from_text(self, text: str) -> Any:
@@ -70,7 +70,10 @@ class _DeepSpeed:
 
 
 class _OptimArgs:
-    """Hugging Face's text, ``momentum=0.9,nesterov=true``, or a mapping; what optimizers read is checked with them."""
+    """Value type of ``optim_args``: Hugging Face's text ``momentum=0.9,nesterov=true``, or a mapping.
+
+    :func:`predictor.workload.optimizers.read` checks the names and values for each optimizer.
+    """
 
     metavar = "KEY=VALUE,…"
 
@@ -78,42 +81,46 @@ class _OptimArgs:
         if isinstance(value, str):
             pairs = [part.partition("=") for part in value.replace(" ", "").split(",")]
             if not all(name and equals and item for name, equals, item in pairs):
-                raise Invalid(f"must be KEY=VALUE, with commas between several, not {show(value)}")
+                raise Invalid(f"must be KEY=VALUE, with commas between several, not {quoted(value)}")
             value = {name: item for name, _, item in pairs}
         if not isinstance(value, Mapping):
-            raise Invalid(f"must be text such as momentum=0.9 or a mapping, not {show(value)}")
+            raise Invalid(f"must be text such as momentum=0.9 or a mapping, not {quoted(value)}")
         return FrozenMap(value)
 
     from_text = check
 
 
 class _Offload(Choice):
-    """None where nothing is."""
+    """Value type of ``offload``; false and ``none`` become None."""
 
     def check(self, value: Any) -> str | None:
         return None if value is False or value == "none" else super().check(value)
 
 
-class _ImageSize(Whole):
-    """Pixels of a side, or text such as ``768x1024``: height, width; a list, or text with commas, of several."""
+class _ImageSize:
+    """Value type of ``image_size``: pixels of a side, or ``HEIGHTxWIDTH`` such as ``768x1024``.
+
+    Several sizes are a list, or text with commas.
+    """
 
     metavar = "N|HxW,…"
+    side = Whole(1, 16_384)
 
     def check(self, value: Any) -> int | str:
         sizes = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
         try:
-            found = [self._one(size) for size in sizes]
+            checked = [self._checked_size(size) for size in sizes]
         except Invalid as error:
-            raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, or several of these, not {show(value)}: one "
+            raise Invalid(f"must be pixels of a side or HEIGHTxWIDTH, or several of these, not {quoted(value)}: one "
                           f"{error}") from None
-        if not found:
+        if not checked:
             raise Invalid("must be pixels of a side or HEIGHTxWIDTH, or several of these, not none")
-        return found[0] if len(set(found)) == 1 else ",".join(map(str, found))
+        return checked[0] if len(set(checked)) == 1 else ",".join(map(str, checked))
 
-    def _one(self, value: Any) -> int | str:
+    def _checked_size(self, value: Any) -> int | str:
         if not isinstance(value, str):
-            return super().check(value)
-        sides = [super(_ImageSize, self).from_text(part) for part in value.strip().lower().split("x")]
+            return self.side.check(value)
+        sides = [self.side.from_text(part) for part in value.strip().lower().split("x")]
         if len(sides) > 2:
             raise Invalid(f"has {len(sides)} sides")
         return sides[0] if len(set(sides)) == 1 else f"{sides[0]}x{sides[1]}"
@@ -122,6 +129,8 @@ class _ImageSize(Whole):
 
 
 class _Gpu(Text):
+    """Value type of ``gpu``: a GPU's name, which becomes its canonical name."""
+
     def check(self, value: Any) -> str:
         try:
             return gpus.find(super().check(value)).name
@@ -132,7 +141,7 @@ class _Gpu(Text):
 
 
 class _AllocatorConf(Text):
-    """What ``PYTORCH_CUDA_ALLOC_CONF`` would hold."""
+    """Value type of ``allocator_conf``: the text of ``PYTORCH_CUDA_ALLOC_CONF``."""
 
     def check(self, value: Any) -> str:
         from predictor.allocator import AllocatorSettings
@@ -149,61 +158,71 @@ class _AllocatorConf(Text):
 
 
 class _Version(Text):
+    """Value type of a package version, such as ``0.19.8`` or ``2.11.0+cu130``."""
+
     def check(self, value: Any) -> str:
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?([-+.a-zA-Z]\S{0,40})?", super().check(value)):
-            raise Invalid(f'must be a version such as "0.19.8", not {show(value)}')
+            raise Invalid(f'must be a version such as "0.19.8", not {quoted(value)}')
         return value
 
     from_text = check
 
 
-def key(kind: Any, default: Any, group: str, help: str) -> Any:
-    """A field of :class:`Keys`; its metadata is what files, options and messages are made from."""
-    return field(metadata={"kind": kind, "default": default, "group": group, "help": help})
+def key(value_type: Any, default: Any, group: str, help: str) -> Any:
+    """A field of :class:`Keys`. Files, options and messages are built from its metadata.
+
+    Args:
+        value_type: the value type, with ``check(value)`` and ``from_text(text)``.
+        default: value of a key that was not given; None also means not given.
+        group: heading in ``--help``.
+        help: the option's help text.
+    """
+    return field(metadata={"kind": value_type, "default": default, "group": group, "help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """Every key with its value."""
+    """The value of every key of a workload."""
 
     model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or "
                      "module:function of a model in Python")
-    mode: str = key(modes.KIND, "training", "model", "inference: what transformers' generate allocates, prefill and "
-                    "decoding")
+    mode: str = key(modes.VALUE_TYPE, "training", "model", "inference: what transformers' generate allocates, prefill "
+                    "and decoding")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
                       "pretrain: the projector trains; finetune: projector and language model; lora: projector and "
                       "adapters of the language model; full: all")
     trainable: tuple[str, ...] = key(Patterns(), (), "model", "module paths that train, whatever the recipe says")
     frozen: tuple[str, ...] = key(Patterns(), (), "model", "module paths that do not train")
-    lora: FrozenMap | None = key(lora_keys.KIND, None, "model", "peft's LoraConfig: r=16, target_modules=q_proj,v_proj "
-                                 "(all linear layers of the language model), lora_dropout=0.05, use_dora=true, …")
+    lora: FrozenMap | None = key(lora_keys.VALUE_TYPE, None, "model", "peft's LoraConfig: r=16, "
+                                 "target_modules=q_proj,v_proj (all linear layers of the language model), "
+                                 "lora_dropout=0.05, use_dora=true, …")
 
-    quantization: FrozenMap | None = key(quantization_keys.KIND, None, "model", quantization_keys.HELP)
+    quantization: FrozenMap | None = key(quantization_keys.VALUE_TYPE, None, "model", quantization_keys.HELP)
 
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int | None = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images "
                                       "included")
-    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "default: 1 for a model that takes images, "
-                                         "or sound: clips then")
-    image_size: int | str | None = key(_ImageSize(1, 16_384), None, "shape", "of the pictures before the model's own "
-                                       "processor: pixels of a side, or HxW; of several, the pictures of a batch have "
-                                       "each in turn; default: as the model takes them")
-    video_frames: int | None = key(Whole(1, 4_096), None, "shape", "images are videos of so many frames; default: they "
-                                   "are pictures")
-    padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: an attention mask that hides "
-                       "something; packed: samples in one row, told apart by position_ids")
+    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "images, or audio clips, of a sample; "
+                                         "default: 1 if the model takes them")
+    image_size: int | str | None = key(_ImageSize(), None, "shape", "size of images before the model's own "
+                                       "processor: pixels of a side, or HxW; with several sizes, the images of a batch "
+                                       "take them in turn; default: the size that the model expects")
+    video_frames: int | None = key(Whole(1, 4_096), None, "shape", "frames of a video: each image is then a "
+                                   "video; default: still images")
+    padding: str = key(Choice(("none", "right", "packed")), "none", "shape", "right: padded samples with an attention "
+                       "mask; packed: samples concatenated into one row, separated by position_ids")
     per_device_eval_batch_size: int | None = key(
-        Whole(1, MOST_SAMPLES), None, "shape", "samples in a batch of an evaluation after the steps, of which the loss "
-        "alone is kept; default: no evaluation. Of inference: sequences that are generated together (1)")
+        Whole(1, MOST_SAMPLES), None, "shape", "samples in a batch of the evaluation after training steps, which keeps "
+        "only the loss; default: no evaluation. With mode inference: sequences generated together (1)")
     gradient_accumulation_steps: int = key(Whole(1, MOST_STEPS), 1, "shape", "micro batches to an optimizer step")
 
     max_new_tokens: int = key(Whole(1, 1 << 22), 64, "inference", "tokens of the reply")
     cache_implementation: str = key(
         Choice(("dynamic", "static"), dict.fromkeys(("offloaded", "offloaded_static", "quantized", "paged"),
                                                     "use dynamic or static")),
-        "dynamic", "inference", "of keys and values: dynamic grows, static is made once")
+        "dynamic", "inference", "cache of keys and values: dynamic grows, static is allocated once")
     max_cache_len: int | None = key(Whole(1, 1 << 22), None, "inference", "tokens that a static cache holds at least; "
-                                    "default: the prompt and the reply")
+                                    "default: those of the prompt and the reply")
     conversation: tuple[FrozenMap, ...] | None = key(
         Conversation(), None, "inference", "file with turns, each with tokens, new_tokens, images and role (user or "
         "tool), that share one cache")
@@ -212,7 +231,7 @@ class Keys:
     block_size: int | None = key(Whole(1, 1024), None, "inference", "tokens in a block of vLLM's; default: 16")
 
     dtype: str = key(Choice(("bf16", "fp16", "fp32"), {}, SHORT_NAMES), "bf16", "compute",
-                     "of the weights; under mixed_precision fp32, if not given")
+                     "dtype of the weights; default with mixed_precision: fp32")
     mixed_precision: str = key(Choice(("none", "bf16", "fp16"), {"autocast": "say which: bf16 or fp16"},
                                       SHORT_NAMES | {"no": "none"}), "none", "compute",
                                "autocast, as Trainer's bf16 and fp16 (with loss scaling) have it")
@@ -225,79 +244,82 @@ class Keys:
     gradient_checkpointing_kwargs: FrozenMap = key(
         Table({"use_reentrant": Flag(), "every_n_layers": Whole(1, 999), "offload": Flag()}, {"use_reentrant": False}),
         FrozenMap({"use_reentrant": False}), "compute",
-        "use_reentrant=true, every_n_layers=2, offload=true (inputs of layers in host memory), as transformers has it")
+        "use_reentrant=true, every_n_layers=2, offload=true (layer inputs in host memory), as in transformers")
     no_grad: tuple[str, ...] = key(Patterns(), (), "compute", "module paths that run under torch.no_grad, as LLaVA's "
                                    "own vision tower does")
     gradient_checkpointing_modules: tuple[str, ...] = key(
-        Patterns(), (), "compute", "module paths, such as *language_model*, whose layers alone are recomputed")
+        Patterns(), (), "compute", "module paths, such as *language_model*: only their layers are recomputed")
     use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
                                  "cross entropy, as the Trainer applies them")
-    torch_compile: None = key(Later("compiled models allocate differently; leave it out"), None, "compute", "")
+    torch_compile: None = key(NotYetSupported("compiled models allocate differently; leave it out"), None, "compute",
+                              "")
 
     optim: str = key(Choice(tuple(optimizers.OPTIMIZERS), optimizers.LATER), "adamw_torch_fused", "optimizer",
                      "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
-    optim_args: FrozenMap = key(_OptimArgs(), FrozenMap({}), "optimizer", "of sgd, rmsprop and adagrad: momentum=0.9")
-    weight_decay: float = key(Number(), 0.0, "optimizer", "sgd, rmsprop and adagrad need memory for it")
+    optim_args: FrozenMap = key(_OptimArgs(), FrozenMap({}), "optimizer",
+                                "arguments of sgd, rmsprop and adagrad: momentum=0.9")
+    weight_decay: float = key(Number(), 0.0, "optimizer", "with sgd, rmsprop and adagrad it takes memory")
     param_groups: str = key(Choice(("huggingface", "single")), "huggingface", "optimizer",
-                            "huggingface: with and without weight decay")
-    max_grad_norm: float = key(Number(), 1.0, "optimizer", "gradients are clipped to this norm; 0: they are not")
+                            "huggingface: one group with weight decay, one without")
+    max_grad_norm: float = key(Number(), 1.0, "optimizer", "norm that gradients are clipped to; 0: no clipping")
 
     engine: str = key(Choice(engines.choices(), {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}), None, "engine",
                       "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
     ddp: FrozenMap | None = key(Table(DDP, engines.DDP_DEFAULTS), None, "engine",
-                                "bucket_cap_mb=25, gradient_as_bucket_view=true, as DistributedDataParallel has them")
+                                "bucket_cap_mb=25, gradient_as_bucket_view=true, as in DistributedDataParallel")
     fsdp: FrozenMap | None = key(
-        fsdp_keys.KIND, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (what trains is kept in fp32), "
-        "reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units too), "
-        "sync_each_batch=true (reduce in each micro batch)")
+        fsdp_keys.VALUE_TYPE, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (trained parameters stay "
+        "fp32), reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units "
+        "too), sync_each_batch=true (reduce in each micro batch)")
     offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
                               "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
     tensor_parallel_size: int = key(Whole(1, 1_024), 1, "engine", "GPUs that share each layer, as the model's tp_plan "
                                     "(transformers) says, with DeepSpeed by AutoTP; in all: so many times "
                                     "data_parallel_size")
-    rank: str | int = key(RankOrWorst(), "worst", "engine", "which GPU; worst: the one with the highest peak")
+    rank: str | int = key(RankOrWorst(), "worst", "engine", "rank of the GPU; worst: the one with the highest peak")
 
-    gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; gives a verdict")
+    gpu: str | None = key(_Gpu("GPU"), None, "gpu", "such as h100-80gb, a100-40gb, l40s; the report says whether "
+                         "the job fits it")
     capacity_bytes: int | None = key(Size(), None, "gpu", "memory of the GPU, such as 80GiB; overrides the GPU's own")
     allocator_conf: str | None = key(_AllocatorConf("SETTINGS"), None, "gpu",
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
-                              "a calibration; none: no one; default: the shipped one of the GPU, if there is")
+                              "calibration file; none: no calibration; default: the one shipped for the GPU, if any")
     versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft", "bitsandbytes"], _Version()), PINNED),
                               FrozenMap(PINNED), "gpu", "of torch, transformers, deepspeed, peft, bitsandbytes")
 
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Heights and widths of ``image_size``."""
+        """(height, width) of each size in ``image_size``, in pixels; empty if it was not given."""
         sizes = [] if self.image_size is None else [size.partition("x") for size in str(self.image_size).split(",")]
         return tuple((int(height), int(width or height)) for height, _, width in sizes)
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation follows training steps."""
+        """True if an evaluation follows the training steps."""
         return self.mode == "training" and self.per_device_eval_batch_size is not None
 
     @property
     def world_size(self) -> int:
-        """GPUs in all."""
+        """Number of GPUs: data-parallel times tensor-parallel."""
         return self.data_parallel_size * self.tensor_parallel_size
 
     @property
     def autotp(self) -> bool:
-        """Whether DeepSpeed's AutoTP shards the layers; transformers does otherwise, if anybody."""
+        """True if DeepSpeed's AutoTP shards the layers; with any other engine transformers shards them."""
         return self.tensor_parallel_size > 1 and self.engine == "deepspeed"
 
     @property
     def computes_in(self) -> str:
-        """The dtype of its large products."""
+        """The dtype of matrix products: the autocast dtype, or the weights' dtype without autocast."""
         return self.dtype if self.mixed_precision == "none" else self.mixed_precision
 
     @property
     def capacity(self) -> int | None:
-        """Bytes the GPU offers, or None if no GPU was named."""
+        """Memory of the GPU in bytes, or None if neither a GPU nor a capacity was given."""
         if self.capacity_bytes is not None:
             return self.capacity_bytes
         return gpus.find(self.gpu).capacity_bytes if self.gpu else None
@@ -308,8 +330,12 @@ DEFAULTS = {name: entry.metadata["default"] for name, entry in KEYS.items()}
 
 
 def check_names(mapping: Mapping[Any, Any], source: str) -> None:
-    """Refuses a key that no workload has, and names the nearest one that it has."""
+    """Rejects an unknown key and suggests the nearest known one.
+
+    Raises:
+        InputError: ``source`` (a file's name, may be empty) and the key.
+    """
     for name in mapping:
         if name not in KEYS:
             hint = f' (did you mean "{ALSO_CALLED[name]}"?)' if name in ALSO_CALLED else nearest(name, KEYS)
-            raise InputError(f"{source}{': ' if source else ''}unknown key {show(name)}{hint}")
+            raise InputError(f"{source}{': ' if source else ''}unknown key {quoted(name)}{hint}")

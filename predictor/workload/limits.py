@@ -1,12 +1,12 @@
-"""The largest workloads and the oldest releases that are predicted."""
+"""Limits of what is predicted: the largest workloads and the oldest releases."""
 
 from __future__ import annotations
 
-OLDEST_DEEPSPEED = (0, 13, 2)  # earlier ones make Adam's states at start-up
+OLDEST_DEEPSPEED = (0, 13, 2)  # earlier releases allocate Adam's states at start-up
 OLDEST_FSDP2 = (2, 11, 0)
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits
 MOST_IMAGES = 1 << 20
 MOST = {"per_device_train_batch_size": MOST_SAMPLES, "gradient_accumulation_steps": MOST_STEPS}
-"""Key -> its largest value."""
+"""Key of a workload -> its largest value."""

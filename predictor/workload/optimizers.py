@@ -1,8 +1,8 @@
-"""The optimizers of a workload, one line each.
+"""Table of the optimizers, under Hugging Face's names.
 
-A name is one of Hugging Face's (transformers 5.17, training_args.py, ``OptimizerNames``; what each builds:
-trainer_optimizer.py), and a measured job builds the class that its line names. How each class allocates is in
-``predictor.engine.optimizer``.
+The names are those of transformers 5.17 (training_args.py, ``OptimizerNames``; trainer_optimizer.py builds them). A
+measured job builds the class in the optimizer's line. ``predictor.engine.optimizer`` models what each class allocates.
+A truth test compares each line with transformers' own handler, so a name that transformers does not have fails there.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from importlib import import_module
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.suggestions import nearest, show
+from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Flag, Invalid, Number
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One line of the table.
+    """One optimizer of the table.
 
     Attributes:
-        implementation: the class that a measured job builds, by its path.
-        arguments: of the class, besides learning rate and weight decay.
-        reads: the ``optim_args`` that Hugging Face hands on, and their kinds.
-        refused_by: names of engines that cannot have it, or only not with weights of a dtype (``torch bf16``) -> why.
-        not_modelled: what a prediction says that it leaves out.
+        implementation: import path of the class that a measured job builds.
+        arguments: arguments of the class, besides learning rate and weight decay.
+        reads: ``optim_args`` that Hugging Face passes on -> their value types.
+        refused_by: engine, or engine and dtype of the weights (``torch bf16``), that cannot use it -> reason.
+        not_modelled: what the prediction does not model, as sentences for the user.
     """
 
     implementation: str
@@ -36,7 +36,7 @@ class Optimizer:
     not_modelled: tuple[str, ...] = ()
 
     def load(self) -> type:
-        """The class.
+        """Imports the class.
 
         Raises:
             InputError: its package is not installed.
@@ -49,17 +49,17 @@ class Optimizer:
                              f"pip install {module.partition('.')[0]}") from None
 
 
-PAGED = ("paged optimizer states: they lie in managed memory, outside PyTorch's allocator, which the driver moves to "
-         "the host when the GPU is full")
+PAGED = ("paged optimizer states: they are in managed memory, outside PyTorch's allocator; the driver moves it to the "
+         "host when the GPU is full")
 
 
 _NO_DTENSOR = {"fsdp2": "it stops at FSDP2's sharded parameters (DTensor): use an AdamW of PyTorch, sgd, rmsprop or "
                "adagrad"}
 
 
-def _blockwise(kind: str, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
-    """An optimizer of bitsandbytes."""
-    return Optimizer(f"bitsandbytes.optim.{kind}", arguments, refused_by={**(refused_by or {}), **_NO_DTENSOR},
+def _blockwise(name: str, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
+    """The line of an optimizer of bitsandbytes."""
+    return Optimizer(f"bitsandbytes.optim.{name}", arguments, refused_by={**(refused_by or {}), **_NO_DTENSOR},
                      not_modelled=(PAGED,) if arguments.get("is_paged") else ())
 
 
@@ -93,9 +93,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop_bnb_8bit": _blockwise("RMSprop", _NO_BF16, optim_bits=8),
     "rmsprop_bnb_32bit": _blockwise("RMSprop", _NO_BF16, optim_bits=32),
 }
-"""``optim`` -> what it is."""
-LOOP = "adamw_torch_forloop"
-"""What Hugging Face's AdamW becomes over DTensors and plain tensors (trainer_optimizer.py, ``_get_adamw_torch``)."""
+"""Value of ``optim`` -> its line."""
+DTENSOR_FALLBACK = "adamw_torch_forloop"
+"""The ``optim`` that Hugging Face falls back to for a mix of DTensors and plain tensors (trainer_optimizer.py,
+``_get_adamw_torch``)."""
 
 LATER = dict.fromkeys(
     ("adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
@@ -104,23 +105,23 @@ LATER = dict.fromkeys(
      "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
      "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
      "stable_adamw"), "use adamw_torch_fused, or one of bitsandbytes or of PyTorch")
-"""Further names of Hugging Face's, and what to do instead."""
+"""Names of Hugging Face that are not supported -> what to use instead."""
 
 
 def read(optim: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``optim_args`` with their values read.
+    """Checks ``optim_args`` and converts their values from text.
 
     Raises:
-        Invalid: one that this optimizer does not read, or that makes no sense.
+        Invalid: this optimizer does not read the argument, or its value is invalid.
     """
     entry, values = OPTIMIZERS[optim], {}
     for name, value in arguments.items():
         if name not in entry.reads:
             known = f"it reads {', '.join(entry.reads)}" if entry.reads else "it reads none"
-            raise Invalid(f"has {show(name)}, which optim {optim} does not read{nearest(name, entry.reads)}: {known}")
-        kind = entry.reads[name]
+            raise Invalid(f"has {quoted(name)}, which optim {optim} does not read{nearest(name, entry.reads)}: {known}")
+        value_type = entry.reads[name]
         try:
-            values[name] = kind.from_text(value) if isinstance(value, str) else kind.check(value)
+            values[name] = value_type.from_text(value) if isinstance(value, str) else value_type.check(value)
         except Invalid as error:
             raise Invalid(f"{name} {error}") from None
     if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):

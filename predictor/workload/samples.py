@@ -1,7 +1,7 @@
-"""A dataset as far as memory goes: how many tokens and images each sample has, from a file of the user's.
+"""Reads the numbers of tokens and images of a dataset's samples from the user's file.
 
-    lengths.jsonl   {"tokens": 812, "images": 1}        a line a sample
-    lengths.csv     tokens,images                       with that first line
+    lengths.jsonl   {"tokens": 812, "images": 1}        one line for each sample
+    lengths.csv     tokens,images                       this is the first line
     lengths.json    [812, 1377, …] or [{"tokens": 812, "images": 1}, …]
 """
 
@@ -17,17 +17,17 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_text
-from predictor.common.suggestions import named, nearest, show
+from predictor.common.suggestions import file_name, nearest, quoted
 
 LARGEST_FILE_BYTES = 256 << 20
 COLUMNS = ("tokens", "images")
 MOST = (1 << 22, 4_096)
-"""Tokens and images of one sample."""
+"""Largest numbers of tokens and images of one sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Tokens that the language model sees, image tokens included, and images: ``int64[samples]`` each."""
+    """Tokens (image tokens included) and images of each sample of a dataset, both as ``int64[samples]``."""
 
     tokens: np.ndarray
     images: np.ndarray
@@ -36,22 +36,22 @@ class Samples:
         return len(self.tokens)
 
     def cut(self, longest: int) -> Samples:
-        """What training keeps of them."""
+        """These samples truncated to ``longest`` tokens, as training truncates them."""
         return Samples(np.minimum(self.tokens, longest), self.images)
 
 
 def read(path: str) -> Samples:
-    """The samples of a file; a sample that names no images has one.
+    """Reads the samples of a file. A sample without ``images`` has one image.
 
     Raises:
-        InputError: the file, or the first sample that is wrong, by its number.
+        InputError: the file cannot be read, or a sample is wrong; the message names the first wrong one by its number.
     """
-    name = named(path)
+    name = file_name(path)
     text = read_text(path, "the samples", LARGEST_FILE_BYTES)
-    kind = path.lower().rpartition(".")[2]
-    if kind not in FORMS:
+    ending = path.lower().rpartition(".")[2]
+    if ending not in FORMS:
         raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its samples are written")
-    rows = [_row(row, where) for where, row in FORMS[kind](text, name)]
+    rows = [_row(row, where) for where, row in FORMS[ending](text, name)]
     if not rows:
         raise InputError(f"{name}: holds no sample")
     return Samples(*np.array(rows, dtype=np.int64).T)
@@ -89,18 +89,18 @@ def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _rows(reader: Any, name: str) -> Iterator[list[str]]:
     try:
         yield from reader
-    except csv.Error as error:  # a quotation of more characters than the module takes
+    except csv.Error as error:  # a quoted cell is longer than the csv module's limit
         raise InputError(f"{name}: line {reader.line_num:,}: {error}: write tokens,images") from None
 
 
 FORMS = {"jsonl": _jsonl, "csv": _csv, "json": _json}
-"""Ending of a file's name -> its samples as plain data, each with where it stands."""
+"""Ending of a file's name -> function that yields each sample as plain data, with its place in the file."""
 
 
 def _check_names(names: Sequence[Any], where: str) -> None:
     for name in names:
         if name not in COLUMNS:
-            raise InputError(f"{where}: unknown name {show(name)}{nearest(name, COLUMNS)}: a sample has "
+            raise InputError(f"{where}: unknown name {quoted(name)}{nearest(name, COLUMNS)}: a sample has "
                              f"{' and '.join(COLUMNS)} alone")
         if names.count(name) > 1:
             raise InputError(f"{where}: {name} is named twice: keep one")
@@ -116,5 +116,5 @@ def _row(row: Any, where: str) -> tuple[int, int]:
     values = row.get("tokens"), row.get("images", 1)
     for column, value, least, most in zip(COLUMNS, values, (1, 0), MOST):
         if type(value) is not int or not least <= value <= most:
-            raise InputError(f"{where}: {column} must be a whole number from {least} to {most:,}, not {show(value)}")
+            raise InputError(f"{where}: {column} must be a whole number from {least} to {most:,}, not {quoted(value)}")
     return values

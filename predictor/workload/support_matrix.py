@@ -1,4 +1,4 @@
-"""Which features were compared with which engines, precisions and recipes: a matrix made from the tables."""
+"""The support matrix: a page with the combinations of features, engines, precisions and recipes that were compared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from predictor.workload.given_keys import GivenKeys
 from predictor.workload.key_problem import KeyProblem
 
 YES, NOT_YET, NEVER = "yes", "not yet", "–"
-"""What a cell says: predicted; refused, as it was not compared; two keys that contradict each other."""
+"""Contents of a cell: predicted; rejected because it was not compared; two keys that contradict each other."""
 _BASE = {"model": "llava-1.5-7b", "sequence_length": 1024}
-_FEW_BITS = {"recipe": "lora", "quantization": {"load_in_4bit": True}}
+_FOUR_BITS: dict[str, Any] = {"recipe": "lora", "quantization": {"load_in_4bit": True}}
 _TURNS = [{"tokens": 600, "new_tokens": 64}]
-_TWO = {"data_parallel_size": 2}
+_TWO_GPUS: Mapping[str, Any] = {"data_parallel_size": 2}
 _OF_ENGINES = ("engine", "zero_stage", "data_parallel_size")
+
+
+def _keys(**keys: Any) -> Mapping[str, Any]:
+    return keys
+
 
 ROWS: dict[str, Mapping[str, Any]] = {
     "no feature": {},
@@ -26,10 +31,10 @@ ROWS: dict[str, Mapping[str, Any]] = {
     "gradient_checkpointing_kwargs every_n_layers": {"gradient_checkpointing_kwargs": {"every_n_layers": 2}},
     "gradient_checkpointing_kwargs offload": {"gradient_checkpointing_kwargs": {"offload": True}},
     "use_liger_kernel": {"use_liger_kernel": True},
-    "quantization": _FEW_BITS,
-    "quantization and lora use_dora": _FEW_BITS | {"lora": {"use_dora": True}},
-    "offload optimizer": {"offload": "optimizer", "zero_stage": 2} | _TWO,
-    "offload all": {"offload": "all", "zero_stage": 3} | _TWO,
+    "quantization": _FOUR_BITS,
+    "quantization and lora use_dora": _FOUR_BITS | {"lora": {"use_dora": True}},
+    "offload optimizer": {"offload": "optimizer", "zero_stage": 2, **_TWO_GPUS},
+    "offload all": {"offload": "all", "zero_stage": 3, **_TWO_GPUS},
     "tensor_parallel_size": {"tensor_parallel_size": 2},
     "per_device_eval_batch_size": {"per_device_eval_batch_size": 8},
     "a model from code": {"model": "model.py:make", "gradient_checkpointing": False},
@@ -37,34 +42,34 @@ ROWS: dict[str, Mapping[str, Any]] = {
     "mode inference and quantization": {"mode": "inference", "quantization": {"load_in_4bit": True}},
     "a conversation": {"mode": "inference", "conversation": _TURNS, "sequence_length": None},
 }
-"""Feature -> keys that ask for it."""
+"""Feature of a row -> the keys of a workload with that feature."""
 COLUMNS: dict[str, dict[str, Mapping[str, Any]]] = {
-    "Engines": {"torch": {"zero_stage": None, "data_parallel_size": None}}
-    | {name: {"engine": name, "zero_stage": None} | _TWO for name in ("ddp", "fsdp2")}
-    | {f"zero_stage {stage}": {"zero_stage": stage} | _TWO for stage in range(4)},
-    "Precisions": {f"dtype {dtype}": {"dtype": dtype} for dtype in ("bf16", "fp16", "fp32")}
-    | {f"mixed_precision {dtype}": {"mixed_precision": dtype} for dtype in ("bf16", "fp16")},
-    "Recipes": {recipe: {"recipe": recipe} for recipe in ("finetune", "pretrain", "full", "lora")},
-    "Batches": {f"padding {padding}": {"padding": padding} for padding in ("right", "packed")}
-    | {"per_device_eval_batch_size": {"per_device_eval_batch_size": 8}},
+    "Engines": {"torch": _keys(zero_stage=None, data_parallel_size=None)}
+    | {name: _keys(engine=name, zero_stage=None, **_TWO_GPUS) for name in ("ddp", "fsdp2")}
+    | {f"zero_stage {stage}": _keys(zero_stage=stage, **_TWO_GPUS) for stage in range(4)},
+    "Precisions": {f"dtype {dtype}": _keys(dtype=dtype) for dtype in ("bf16", "fp16", "fp32")}
+    | {f"mixed_precision {dtype}": _keys(mixed_precision=dtype) for dtype in ("bf16", "fp16")},
+    "Recipes": {recipe: _keys(recipe=recipe) for recipe in ("finetune", "pretrain", "full", "lora")},
+    "Batches": {f"padding {padding}": _keys(padding=padding) for padding in ("right", "packed")}
+    | {"per_device_eval_batch_size": _keys(per_device_eval_batch_size=8)},
 }
-"""Heading -> column -> keys that ask for it; those of engines replace a row's."""
+"""Heading -> column -> keys of a workload with that feature; an engine's keys replace those of the row."""
 
 
 def cell(row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
-    """Whether a feature was compared with what a column stands for."""
-    if any(row.get(key, asked) != asked for key, asked in column.items() if key not in _OF_ENGINES):
+    """The content of a cell: one of :data:`YES`, :data:`NOT_YET` and :data:`NEVER`."""
+    if any(row.get(key, value) != value for key, value in column.items() if key not in _OF_ENGINES):
         return NEVER
-    case = GivenKeys.read(_BASE | {**row, **column}).completed()
+    draft = GivenKeys.read(_BASE | {**row, **column}).completed()
     try:
-        contradictions.check(case, contradictions.CONTRADICTING)
+        contradictions.check(draft, contradictions.CONTRADICTING)
     except KeyProblem:
         return NEVER
-    return NOT_YET if any(True for line in compared.FEATURES.values() for _ in line.unseen(case.values)) else YES
+    return NOT_YET if any(True for line in compared.FEATURES.values() for _ in line.unseen(draft.values)) else YES
 
 
 def page() -> str:
-    """All of it as Markdown."""
+    """The whole page as Markdown."""
     text = ["""# What is predicted together
 
 `yes`: the two are predicted together. `not yet`: they are refused, as they were not compared with a run on a GPU, real

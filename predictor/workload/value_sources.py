@@ -1,4 +1,4 @@
-"""Where the values of a workload came from, where they were read from somebody else's configuration."""
+"""Records the origin of each value of a workload that was read from a framework's own configuration."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from predictor.workload.workload import Workload
 
 READ, DEFAULT, OVERRIDDEN = "read", "default", "overridden"
-"""What a value can be: given by the user, filled in by the framework, or given again by an option of ours."""
-SAID_BY = {"engine": ("deepspeed", "fsdp"), "zero_stage": ("deepspeed",), "offload": ("deepspeed",)}
-"""What messages name -> further keys that say it."""
+"""Origins of a value: the user's configuration, the framework's default, or an option of peakcast that overrides it."""
+IMPLIED_BY = {"engine": ("deepspeed", "fsdp"), "zero_stage": ("deepspeed",), "offload": ("deepspeed",)}
+"""Key that messages name -> other keys of a workload that set it too."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value.
+    """One value of a workload and its origin.
 
     Attributes:
-        key: of the workload; of a DeepSpeed config, its dotted key behind ``deepspeed.``.
+        key: key of the workload; for a DeepSpeed config, ``deepspeed.`` and the dotted key.
         origin: :data:`READ`, :data:`DEFAULT` or :data:`OVERRIDDEN`.
         where: the file that it was read from, or the framework whose default it is.
-        names: keys that say it there.
-        because: what they do not say themselves.
+        names: the keys in that file, or of that framework, that give the value.
+        because: reason for the value, where the keys do not show it.
     """
 
     key: str
@@ -38,8 +38,8 @@ class Value:
     because: str = ""
 
     @property
-    def unsaid(self) -> str:
-        """The value, and why it is so where no key says it; empty where one does."""
+    def explanation(self) -> str:
+        """The value and the reason for it; empty if a key of the user's file gives it directly."""
         why = [f"default of {self.where}"] * (self.origin == DEFAULT)
         missing = " nor ".join(name for name in self.names if name != self.key) if why else ""
         if missing:
@@ -48,41 +48,42 @@ class Value:
         shown = f" {self.value}" if isinstance(self.value, (str, int, float)) else ""
         return f"{self.key}{shown}: {', '.join(why)}" if why else ""
 
-    def said_by(self, file: str, name: str) -> Value:
-        """The same, read from one more key of a file."""
+    def also_from(self, file: str, name: str) -> Value:
+        """This value, with one more key of a file as its origin."""
         before = self.names if self.origin == READ else ()
         return replace(self, origin=READ, where=file, names=(*before, name))
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that the framework does and that a prediction leaves out.
+    """Something that the framework does and that the prediction does not model.
 
     Attributes:
-        text: in words.
-        of: of a workload, what follows the words, or None where it has no such thing; None: it says the same of all.
+        text: the sentence that the user sees.
+        of: maps a workload to text that follows ``text``, or to None if the note does not apply to it. Without ``of``
+            the note applies to every workload.
     """
 
     text: str
     of: Callable[[Workload], str | None] | None = None
 
     def about(self, workload: Workload) -> str:
-        """The note as it holds of a workload; empty where it does not."""
+        """The note's text for a workload; empty if the note does not apply."""
         more = self.of(workload) if self.of else ""
         return "" if more is None else self.text + more
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was read.
+    """A configuration that was read: its format, its values, and what is not modelled.
 
     Attributes:
         format: one of ``predictor.readers.FORMATS``.
         framework: with the release whose defaults are filled in.
         file: path, or ``the command``.
-        without_effect: keys that were given and that memory does not depend on.
-        notes: what the framework does that a prediction leaves out.
-        asked_by: keys of a workload -> keys of the format that say them.
+        without_effect: keys that were given and do not change memory.
+        notes: what the framework does and the prediction does not model.
+        format_keys: key of a workload -> keys of the format that set it.
     """
 
     format: str
@@ -91,72 +92,78 @@ class Source:
     values: tuple[Value, ...]
     without_effect: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-    asked_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    format_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
-        """The notes, whatever the workload is that they may be about."""
+        """The texts of all notes, without looking at the workload."""
         return tuple(note.text for note in self.notes)
 
     def left_out(self, workload: Workload) -> tuple[str, ...]:
-        """What a prediction of this workload leaves out: it may be another than the one that was read."""
+        """Notes that apply to this workload, which may differ from the one that was read."""
         return tuple(filter(None, (note.about(workload) for note in self.notes)))
 
     def overriding(self, keys: Collection[str]) -> Source:
-        """The same, where options of ours give these keys again."""
+        """This source after options of peakcast have overridden these keys."""
         return replace(self, values=tuple(
             replace(value, origin=OVERRIDDEN) if value.key in keys else value for value in self.values
             if value.key in keys or value.key.partition(".")[0] not in keys),
-            asked_by={key: names for key, names in self.asked_by.items() if key not in keys})
+            format_keys={key: names for key, names in self.format_keys.items() if key not in keys})
 
     def place(self, *keys: str) -> str:
-        """File and keys, as the user gave them, that say these keys of a workload; empty if none was read."""
-        found = [value for value in self.values if value.key in keys and value.origin == READ]
-        where = dict.fromkeys(value.where for value in found)
+        """The user's file and keys that set these keys of a workload; empty if none was read."""
+        read = [value for value in self.values if value.key in keys and value.origin == READ]
+        where = dict.fromkeys(value.where for value in read)
         return "; ".join(": ".join(filter(None, (file, ", ".join(dict.fromkeys(
-            name for value in found if value.where == file for name in value.names))))) for file in where)
+            name for value in read if value.where == file for name in value.names))))) for file in where)
 
     def knows(self, key: str) -> bool:
-        """Whether it says this key of a workload, or could."""
-        return key in self.asked_by or any(value.key == key for value in self.values)
+        """True if this format set, or could set, this key of a workload."""
+        return key in self.format_keys or any(value.key == key for value in self.values)
 
     def told(self, message: str) -> str:
-        """An error about keys of a workload, as the user who wrote other keys can act on it: in front the file and its
-        keys that say what the message names; behind it what a framework made of keys, or of their absence."""
-        problem = message.removeprefix("explore: ").rpartition(": ")[0] or message  # without what to do
+        """Rewrites an error about keys of a workload in terms of the user's own file.
+
+        The file and its keys come first. What the framework derived from those keys, or from their absence, follows
+        the message.
+        """
+        problem = message.removeprefix("explore: ").rpartition(": ")[0] or message  # without the advice
         rows = [row for row in self.values if row.origin != OVERRIDDEN and _is_about(problem, row.key, row.value)]
-        asked = [names for key, names in self.asked_by.items() if message.startswith(f"{key} is not given")]
-        if not rows and not asked:
+        unset = [names for key, names in self.format_keys.items() if message.startswith(f"{key} is not given")]
+        if not rows and not unset:
             return message
-        behind = [row.unsaid for row in rows if not row.because or row.because not in message]
-        behind += [f"by {'one of ' * (len(names) > 1)}{', '.join(names)}" for names in asked]
+        behind = [row.explanation for row in rows if not row.because or row.because not in message]
+        behind += [f"by {'one of ' * (len(names) > 1)}{', '.join(names)}" for names in unset]
         place = self.place(*(row.key for row in rows)) or self.file
         named = place.rpartition(": ")[2].lstrip("-")
-        if re.match(rf"{re.escape(named)}\b", message):  # the key has that name there
+        if re.match(rf"{re.escape(named)}\b", message):  # the user's file calls the key by the same name
             message = place + message.removeprefix(named)
         elif not any(message.startswith(f"{row.where}: ") for row in self.values):
             message = f"{place}: {message}"
         return message + f" ({'; '.join(filter(None, behind))})" * any(behind)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for the result's key ``source``; what is not modelled is listed there."""
+        """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
         document = asdict(replace(self, values=()))
-        del document["notes"], document["asked_by"]
+        del document["notes"], document["format_keys"]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
 
 
 def _is_about(problem: str, key: str, item: Any) -> bool:
-    """Whether a message names a key, as messages do: in its first words, after "with", with its value; or by the value
-    alone. Those with an underscore are no English words."""
-    words = [key, *(word for word, keys in SAID_BY.items() if key in keys)]
+    """True if a message is about a key.
+
+    The message may begin with the key, name it after "with" or with its value, or name only the value. A word with an
+    underscore counts anywhere, as it is no English word.
+    """
+    words = [key, *(word for word, keys in IMPLIED_BY.items() if key in keys)]
     written = [word for word in (*words, item) if isinstance(word, str) and "_" in word]
-    said = [rf"\b{re.escape(word)}\b" for word in written]
-    said += [rf"(?:^|\bwith ){word}\b" for word in words]
-    said += [rf"\b{key}(?: is)? \W?{re.escape(item)}\b"] if isinstance(item, str) else []
-    return any(re.search(pattern, problem) for pattern in said)
+    patterns = [rf"\b{re.escape(word)}\b" for word in written]
+    patterns += [rf"(?:^|\bwith ){word}\b" for word in words]
+    patterns += [rf"\b{key}(?: is)? \W?{re.escape(item)}\b"] if isinstance(item, str) else []
+    return any(re.search(pattern, problem) for pattern in patterns)
 
 
-def value(key: str, given: Any, origin: str, where: str, *names: str, because: str = "") -> Value:
-    """A :class:`Value` that cannot change."""
-    return Value(key, freeze(given), origin, where, names, because)
+def value(key: str, item: Any, origin: str, where: str, *names: str, because: str = "") -> Value:
+    """A :class:`Value` with its lists and mappings frozen."""
+    return Value(key, freeze(item), origin, where, names, because)

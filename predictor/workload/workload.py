@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import show
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import thaw
 from predictor.workload import contradictions, modes
 from predictor.workload.given_keys import GivenKeys
@@ -20,7 +21,7 @@ from predictor.workload.value_sources import Source
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete(Keys):
-    """Every key with its value, and where the values came from."""
+    """The value of every key, and the origin of the values."""
 
     given: GivenKeys = field(compare=False, repr=False)
     filled_in: tuple[str, ...] = field(compare=False, repr=False)
@@ -28,27 +29,29 @@ class _Complete(Keys):
 
 @dataclass(frozen=True, init=False)
 class Workload(_Complete):
-    """What is trained and how; every key is checked, and absent ones get the documented default.
+    """A model and how it is trained. Every key is checked; absent keys get the documented default.
 
     Immutable and hashable. ``None`` for a key means that it was not given. The keys are those of
     :class:`predictor.workload.keys.Keys`.
 
     Attributes:
-        given: the keys that were given, as they were.
-        filled_in: names of the keys that were given neither by the user nor by their DeepSpeed config.
+        given: the keys that the user gave, with their values.
+        filled_in: names of the keys that neither the user nor the DeepSpeed config gave.
 
     Raises:
-        InputError: a value that makes no sense, is not supported yet, or contradicts another.
+        InputError: a value is invalid, is not supported yet, or contradicts another key.
     """
 
     def __init__(self, given: GivenKeys | None = None, /, **keys: Any) -> None:
+        if given is not None and not isinstance(given, GivenKeys):
+            raise TypeError('Workload takes keywords only, as in Workload(model="llava-1.5-7b", sequence_length=2048)')
         _check_keywords(keys)
         given = GivenKeys.read(keys) if given is None else given
-        case = given.completed()
-        contradictions.check(case, contradictions.CONTRADICTIONS)
-        super().__init__(**case.values, given=given, filled_in=tuple(
-            name for name in KEYS if (name not in case.given or name in given.by_model)
-            and modes.has(case["mode"], name)))
+        draft = given.completed()
+        contradictions.check(draft, contradictions.CONTRADICTIONS)
+        super().__init__(**draft.values, given=given, filled_in=tuple(
+            name for name in KEYS if (name not in draft.explicit_keys or name in given.by_model)
+            and modes.has(draft["mode"], name)))
 
     @property
     def deepspeed_name(self) -> str:
@@ -57,17 +60,19 @@ class Workload(_Complete):
 
     @property
     def source(self) -> Source | None:
-        """Where the values came from, if they were read from a framework's own configuration."""
+        """Origin of the values, if they were read from a framework's own configuration."""
         return self.given.source
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[Any, Any], source: str | Callable[[str], str] = "") -> Workload:
-        """A workload from plain data.
+        """Builds a workload from plain data.
 
         Args:
             mapping: keys of the class to values; null means not given.
-            source: where the values come from, put in front of messages: a file's name, or a
-                function of the key.
+            source: prefix of error messages: a file's name, or a function that maps a key to its place.
+
+        Raises:
+            InputError: an unknown key, or as :class:`Workload`.
         """
         label = source if callable(source) else lambda name: f"{source}: {name}" if source else name
         check_names(mapping, "" if callable(source) else source)
@@ -78,29 +83,38 @@ class Workload(_Complete):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Workload:
-        """A workload from a YAML or JSON file with the same keys."""
-        return cls.from_mapping(read_mapping(path, "the workload"), source=show(os.fspath(path), 200)[1:-1])
+        """Builds a workload from a YAML or JSON file with the same keys.
+
+        Raises:
+            InputError: the file cannot be read, or as :meth:`from_mapping`.
+        """
+        return cls.from_mapping(read_mapping(path, "the workload"), source=quoted(os.fspath(path), 200)[1:-1])
 
     def replace(self, **changes: Any) -> Workload:
-        """This workload with some keys given anew (None: not given); what :meth:`fill` set is forgotten."""
+        """This workload with some keys changed (None: not given). Values that :meth:`fill` set are dropped."""
         _check_keywords(changes)
         return type(self)(self.given.changed(changes))
 
     def read_from(self, source: Source | None) -> Workload:
-        """The same workload, which knows where its values came from."""
+        """This workload with the origin of its values."""
         return type(self)(replace(self.given, source=source))
 
     def fill(self, **values: Any) -> Workload:
-        """This workload with keys that only the model could settle; they stay listed in ``filled_in``."""
+        """This workload with keys whose default depends on the model; they stay listed in ``filled_in``."""
         return type(self)(self.given.settled({key: value for key, value in values.items() if key in self.filled_in}))
 
     def resolved(self) -> dict[str, Any]:
-        """Every key of its mode with its value, defaults included, as plain data: a valid workload file again."""
+        """All keys of its mode with their values and defaults, as plain data: the content of a workload file."""
         return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name)}
 
 
+Workload.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # which help() and editors show
+    [inspect.Parameter(key.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=key.type)
+     for key in fields(Keys)])
+
+
 def _check_keywords(keys: Mapping[str, Any]) -> None:
-    """A keyword that no workload has is a mistake in Python code, as with any other class."""
+    """Raises TypeError for an unknown keyword, as any other class does: it is a mistake in Python code."""
     for name in keys:
         if name not in KEYS:
             raise TypeError(f"Workload.__init__() got an unexpected keyword argument '{name}'")

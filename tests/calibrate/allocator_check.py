@@ -54,12 +54,12 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=1_000, help="number of the first one; the tests run 0 to 599")
 
 
-def jobs(given: Namespace) -> list[Sequences]:
-    each = -(-given.sequences // len(COMPLETIONS))
-    return [Sequences(completion, given.first + number * each, each) for number, completion in enumerate(COMPLETIONS)]
+def jobs(args: Namespace) -> list[Sequences]:
+    each = -(-args.sequences // len(COMPLETIONS))
+    return [Sequences(completion, args.first + number * each, each) for number, completion in enumerate(COMPLETIONS)]
 
 
-def measure(jobs: list[Sequences], given: Namespace) -> Found:
+def measure(jobs: list[Sequences], args: Namespace) -> Found:
     """Both sides of each, compared after every event."""
     found = Found({}, [])
     with Progress(console=Console(stderr=True)) as progress:
@@ -78,10 +78,10 @@ def measure(jobs: list[Sequences], given: Namespace) -> Found:
     return found
 
 
-def table(found: Found, given: Namespace) -> Outcome:
+def table(found: Found, args: Namespace) -> Outcome:
     """How often each setting was played, and what differed."""
     record = {"measured_on": "emulated", "gpu": "h100-80gb", "date": datetime.now(timezone.utc).date().isoformat(),
-              "command": f"python scripts/check.py allocator --sequences {given.sequences} --first {given.first}",
+              "command": f"python scripts/check.py allocator --sequences {args.sequences} --first {args.first}",
               "torch": version("torch"), "python": platform.python_version(), "by_completion": found.rows,
               "differences": found.differences}
     return Outcome({"differences": len(found.differences)}, {PAGE: json.dumps(record, indent=1) + "\n"},

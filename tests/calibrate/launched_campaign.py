@@ -1,4 +1,4 @@
-"""What torchrun starts in ``test_campaign_launched``: a campaign of a tiny job on an emulated GPU for each rank.
+"""The script that torchrun starts in ``test_campaign_launched``: a tiny campaign, one emulated GPU per rank.
 
     torchrun --nproc-per-node 2 tests/calibrate/launched_campaign.py MODEL MEASUREMENTS
 """
@@ -14,10 +14,10 @@ from calibrate.campaign import measured_job, torchrun
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, opened
 from calibrate.job.single_rank import LAUNCHED
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.records.record import MeasuredOn
 
-WHERE = Where("h100-80gb", MeasuredOn.EMULATED)
+WHERE = MeasuringDevice("h100-80gb", MeasuredOn.EMULATED)
 
 
 def jobs(model: str) -> list[Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.learn.recorded_job import Recorded
+from calibrate.learn.recorded_job import RecordedJob
 from predictor.events.events import FACTORS, Factor
 from predictor.events.sizes import Shape
 
@@ -12,7 +12,7 @@ ABOUT = {"measured_on": "emulated", "gpu": "h100-80gb", "capacity_bytes": 80 << 
          "software": {"torch": "2.11.0+cu130", "transformers": None, "deepspeed": None}}
 
 
-def job(batch: int, sequence: int, *, events=None, sizes=None, operators=None, images: int = 0) -> Recorded:
+def job(batch: int, sequence: int, *, events=None, sizes=None, operators=None, images: int = 0) -> RecordedJob:
     """A weight for good, then an activation and a logit that go again, in one step.
 
     Args:
@@ -27,7 +27,7 @@ def job(batch: int, sequence: int, *, events=None, sizes=None, operators=None, i
     moment = [0 if number == 0 else 1 for number in range(len(events))]
     factors = [Factor.PARAMETERS, *[Factor.ACTIVATIONS] * (len(sizes) - 1)]
     live = np.cumsum([k * sizes[b] if abs(k) == 1 else 0 for k, b in events])
-    return Recorded(
+    return RecordedJob(
         shape=Shape(batch, sequence, images), kind=np.array(kind, np.int8), buffer=np.array(buffer, np.int32),
         moment=np.array(moment, np.int8), step=np.array(moment, np.int8), size=np.array(sizes, np.int64),
         stream=np.zeros(len(sizes), np.int8), factor=np.array([FACTORS.index(f) for f in factors], np.int8),

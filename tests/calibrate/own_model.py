@@ -1,4 +1,4 @@
-"""A small model outside transformers, as a user would write it: pictures by a CNN, text by attention."""
+"""A small model outside transformers, as a user would write it: a CNN for pictures, attention for text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What saving a checkpoint takes of the GPU after three steps, as JSON: ``python -m tests.calibrate.saving_job``.
+"""Measures the GPU memory that saving a checkpoint takes: ``python -m tests.calibrate.saving_job``.
 
-The workload comes on stdin; the engine's own calls save it.
+The workload comes on stdin, the result goes to stdout as JSON. The engine's own calls save after three steps.
 """
 
 from __future__ import annotations

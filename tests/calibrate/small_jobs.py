@@ -62,7 +62,7 @@ def measured_and_predicted(asked: Workload) -> tuple[Record, Run, Simulation]:
     """A job on the emulated GPU, its predicted run as the same rank, and that through the simulated allocator."""
     record, job = measure(asked), dispatch.prepare(asked)
     run = job.run(asked.capacity, record.rank)
-    return record, run, survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    return record, run, survival.simulate_run(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
 
 
 SCALARS_BYTES = 64
@@ -73,7 +73,7 @@ def check_predicted(asked: Workload, events: str, *, reserved_off_bytes: int = 0
     """A job on the emulated GPU, whose events complete as said, needs what is predicted of it."""
     job = dispatch.prepare(asked)
     run = job.run(asked.capacity)
-    simulation = survival.play(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
+    simulation = survival.simulate_run(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
     record = measure(asked, events=events)
     if events == "immediate":  # blocks that wait for another stream still count as requested
         assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
-from calibrate.emulator import H100
+from calibrate.emulator import H100, Machine
 from tests.calibrate.small_jobs import BATCH, SEQUENCE
 from tests.predictor.small import small_config
 
@@ -23,17 +23,18 @@ ARGUMENTS = {"per_device_train_batch_size": BATCH, "report_to": [], "save_strate
 FROZEN_TOWER = "model.model.vision_tower.requires_grad_(False)"
 
 
-def train(directory: Path, *, world_size: int | None = None, rank: int = 0, ends: int = 0, errors: int | None = None,
-          max_steps: int = 3, **about: Any) -> DryRun:
+def train(directory: Path, *, world_size: int | None = None, rank: int = 0, machine: Machine = H100, ends: int = 0,
+          errors: int | None = None, max_steps: int = 3, **about: Any) -> DryRun:
     """A few steps of the samples that measured jobs have.
 
     Args:
+        machine: the machine on which it runs.
         ends: the exit code that the script should have.
         errors: file descriptor for its standard error.
         about: what :func:`script` takes.
     """
     path = script(directory, max_steps=max_steps, **about)
-    found = dryrun([sys.executable, str(path)], H100, world_size=world_size, rank=rank,
+    found = dryrun([sys.executable, str(path)], machine, world_size=world_size, rank=rank,
                    streams=Streams(subprocess.DEVNULL, errors))
     assert found.exit_code == ends
     assert ends or found.optimizer_steps == max_steps

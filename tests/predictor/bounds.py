@@ -1,4 +1,4 @@
-"""What tests of hostile files share: nothing may take longer than this, however small the machine."""
+"""The time limit of tests with hostile files."""
 
 from __future__ import annotations
 

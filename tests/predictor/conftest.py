@@ -1,4 +1,4 @@
-"""Fixtures of more than one file."""
+"""Fixtures of the predictor's tests."""
 
 from __future__ import annotations
 

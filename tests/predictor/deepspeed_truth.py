@@ -1,4 +1,4 @@
-"""What the real DeepSpeed allocates on CPU, beside what the engine predicts from a plain step.
+"""Compares the allocations of the real DeepSpeed on CPU with the engine's prediction from a plain step.
 
 Run as a script: reads a JSON list of cases, prints a JSON list of results. Each case runs in a fork of
 its own (process groups are global), after one import. Both sides are recorded by the same dispatch
@@ -76,7 +76,7 @@ def run(case: Case) -> dict:
 
     from predictor.events.sizes import Shape
     from predictor.formula.fit import fit
-    from predictor.trace.module_tracker import Places
+    from predictor.trace.module_tracker import ModuleTracker
     from predictor.trace.recorder import Recorder
     from predictor.trace.trace import record_micro_step
     from tests.predictor.small import facts_of, small_llava
@@ -89,8 +89,8 @@ def run(case: Case) -> dict:
     ids[:, 1:5] = model.config.image_token_id
     batch = {"input_ids": ids, "labels": ids.clone(), "pixel_values": torch.randn(2, 3, 28, 28, dtype=torch.bfloat16)}
     facts = facts_of(small_llava(recipe=case.recipe, device="meta"))
-    record_micro_step(model, batch, Recorder(device="cpu"), Places(model))  # lazily made things first
-    places = Places(model)
+    record_micro_step(model, batch, Recorder(device="cpu"), ModuleTracker(model))  # lazily made things first
+    places = ModuleTracker(model)
     recording = record_micro_step(model, batch, Recorder(places, device="cpu"), places)
     micro = fit([recording], [Shape(2, 16, 2)], [p.name for p in facts.parameters])
     return {"case": asdict(case), "true": _deepspeed(case, model, batch), "predicted": _predicted(case, micro, facts)}

@@ -1,4 +1,4 @@
-"""The scripts of explore's page in V8, without a browser."""
+"""Runs the scripts of an explore page in V8, without a browser."""
 
 from __future__ import annotations
 

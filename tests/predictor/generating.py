@@ -1,4 +1,4 @@
-"""Small models, and what their tests of inference ask of them."""
+"""Small models and helpers for the tests of inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories for tests: recorded ones that are kept, and hand-made ones from the simulation."""
+"""Memory histories for tests: recorded ones, and hand-made ones from the simulation."""
 
 from __future__ import annotations
 

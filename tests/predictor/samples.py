@@ -47,7 +47,7 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
     verdict = None if capacity is None else "fits" if capacity >= allocated else "does_not_fit"
     result = Prediction(
         workload=asked.resolved(), filled_in=asked.filled_in,
-        peak_requested=Bound(43 * GIB), peak_allocated=Bound(allocated), peak_reserved=Bound(45 * GIB), peak_device=None,
+        requested=Bound(43 * GIB), allocated=Bound(allocated), reserved=Bound(45 * GIB), device=None,
         fragmentation_bytes=GIB, capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - 45 * GIB, verdict=verdict,
         out_of_memory=OutOfMemory(Moment.FORWARD, "lm_head", "aten::mm", 1, 7, GIB, 22 * GIB, 23 * GIB)
         if verdict == "does_not_fit" else None,

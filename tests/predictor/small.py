@@ -21,7 +21,7 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
     import torch
     from transformers import AutoConfig, LlavaForConditionalGeneration
 
-    from predictor.model.parser import select
+    from predictor.model.parser import select_trainable
 
     document = small_config(**text)
     config = AutoConfig.for_model(document.pop("model_type"), **document)
@@ -29,7 +29,7 @@ def small_llava(*, recipe: str = "finetune", device: str = "meta", attn_implemen
         model = LlavaForConditionalGeneration._from_config(config, dtype=torch.bfloat16,
                                                            attn_implementation=attn_implementation)
     model.train()
-    select(model, recipe)
+    select_trainable(model, recipe)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Answer the requests of the replay set again, and compare with what was recorded.
+"""Repeat the requests of the replay set and compare the answers with the recorded ones.
 
     python scripts/check.py replay                       # those that shipped formulas answer (minutes)
     python scripts/check.py replay --all                 # also those that trace or run jobs (half an hour on two cores)

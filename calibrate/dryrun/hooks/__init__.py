@@ -1,7 +1,7 @@
-"""What a dry run puts into the user's process: a watcher of its memory, and the ranks that do not exist.
+"""Hooks of a dry run inside the user's process: a watcher of its memory, and stand-ins for the other ranks.
 
-``import torch`` calls :func:`start` through an entry point (``autoload/``) that is only on the path
-of processes that ``calibrate.dryrun.dryrun`` started. The script is not touched and need not know.
+``import torch`` calls :func:`start` through an entry point (``autoload/``). The entry point is only on the path of
+processes that ``calibrate.dryrun.dryrun`` starts. The script stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import os
 
 SETTING = "PEAKCAST_DRYRUN"
-"""JSON of :class:`calibrate.dryrun.dryrun.Settings`; present in no process that was not started for a dry run."""
+"""Environment variable with the JSON of :class:`calibrate.dryrun.dryrun.Settings`; set only in processes of a dry run.
+"""
 
 _started = False
 
 
 def start() -> None:
-    """Watch this process from now on; nothing happens without the setting, off the emulated GPU, or twice."""
+    """Watch this process from now on. Does nothing without the setting, on a real GPU, or when called again."""
     global _started
     from calibrate.emulator import is_emulated
 

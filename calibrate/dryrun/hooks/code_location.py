@@ -1,4 +1,4 @@
-"""Where the script was: phases that PyTorch's own hooks tell, and lines of the user's code."""
+"""Locates the running code: stacks, and the innermost line of the user's own code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import FrameType
 
 ROOT = Path(__file__).parents[3]
 NOT_THE_USERS = tuple(os.path.realpath(path) + os.sep for path in {
-    ROOT / "calibrate", ROOT / "predictor",
+    str(ROOT / "calibrate"), str(ROOT / "predictor"),
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py",
          "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
          "calibrate/dryrun/hooks/", "calibrate/job/outermost_backward.py")
-"""Parts of paths whose frames say nothing about where one is."""
+"""Parts of paths whose frames do not help to locate the code."""
 NOT_PYTHON = ("??", ".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".S")
-"""Ends of file names of frames that are in a history only where the script asked for those of C++, too."""
+"""Suffixes of files of C++ frames, which are in a history only if the script asked for them."""
 MOST_FRAMES = 8
 
 Frame = tuple[str, int, str]
@@ -29,7 +29,7 @@ Frame = tuple[str, int, str]
 
 @lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
-    """Whether a file is neither PyTorch's, Python's, an installed package's nor ours."""
+    """Whether a file belongs to the user: not to PyTorch, Python, an installed package or peakcast."""
     if filename.startswith("<") or not filename:
         return False
     return not os.path.realpath(filename).startswith(NOT_THE_USERS) and "site-packages" not in filename
@@ -45,29 +45,30 @@ def stack(frame: FrameType | None) -> list[Frame]:
 
 
 def recorded(frames: Iterable[dict]) -> list[Frame]:
-    """The same from an entry of PyTorch's memory history."""
+    """The Python frames of an entry of PyTorch's memory history, innermost first."""
     return [(frame["filename"], frame["line"], frame["name"]) for frame in frames
             if frame["filename"] and not frame["filename"].endswith(NOT_PYTHON)]
 
 
 def useful(frames: list[Frame]) -> list[Frame]:
-    """The innermost frames that say something, and the user's innermost line among them."""
-    told = [frame for frame in frames if not any(part in frame[0].replace("\\", "/") for part in NOISE)]
-    line = users_line(told)
-    kept = told[:MOST_FRAMES]
-    return kept if line is None or line in kept else [*kept[:-1], line]
+    """The innermost helpful frames, with the user's innermost line among them."""
+    helpful = [frame for frame in frames if not any(part in frame[0].replace("\\", "/") for part in NOISE)]
+    line = users_line(helpful)
+    innermost = helpful[:MOST_FRAMES]
+    return innermost if line is None or line in innermost else [*innermost[:-1], line]
 
 
 def users_line(frames: list[Frame]) -> Frame | None:
-    """The innermost frame of the user's code."""
+    """The innermost frame in the user's code, or None."""
     return next((frame for frame in frames if is_users(frame[0])), None)
 
 
 def calling_line(depth: int = 2) -> Frame | None:
-    """The user's line that is running now."""
+    """The user's line that is running now, or None."""
     return users_line(stack(sys._getframe(depth)))
 
 
 def main_thread_stack() -> list[Frame]:
-    """Where the main thread is, from whatever thread asks."""
-    return stack(sys._current_frames().get(threading.main_thread().ident))
+    """The stack of the main thread, from whatever thread calls."""
+    identifier = threading.main_thread().ident
+    return stack(sys._current_frames().get(identifier) if identifier is not None else None)

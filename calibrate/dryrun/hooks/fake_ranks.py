@@ -1,7 +1,7 @@
-"""One process in place of many: ``torch.distributed`` answers as if the other ranks were there.
+"""Makes ``torch.distributed`` in one process behave as if the other ranks existed.
 
-Tensors on the GPU go to PyTorch's real NCCL process group over the emulated GPU's NCCL, which moves
-nothing; tensors on the CPU to PyTorch's ``fake`` one. Objects come back as they went in.
+Tensors on the GPU go to PyTorch's real NCCL process group over the emulated GPU's NCCL, which moves no data. Tensors on
+the CPU go to PyTorch's ``fake`` process group. Gathered and scattered objects are this process's own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 BACKENDS = "cpu:fake,cuda:nccl"
 MOST_GROUPS = 256
 UNIQUE_ID = bytes(128)
-"""ncclUniqueId (nccl.h): the first rank of a group leaves one in the store for the others."""
+"""A ncclUniqueId (nccl.h). The first rank of a group puts one into the store for the others."""
 
 
 def pretend(rank: int, world_size: int) -> None:
-    """Every process group of this process is of ``world_size`` ranks, and this one is ``rank``."""
+    """Make every process group have ``world_size`` ranks, with this process as ``rank``."""
     os.environ |= variables(rank, world_size)
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as module
@@ -36,14 +36,15 @@ def pretend(rank: int, world_size: int) -> None:
 
 
 def _init_process_group(original: Callable, rank: int, world_size: int) -> Callable:
-    """Makes the default group of all ranks, whatever the script asks for."""
+    """A function that makes the default group of all ranks, whatever backend the script names."""
     def init_process_group(*_, group_name="", **__):
-        import torch.distributed as dist
-        import torch.testing._internal.distributed.fake_pg  # noqa: F401  makes the backend known
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
+        from torch._C._distributed_c10d import HashStore
 
-        store = dist.HashStore()
-        for group in range(MOST_GROUPS):  # keys as ProcessGroupNCCL composes them: default group, then subgroups
-            store.set(f"0//{group}//cuda//0" if group else "0//cuda//0", UNIQUE_ID)
+        store = HashStore()
+        for group in range(MOST_GROUPS):  # ProcessGroupNCCL's keys: default group, then subgroups
+            key = f"0//{group}//cuda//0" if group else "0//cuda//0"
+            store.set(key, UNIQUE_ID)  # type: ignore[arg-type]  # the binding takes bytes, too
         original(BACKENDS, store=store, rank=rank, world_size=world_size, group_name=group_name)
         from calibrate.job.single_rank import agree
 
@@ -53,7 +54,7 @@ def _init_process_group(original: Callable, rank: int, world_size: int) -> Calla
 
 
 def _new_group(original: Callable) -> Callable:
-    """Makes any further group of our backends."""
+    """A function that makes further groups with our backends."""
     def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
         return original(ranks, timeout, None if backend is None else BACKENDS, *arguments, **options)
 
@@ -70,7 +71,7 @@ def _gather_object(obj, object_gather_list=None, *_, **__):
 
 
 def _scatter_object_list(rank: int) -> Callable:
-    """Hands out this rank's object where the script has a list of them."""
+    """A function that returns this rank's object if the script has a list of them."""
     def scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, *_, **__):
         if scatter_object_input_list:
             scatter_object_output_list[0] = scatter_object_input_list[rank % len(scatter_object_input_list)]
@@ -79,10 +80,10 @@ def _scatter_object_list(rank: int) -> Callable:
 
 
 def _nothing(*_, **__):
-    """Stands for what only waits for others, or sends them an object."""
+    """Replaces functions that only wait for other ranks or send objects."""
 
 
 def variables(rank: int, world_size: int) -> dict[str, str]:
-    """What a launcher would set: every rank on a node of its own, as the process sees one GPU."""
+    """Environment variables of a launcher: each rank on a node of its own, because the process sees one GPU."""
     return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "GROUP_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -1,8 +1,8 @@
-"""The whole memory history of a script, with moments as ``peakcast measure`` has them.
+"""Records the whole memory history of a script, with the moments of ``peakcast measure``.
 
-PyTorch's hooks tell when a backward begins and ends and when an optimizer steps. What lies between the end of a
-backward and the next model that runs (clipping, the step, gradients set to None) is the optimizer step; what comes
-after the optimizer's step, and what follows a backward that no step followed, the next forward.
+PyTorch's hooks show the begin and end of a backward and of an optimizer's step. The time from the end of a backward to
+the end of the optimizer's step (clipping, the step), or to the next model call if no step follows, counts as the
+optimizer step. The time after it counts as the next forward.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calibrate.dryrun.hooks.recording import Recording
 from predictor.events.events import Moment
 
 
-class Whole:
+class FullHistory:
     """Records from :meth:`begin` to :meth:`save`."""
 
     def __init__(self, path: str, recording: Recording) -> None:
@@ -23,7 +23,7 @@ class Whole:
         self._step = 1
 
     def begin(self) -> None:
-        """The device is there; more calls do nothing."""
+        """Start recording when the device is initialised. Further calls do nothing."""
         if self._history is None:
             from calibrate.job.history import History
 
@@ -31,7 +31,7 @@ class Whole:
             self._history.follow(None, self._model_runs)
 
     def enter(self, moment: str, step: int, backward_since_step: bool) -> None:
-        """What the watcher marks: ``other`` is between two moments."""
+        """Enter the moment that the watcher marks. ``other`` is the time between two moments."""
         if moment == "other":
             moment = Moment.OPTIMIZER_STEP if backward_since_step else Moment.FORWARD
         self._step = step

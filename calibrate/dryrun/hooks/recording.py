@@ -1,8 +1,9 @@
-"""PyTorch's memory history for two: the dry run, which needs all of it, and the script, which may ask for its own.
+"""Shares PyTorch's memory history between the dry run, which needs all of it, and the script, which may use it too.
 
-PyTorch keeps one history of a device, and whoever records anew changes or empties it (torch 2.11,
-c10/cuda/CUDACachingAllocator.cpp, ``recordHistory``). So the real one is the dry run's, and is emptied at every look.
-What the script asked for is kept from it before, and the script's calls are answered from there.
+PyTorch keeps one history per device, and a new recording changes or empties it (torch 2.11,
+c10/cuda/CUDACachingAllocator.cpp, ``recordHistory``). So the real history belongs to the dry run, which empties it each
+time it reads it. Before that, the entries that the script asked for are copied, and the script's calls are answered
+from the copies.
 """
 
 from __future__ import annotations
@@ -17,162 +18,167 @@ import torch
 from calibrate.job import outermost_backward
 
 DEVICE = 0
-"""A dry run shows its process one GPU."""
+"""Index of the only GPU that a dry run shows to its process."""
 OURS = (str(Path(__file__).parent), outermost_backward.__file__)
-"""Where the files are whose frames are on the stack only because it is a dry run."""
-GIVEN = ("alloc", "segment_alloc", "segment_map")
-"""What begins the life of a block or a segment."""
+"""Files whose frames are on the stack only because of the dry run."""
+ALLOCATING = ("alloc", "segment_alloc", "segment_map")
+"""Actions that begin the life of a block or a segment."""
 
 
-class Asked(NamedTuple):
+class HistoryRequest(NamedTuple):
     """Arguments of ``torch._C._cuda_record_memory_history``, in its order."""
 
     enabled: str | None
     context: str | None
     stacks: str
-    most: int
+    max_entries: int
     clear: bool = False
     compile_context: bool = False
     annotations: bool = False
-    skipped: tuple[str, ...] | list[str] = ()
+    skip_actions: tuple[str, ...] | list[str] = ()
 
 
-OWN = Asked("all", "alloc", "python", sys.maxsize)
+OWN_REQUEST = HistoryRequest("all", "alloc", "python", sys.maxsize)
 
 
 class Ring:
-    """The last so many entries, as PyTorch's ``RingBuffer`` keeps them."""
+    """The latest entries up to a number, as PyTorch's ``RingBuffer`` keeps them."""
 
     def __init__(self) -> None:
-        self._kept: list[dict] = []
-        self._next, self._most = 0, 1
+        self._entries: list[dict] = []
+        self._next, self._capacity = 0, 1
 
-    def begin(self, most: int, clear: bool) -> None:
-        """Keep so many from now on; a smaller number drops nothing, as with PyTorch's."""
-        self._most = max(most, 1)
+    def begin(self, max_entries: int, clear: bool) -> None:
+        """Set the largest number of entries. As in PyTorch, a smaller number drops nothing."""
+        self._capacity = max(max_entries, 1)
         if clear:
-            self._kept, self._next = [], 0
+            self._entries, self._next = [], 0
 
     def add(self, entry: dict) -> None:
-        """One entry, in place of the oldest if there is no room."""
-        if len(self._kept) < self._most:
-            self._kept.append(entry)
+        """Add an entry; if the ring is full, it replaces the oldest."""
+        if len(self._entries) < self._capacity:
+            self._entries.append(entry)
         else:
-            self._kept[self._next] = entry
-            self._next = (self._next + 1) % self._most
+            self._entries[self._next] = entry
+            self._next = (self._next + 1) % self._capacity
 
     def __iter__(self) -> Iterator[dict]:
-        yield from self._kept[self._next:]
-        yield from self._kept[:self._next]
+        yield from self._entries[self._next:]
+        yield from self._entries[:self._next]
 
 
 class Recording:
-    """Records from :meth:`begin` on; the script's calls are answered from the beginning.
+    """Records from :meth:`begin` on. The script's calls are answered as soon as this object exists.
 
     Args:
-        look: calls :meth:`take`, before the script reads its history or changes what is recorded.
-        whole: whether everything is kept for :meth:`end`.
+        look: calls :meth:`take` before the script reads its history or changes the recording.
+        keep_all: whether to keep everything for :meth:`end`.
     """
 
-    def __init__(self, look: Callable[[], None], whole: bool = False) -> None:
+    def __init__(self, look: Callable[[], None], keep_all: bool = False) -> None:
         self._look = look
-        self._everything: list[dict] | None = [] if whole else None
-        self._asked: Asked | None = None
+        self._all_entries: list[dict] | None = [] if keep_all else None
+        self._script_request: HistoryRequest | None = None
         self._script, self._annotations = Ring(), Ring()
-        self._unseen: set[tuple[bool, int]] | None = None  # whose stacks the script did not ask for; None: all
-        self._record, self._snapshot = torch._C._cuda_record_memory_history, torch._C._cuda_memorySnapshot
-        torch._C._cuda_record_memory_history = self._asks
-        torch._C._cuda_record_memory_history_legacy = self._asks_as_of_old
-        torch._C._cuda_memorySnapshot = self._reads
-        torch._C._cuda_isHistoryEnabled = lambda: self._asked is not None
+        # keys of allocations that have no stack for the script; None: all
+        self._without_stack: set[tuple[bool, int]] | None = None
+        bindings: Any = torch._C
+        self._record: Callable[..., None] = bindings._cuda_record_memory_history
+        self._snapshot: Callable[..., dict[str, Any]] = bindings._cuda_memorySnapshot
+        bindings._cuda_record_memory_history = self._record_for_script
+        bindings._cuda_record_memory_history_legacy = self._record_for_script_legacy
+        bindings._cuda_memorySnapshot = self._snapshot_for_script
+        bindings._cuda_isHistoryEnabled = lambda: self._script_request is not None
 
-    # what the dry run asks ----------------------------------------------------------------------
+    # calls of the dry run -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Record with nothing in the history: as much as the dry run and the script need together."""
-        wants = self._asked or OWN
-        if self._everything is not None:  # every stack is to be of the same kind
-            wants = wants._replace(context=OWN.context, stacks=OWN.stacks)
-        elif wants.context != "all":
-            wants = wants._replace(context=OWN.context)
-        self._record(*wants._replace(enabled="all", most=sys.maxsize, clear=True, skipped=[]))
+        """Start with an empty history, with all the details that the dry run and the script need together."""
+        request = self._script_request or OWN_REQUEST
+        if self._all_entries is not None:  # every entry needs the same type of stack
+            request = request._replace(context=OWN_REQUEST.context, stacks=OWN_REQUEST.stacks)
+        elif request.context != "all":
+            request = request._replace(context=OWN_REQUEST.context)
+        self._record(*request._replace(enabled="all", max_entries=sys.maxsize, clear=True, skip_actions=[]))
 
-    def take(self, wanted: bool) -> list[dict]:
-        """What was recorded since the last call, if it is wanted; the history is empty then."""
-        if not wanted and self._unseen is None and self._everything is None:
+    def take(self, needed: bool) -> list[dict]:
+        """The entries since the last call, if ``needed``. Empties the history."""
+        if not needed and self._without_stack is None and self._all_entries is None:
             self.begin()
             return []
-        found = self._snapshot(None)
+        snapshot = self._snapshot(None)
         self.begin()
-        trace = found["device_traces"][DEVICE]
-        if self._everything is not None:
-            self._everything += trace
-        if self._unseen is not None:
-            self._keep(trace)
-        if self._asked is not None:
-            for annotation in found["external_annotations"]:
+        trace = snapshot["device_traces"][DEVICE]
+        if self._all_entries is not None:
+            self._all_entries += trace
+        if self._without_stack is not None:
+            self._copy_for_script(trace, self._without_stack)
+        if self._script_request is not None:
+            for annotation in snapshot["external_annotations"]:
                 self._annotations.add(annotation)
         return trace
 
     def end(self) -> dict[str, Any]:
-        """What ``torch.cuda.memory._snapshot()`` would be if nobody had emptied or changed the history."""
+        """The snapshot as if nobody had emptied or changed the history (``torch.cuda.memory._snapshot()``)."""
         self.take(True)
-        found = self._snapshot(None)
-        found["device_traces"][DEVICE] = self._everything
-        return found
+        snapshot = self._snapshot(None)
+        snapshot["device_traces"][DEVICE] = self._all_entries
+        return snapshot
 
-    # what the script asks -----------------------------------------------------------------------
+    # calls of the script ------------------------------------------------------------------------
 
-    def _asks(self, *arguments: Any) -> None:
+    def _record_for_script(self, *arguments: Any) -> None:
         torch.cuda.init()
         self._look()
-        if self._unseen is None:
-            self._unseen = {key for key, _ in _held(self._snapshot(None)["segments"])}
-        asked = Asked(*arguments)
+        if self._without_stack is None:
+            self._without_stack = {key for key, _ in _segments_and_blocks(self._snapshot(None)["segments"])}
+        request = HistoryRequest(*arguments)
         try:
-            self._record(*asked)  # which says what is wrong with them
-            self._asked = None if asked.enabled is None else asked
+            self._record(*request)  # raises an error for invalid arguments
+            self._script_request = None if request.enabled is None else request
+            max_entries = request.max_entries if request.enabled == "all" else 1
             for ring in (self._script, self._annotations):
-                ring.begin(asked.most if asked.enabled == "all" else 1, asked.clear or asked.enabled is None)
+                ring.begin(max_entries, request.clear or request.enabled is None)
         finally:
             self.begin()
 
-    def _asks_as_of_old(self, enabled: bool, record_context: bool, most: int, trace_context: bool, cpp: bool,
-                        *rest: Any) -> None:
-        """The function before torch 2.1, with booleans for words."""
+    def _record_for_script_legacy(self, enabled: bool, record_context: bool, max_entries: int, trace_context: bool,
+                                  cpp: bool, *rest: Any) -> None:
+        """The function from before torch 2.1, with booleans instead of strings."""
         context = "alloc" if trace_context else "state" if record_context else None
-        self._asks("all" if enabled else None, context, "all" if cpp else "python", most, *rest)
+        self._record_for_script("all" if enabled else None, context, "all" if cpp else "python", max_entries, *rest)
 
-    def _reads(self, *arguments: Any) -> dict[str, Any]:
+    def _snapshot_for_script(self, *arguments: Any) -> dict[str, Any]:
         if not torch.cuda.is_initialized():
             return self._snapshot(*arguments)
         self._look()
-        found = self._snapshot(*arguments)
-        for key, part in _held(found["segments"]):
-            part["frames"] = [] if self._unseen is None or key in self._unseen else _without_ours(part["frames"])
-        if found["device_traces"]:
-            found["device_traces"][DEVICE] = [dict(entry) for entry in self._script]
-            found["external_annotations"] = [dict(annotation) for annotation in self._annotations]
-        return found
+        snapshot = self._snapshot(*arguments)
+        unseen = self._without_stack
+        for key, part in _segments_and_blocks(snapshot["segments"]):
+            part["frames"] = [] if unseen is None or key in unseen else _without_ours(part["frames"])
+        if snapshot["device_traces"]:
+            snapshot["device_traces"][DEVICE] = [dict(entry) for entry in self._script]
+            snapshot["external_annotations"] = [dict(annotation) for annotation in self._annotations]
+        return snapshot
 
-    def _keep(self, trace: Iterable[dict]) -> None:
-        """What the script asked for of a stretch, as PyTorch would have recorded it for the script alone."""
-        context = self._asked.context if self._asked else None
+    def _copy_for_script(self, trace: Iterable[dict], without_stack: set[tuple[bool, int]]) -> None:
+        """Copy the entries that the script asked for, in the form in which PyTorch would have recorded them for it."""
+        context = self._script_request.context if self._script_request else None
         for entry in trace:
             key = entry["action"].startswith("segment"), entry.get("addr", 0)
-            if entry["action"] in GIVEN:
-                (self._unseen.discard if context else self._unseen.add)(key)
-            if self._asked is None or entry["action"] in self._asked.skipped:
+            if entry["action"] in ALLOCATING:
+                (without_stack.discard if context else without_stack.add)(key)
+            if self._script_request is None or entry["action"] in self._script_request.skip_actions:
                 continue
             entry = dict(entry)
             frames = entry.pop("frames", None)
-            if frames is not None and (context == "all" or context == "alloc" and key not in self._unseen):
+            if frames is not None and (context == "all" or context == "alloc" and key not in without_stack):
                 entry["frames"] = _without_ours(frames)
             self._script.add(entry)
 
 
-def _held(segments: list[dict]) -> Iterator[tuple[tuple[bool, int], dict]]:
-    """Segments and the blocks in them, each with what it is known by."""
+def _segments_and_blocks(segments: list[dict]) -> Iterator[tuple[tuple[bool, int], dict]]:
+    """Segments and their blocks, each with a key that identifies it."""
     for segment in segments:
         yield (True, segment["address"]), segment
         for block in segment["blocks"]:

@@ -1,9 +1,9 @@
-"""Watches one process of a dry run: its peaks, where they were, and every refusal of memory.
+"""Watches one process of a dry run: its peaks, their location in the code, and every failed allocation.
 
-PyTorch's memory history is kept from one optimizer step to the next. If a step made a new peak, the
-history is played back to find the allocation that made it; then it is dropped, so that a long run
-stays small. What the script records for itself is kept apart (:mod:`calibrate.dryrun.hooks.recording`).
-The report file is rewritten, whole, whenever it has changed.
+PyTorch's memory history is kept from one optimizer step to the next. If a step made a new peak, the history is searched
+for the allocation that made it. Then the history is dropped, so that it stays small in a long run. The script's own
+recording is kept apart (:mod:`calibrate.dryrun.hooks.recording`). The report file is rewritten as a whole whenever it
+changes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 
 from calibrate.dryrun.hooks import code_location, torch_compile
-from calibrate.dryrun.hooks.full_history import Whole
+from calibrate.dryrun.hooks.full_history import FullHistory
 from calibrate.dryrun.hooks.recording import DEVICE, Recording
 from calibrate.job import device, outermost_backward
 from calibrate.job.peaks import COUNTERS, Counters
 
 
 class Mark(NamedTuple):
-    """From here on it is ``moment`` of optimizer step ``step``; ``line`` is the user's line that began it."""
+    """The begin of ``moment`` of optimizer step ``step``; ``line`` is the user's line that began it."""
 
     time_us: int
     moment: str
@@ -41,12 +41,12 @@ class Where:
     """One point of the run.
 
     Attributes:
-        moment: ``init`` (before the first backward, outside any forward), ``forward``, ``backward``,
-            ``optimizer_step`` or ``other``.
-        step: of the optimizer, from 1; 0 in ``init``.
-        requested_bytes: alive then.
-        frames: of the Python stack, innermost first.
-        line: the innermost of the user's code.
+        moment: ``init`` (before the first backward, outside any forward), ``forward``, ``backward``, ``optimizer_step``
+            or ``other``.
+        step: optimizer step, from 1; 0 in ``init``.
+        requested_bytes: requested bytes alive at this point.
+        frames: Python stack, innermost frame first.
+        line: the innermost frame in the user's code.
     """
 
     moment: str
@@ -58,7 +58,8 @@ class Where:
 
 @dataclass
 class Report:
-    """What one process leaves (JSON), in bytes. ``peaks`` by the names of :data:`calibrate.job.peaks.COUNTERS`."""
+    """The JSON report of one process; sizes in bytes. ``peaks`` has the names of :data:`calibrate.job.peaks.COUNTERS`.
+    """
 
     pid: int
     argv: list[str]
@@ -78,20 +79,22 @@ class Report:
 
 
 def start(directory: str, optimizer_steps: int | None, *, history: bool = False) -> None:
-    """Begin as soon as the process first uses its GPU; with ``history`` all of it is kept and left, too."""
+    """Begin when the process first uses its GPU. With ``history``, the whole memory history is kept and written, too.
+    """
     watcher = Watcher(directory, optimizer_steps, history)
     torch.cuda._lazy_call(watcher.begin)
     torch_compile.refuse(watcher.refuse)
 
 
 class Watcher:
-    """See the module; one a process."""
+    """Watches this process; there is one per process."""
 
     def __init__(self, directory: str, optimizer_steps: int | None, history: bool = False) -> None:
         self._path = os.path.join(directory, f"{os.getpid()}.json")
-        self._recording = Recording(self._look_back, whole=history)
-        self._whole = Whole(os.path.join(directory, f"{os.getpid()}.pickle"), self._recording) if history else None
-        self._looking = threading.RLock()  # a thread of the script's may read the history
+        self._recording = Recording(self._look_back, keep_all=history)
+        history_path = os.path.join(directory, f"{os.getpid()}.pickle")
+        self._full_history = FullHistory(history_path, self._recording) if history else None
+        self._lock = threading.RLock()  # another thread of the script may read the history
         self._limit = optimizer_steps
         self._pid = os.getpid()
         self._report = Report(os.getpid(), list(getattr(sys, "orig_argv", sys.argv)))
@@ -99,7 +102,7 @@ class Watcher:
         self._live = 0
         self._backward_since_step = False
 
-    # what PyTorch calls -----------------------------------------------------------------------
+    # called by PyTorch ------------------------------------------------------------------------
 
     def begin(self) -> None:
         """CUDA has just been initialised in this process."""
@@ -107,28 +110,29 @@ class Watcher:
         properties = torch.cuda.get_device_properties(DEVICE)
         self._report.device, self._report.capacity_bytes = properties.name, properties.total_memory
         self._report.software, self._report.settings = device.software(), device.settings()
-        torch._C._cuda_attach_out_of_memory_observer(self._refused)
+        attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]  # torch's stub lacks it
+        attach(self._out_of_memory)
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         outermost_backward.follow(self._begin_backward, lambda: self._mark("other"))
         self._wrap_excepthook()
-        (self._whole or self._recording).begin()
+        (self._full_history or self._recording).begin()
         atexit.register(self._finish)
 
     def refuse(self, why: str) -> None:
-        """The script is about to do what cannot be followed, and ends here."""
+        """Report why the script cannot be followed; it ends here."""
         self._report.refused = why
         self._write()
 
     def _wrap_excepthook(self) -> None:
         original = sys.excepthook
 
-        def hook(kind, value, traceback):
+        def hook(exception_type, value, traceback):
             text = " ".join(str(value).split())
-            self._report.exception = f"{kind.__name__}: {text}" if text else kind.__name__
-            original(kind, value, traceback)
+            self._report.exception = f"{exception_type.__name__}: {text}" if text else exception_type.__name__
+            original(exception_type, value, traceback)
 
         sys.excepthook = hook
 
@@ -143,13 +147,13 @@ class Watcher:
         self._mark("optimizer_step", self._report.optimizer_steps + self._backward_since_step)
 
     def _after_step(self, *_) -> None:
-        if self._backward_since_step:  # DeepSpeed calls its optimizer once a parameter group
+        if self._backward_since_step:  # DeepSpeed calls its optimizer once per parameter group
             self._backward_since_step = False
             self._report.optimizer_steps += 1
             self._look_back()
         self._mark("other")
 
-    def _refused(self, _device: int, tried: int, _total: int, _free: int) -> None:
+    def _out_of_memory(self, _device: int, tried: int, _total: int, _free: int) -> None:
         live = torch.cuda.memory_stats(DEVICE)["requested_bytes.all.current"]
         where = self._where(self._marks[-1], code_location.main_thread_stack(), live)
         self._report.out_of_memory.append({"tried_to_allocate_bytes": tried, "where": asdict(where)})
@@ -159,13 +163,13 @@ class Watcher:
 
     def _mark(self, moment: str, step: int | None = None) -> None:
         step = self._report.optimizer_steps + 1 if step is None else step
-        if self._whole:
-            self._whole.enter(moment, step, self._backward_since_step)
+        if self._full_history:
+            self._full_history.enter(moment, step, self._backward_since_step)
         self._marks.append(Mark(time.time_ns() // 1000, moment, step, code_location.calling_line()))
 
     def _look_back(self) -> None:
-        """If there was a new peak since the last look, find where; begin a new stretch of history."""
-        with self._looking:
+        """If there is a new peak since the last call, find its location. Then drop the history so far."""
+        with self._lock:
             stats = self._counters.statistics()
             self._report.memory_stats = stats
             self._report.peaks = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
@@ -188,7 +192,7 @@ class Watcher:
         _, moment, step, line = mark
         if moment in ("init", "other") and any(name == "forward" for _, _, name in frames):
             moment, step = "forward", max(step, 1)
-        # autograd's own threads have no Python below them: the line that called backward is the user's
+        # autograd's own threads have no Python frames of the user: take the line that called backward
         return Where(moment, step, live, code_location.useful(frames), code_location.users_line(frames) or line)
 
     # the report -------------------------------------------------------------------------------
@@ -197,8 +201,8 @@ class Watcher:
         if os.getpid() != self._pid:  # a fork that inherited the exit handler
             return
         self._look_back()
-        if self._whole:
-            self._whole.save()
+        if self._full_history:
+            self._full_history.save()
         self._report.finished = True
         self._write()
 
@@ -210,7 +214,10 @@ class Watcher:
 
 
 def highest(trace: list[dict], live: int) -> tuple[int | None, int]:
-    """The allocation after which most requested bytes are alive, and how many; ``live`` before the first entry."""
+    """Index of the allocation after which the most requested bytes are alive, and their number.
+
+    ``live`` bytes are alive before the first entry.
+    """
     at, top = None, -1
     for index, entry in enumerate(trace):
         if entry["action"] == "alloc":

@@ -267,7 +267,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
   (void)start, (void)end;
-  *milliseconds = 1000.0f; /* nothing ran; so long that who repeats a kernel to time it (Triton) does so once */
+  *milliseconds = 1000.0f; /* made up: long enough that a program that times a kernel (Triton) repeats it only once */
   return cudaSuccess;
 }
 

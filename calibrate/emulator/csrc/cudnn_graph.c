@@ -19,7 +19,7 @@ typedef struct {
 typedef struct {
   cudnnBackendDescriptorType_t type;
   int64_t elements; /* of a tensor; */
-  int is_virtual;   /* one inside a graph never lies in memory */
+  int is_virtual;   /* a virtual tensor inside a graph has no memory */
   int64_t reads, writes; /* of an operation: its first input and its output; 0 if virtual */
   Work work;
 } Descriptor;

@@ -265,7 +265,7 @@ int pinned_free(void *pointer) {
 }
 
 /* --- read-backs --------------------------------------------------------- */
-/* What the next read-backs in this thread answer: set by the integer tracker
+/* The values that the next read-backs in this thread return: set by the integer tracker
  * around an operator whose result size depends on data. */
 static __thread const char *answer;
 static __thread const size_t *answer_sizes; /* ends with 0 */
@@ -349,7 +349,7 @@ static unsigned long launches, synchronizations, handles;
 void count_launch(void) { __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED); }
 void synchronize(void) { __atomic_add_fetch(&synchronizations, 1, __ATOMIC_RELAXED); }
 
-/* Handles are told apart, never followed. */
+/* Handles are only compared, never dereferenced. */
 void *new_handle(void) {
   return (void *)(0x1000 + 16 * __atomic_add_fetch(&handles, 1, __ATOMIC_RELAXED));
 }

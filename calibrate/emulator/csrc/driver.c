@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int a_context; /* its address is the one context there is */
+static int a_context; /* its address is the handle of the only context */
 #define CONTEXT ((CUcontext)&a_context)
 
 CUresult cuInit(unsigned int flags) {

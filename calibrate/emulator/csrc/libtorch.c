@@ -1,8 +1,9 @@
 /* The one function of PyTorch that is replaced: "is a Python dispatch mode on?"
  * Operators inside libtorch_cpu.so that ask it avoid in-place updates under a
  * mode, which would change the memory that is being measured. The integer
- * tracker is such a mode and lets every operator run as it is: they are told
- * no. The Python bindings, which hand operators to the mode, get the truth. */
+ * tracker is such a mode and lets every operator run as it is. So these operators
+ * get the answer "no". The Python bindings, which pass operators to the mode, get
+ * the true answer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>

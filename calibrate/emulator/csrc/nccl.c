@@ -38,7 +38,7 @@ static Result create(void **communicator, int ranks) {
   const Injected *injected = &gpu()->injected;
   size_t bytes = injected->nccl_bytes + injected->nccl_bytes_per_rank * (size_t)ranks;
   if (book(current_device(), bytes)) return CUDA_ERROR;
-  Communicator *made = malloc(sizeof *made); /* never freed: it may be asked for errors after its end */
+  Communicator *made = malloc(sizeof *made); /* never freed: a program may query its errors after its end */
   *made = (Communicator){ranks, current_device(), bytes};
   *communicator = made;
   return SUCCESS;
@@ -50,7 +50,7 @@ Result ncclCommInitRankConfig(void **communicator, int ranks, UniqueId id, int r
 Result ncclCommInitRank(void **communicator, int ranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(communicator, ranks, id, rank, NULL);
 }
-/* How many ranks share the color only the others could tell: as many as the parent has. */
+/* Only the other ranks know how many share the color. It is assumed that all ranks of the parent do. */
 Result ncclCommSplit(void *parent, int color, int key, void **communicator, void *config) {
   (void)color, (void)key, (void)config;
   return create(communicator, ((Communicator *)parent)->ranks);

@@ -5,7 +5,7 @@
 
 typedef int Result; /* 0: success */
 
-static int a_program; /* its address is the one program there is */
+static int a_program; /* its address is the handle of every program */
 #define DONE(name) \
   Result name(void) { return 0; }
 DONE(nvrtcCompileProgram) DONE(nvrtcAddNameExpression) DONE(nvrtcDestroyProgram)

@@ -1,4 +1,4 @@
-"""What other people's methods say of the same workload, to stand beside the prediction and the measurement."""
+"""Baselines: estimates of the same workload by other people's methods."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BASELINES: dict[str, Baseline] = {
     "states_only": states_only.BASELINE,
     "mem_tracker": mem_tracker.BASELINE,
 }
-"""Key in JSON -> method, in the order of tables."""
+"""Key in JSON -> method, in the order of the tables."""
 
 
 def estimates(workload: Workload, *, slow: bool = False) -> dict[str, Estimate]:
-    """What each method says; those that take a minute or more are left out unless ``slow`` is asked for.
+    """Each method's estimate of a workload. Methods that take a minute or more run only with ``slow``.
 
-    None of them raises: a model that cannot be found, built or traced is a method's reason to say nothing.
+    No method raises: if a model cannot be found, built or traced, the estimate is None with the reason.
     """
-    return {key: _one(baseline, workload) for key, baseline in BASELINES.items() if slow or not baseline.slow}
+    return {key: _estimate(baseline, workload) for key, baseline in BASELINES.items() if slow or not baseline.slow}
 
 
-def _one(baseline: Baseline, workload: Workload) -> Estimate:
+def _estimate(baseline: Baseline, workload: Workload) -> Estimate:
     try:
         return baseline.estimate(workload)
     except InputError as error:

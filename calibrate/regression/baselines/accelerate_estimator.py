@@ -1,9 +1,10 @@
-"""What ``accelerate estimate-memory`` says, by the functions behind it (accelerate 1.15.0, commands/estimate.py).
+"""The estimate of ``accelerate estimate-memory``, by its own functions (accelerate 1.15.0, commands/estimate.py).
 
-As the command does: the model from its configuration with ``AutoModel``, in fp32 and without memory; its size by
-``calculate_maximum_sizes``; then ``estimate_training_usage``, of whose four numbers the largest is what it prints as
-"Training using Adam". ``AutoModel`` makes a LLaVA without its head. The command itself asks the hub for the
-configuration; this does not. bf16 is its mixed precision: weights, moments and computation over fp32 bytes.
+Follows the command: ``AutoModel`` builds the model from its configuration, in fp32 on the meta device.
+``calculate_maximum_sizes`` gives its size. ``estimate_training_usage`` gives four numbers, of which the command prints
+the largest as "Training using Adam". ``AutoModel`` builds a LLaVA without its head. The command fetches the
+configuration from the hub; this module does not. bf16 is its mixed precision: weights, moments and computation over
+fp32 bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from calibrate.regression.baselines.model_under_test import configuration
 from predictor.workload.workload import Workload
 
 PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""``dtype`` of a workload -> accelerate's name."""
+"""``dtype`` of a workload -> accelerate's name of it."""
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Bytes of one GPU, batch size 1, as accelerate has it.
+    """Accelerate's estimate in bytes of one GPU, for batch size 1.
 
     Raises:
         InputError: the model cannot be found.
@@ -33,14 +34,14 @@ def estimate(workload: Workload) -> Estimate:
         return not_installed(error, "report")
     try:
         size = total_size(json.dumps(document, sort_keys=True))
-    except Exception as error:  # transformers raises whatever the field leads to
+    except Exception as error:  # a field of the configuration can make transformers raise anything
         return Estimate(None, f"transformers cannot build the model: {' '.join(str(error).split())[:160]}")
     return Estimate(int(max(estimate_training_usage(size, PRECISION[workload.dtype]).values())))
 
 
 @lru_cache(maxsize=32)
 def total_size(document: str) -> int:
-    """Bytes of the model in fp32, from its ``config.json``."""
+    """Bytes of the model in fp32. ``document`` is its ``config.json`` as text."""
     import torch
     from accelerate import init_empty_weights
     from accelerate.utils import calculate_maximum_sizes

@@ -1,4 +1,4 @@
-"""What a baseline is, and what it says of one workload."""
+"""A baseline (somebody else's method) and its estimate of one workload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from predictor.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Estimate:
-    """The peak of one GPU in bytes as a method would have it; None with the reason where it says nothing."""
+    """A method's estimate of the peak of one GPU in bytes; None with the reason ``why_not`` if it has none."""
 
     bytes: int | None
     why_not: str = ""
@@ -21,11 +21,11 @@ class Baseline:
     """Somebody else's method.
 
     Attributes:
-        name: short, for tables.
-        source: who published it and where, or the function that is called.
-        counts: what its number holds.
-        does_not_count: what it leaves out, and what it takes for granted.
-        estimate: its number for a workload.
+        name: short name for tables.
+        source: publication, or the function that is called.
+        counts: the memory that its number includes.
+        does_not_count: the memory that it leaves out, and its assumptions.
+        estimate: function from a workload to the estimate.
         slow: takes a minute or more for a model of billions of parameters.
     """
 
@@ -38,5 +38,5 @@ class Baseline:
 
 
 def not_installed(error: ImportError, extra: str) -> Estimate:
-    """No answer, as a library is missing."""
+    """The estimate of a method whose library is not installed."""
     return Estimate(None, f"{error.name or error} is not installed: pip install 'peakcast[{extra}]'")

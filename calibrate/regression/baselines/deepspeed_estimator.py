@@ -1,9 +1,9 @@
-"""DeepSpeed's own estimator of model states, called.
+"""The estimate of DeepSpeed's own estimator of model states.
 
-``deepspeed.runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs`` (0.19.8) without offload, all GPUs on
-one node: the bytes of a GPU depend on the number of GPUs only. It asks for "total model params", and its variant for
-a live model counts frozen ones among them (``model_to_params``), so all parameters are handed over, not only those
-that train. That variant itself is of no use on meta tensors: it tells parameters apart by address.
+Calls ``deepspeed.runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs`` (0.19.8) without offload and with
+all GPUs on one node, as the bytes of a GPU depend only on the number of GPUs. The function takes "total model params".
+Its variant for a live model counts frozen parameters too (``model_to_params``), so it gets all parameters here, not
+only the trainable ones. That variant does not work on meta tensors, because it identifies parameters by address.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Callable
 
 from calibrate.regression.baselines.baseline import Baseline, Estimate, not_installed
 from calibrate.regression.baselines.model_under_test import subject
@@ -18,7 +19,7 @@ from predictor.workload.workload import Workload
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Bytes of one GPU under ZeRO-2.
+    """DeepSpeed's estimate in bytes of one GPU under ZeRO-2; None for other engines and stages.
 
     Raises:
         InputError: the model cannot be found.
@@ -34,16 +35,16 @@ def estimate(workload: Workload) -> Estimate:
     return Estimate(gpu_bytes)
 
 
-def estimator():
-    """DeepSpeed's function; the import takes seconds, once.
+def estimator() -> Callable[..., tuple[int, int]]:
+    """Imports DeepSpeed's function. The first import takes seconds.
 
     Raises:
         ImportError: DeepSpeed is not installed.
     """
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns of having no GPU: this needs none
+    logging.disable(logging.WARNING)  # importing warns that no GPU exists, but none is needed
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # its logger keeps the stdout that it finds
+        with contextlib.redirect_stdout(sys.stderr):  # its logger writes to the stdout of the import
             from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
     finally:
         logging.disable(before)

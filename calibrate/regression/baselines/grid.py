@@ -1,4 +1,4 @@
-"""Allocated peaks as measured, as predicted, and as every other method has them; and how far each is off."""
+"""Allocated peaks of cases: measured, predicted, and estimated by other methods, with their errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from calibrate.regression.statistics import Errors
 from predictor.workload.workload import Workload
 
 OURS = "peakcast"
-"""Key of the prediction among methods."""
+"""Key of peakcast's prediction among the methods."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case, or one job by its highest rank: allocated bytes of one GPU; ``estimates`` by the keys of ``BASELINES``.
+    """Allocated peaks in bytes of one GPU, for one case, or for one job by its highest rank.
+
+    Attributes:
+        estimates: key of ``BASELINES`` -> estimate.
     """
 
     case: Case
@@ -28,36 +31,37 @@ class Row:
     estimates: Mapping[str, Estimate]
 
     def bytes(self, method: str) -> int | None:
-        """What :data:`OURS` or a key of ``estimates`` says; None where it says nothing."""
+        """The peak in bytes by :data:`OURS` or a key of ``estimates``; None if that method has none."""
         return self.predicted_bytes if method == OURS else self.estimates[method].bytes
 
     def error(self, method: str) -> float | None:
-        """(said - measured) / measured; None where the method says nothing."""
-        said = self.bytes(method)
-        return None if said is None else (said - self.measured_bytes) / self.measured_bytes
+        """(estimated - measured) / measured; None if the method has no estimate."""
+        estimated = self.bytes(method)
+        return None if estimated is None else (estimated - self.measured_bytes) / self.measured_bytes
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The rows; ``errors`` of each method over those that it says something of (None: of none)."""
+    """Rows of allocated peaks, and each method's errors."""
 
     rows: tuple[Row, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """:data:`OURS`, then those that were asked."""
+        """:data:`OURS`, then the other methods that were estimated."""
         return (OURS, *(self.rows[0].estimates if self.rows else ()))
 
     @property
     def errors(self) -> dict[str, Errors | None]:
-        """By method."""
-        found = {method: [(row.case.id, error) for row in self.rows if (error := row.error(method)) is not None]
-                 for method in self.methods}
-        return {method: statistics.errors(errors) if errors else None for method, errors in found.items()}
+        """Errors by method, over the rows that it has an estimate of; None if there is no such row."""
+        by_method = {method: [(row.case.id, error) for row in self.rows
+                              if (error := row.error(method)) is not None]
+                     for method in self.methods}
+        return {method: statistics.errors(errors) if errors else None for method, errors in by_method.items()}
 
     def jobs(self, group: str) -> Grid:
-        """A row for each job of a group: measured and predicted each where most is, of its ranks and of when events
-        complete."""
+        """A row for each job of a group. Measured and predicted bytes are the highest over its ranks and over both
+        completions of CUDA events."""
         parts: dict[str, list[Row]] = {}
         for row in self.rows:
             if row.case.group == group:
@@ -68,13 +72,14 @@ class Grid:
             for rows in parts.values()))
 
 
-def grid(comparisons: Iterable[Comparison], said: Callable[[Workload], Mapping[str, Estimate]] | None = None) -> Grid:
-    """The cases that ran to their end.
+def grid(comparisons: Iterable[Comparison], estimates: Callable[[Workload], Mapping[str, Estimate]] | None = None
+         ) -> Grid:
+    """The grid of the cases that ran to their end.
 
     Args:
-        comparisons: measured beside predicted.
-        said: what other methods say of a workload, such as ``baselines.estimates``; None asks nobody.
+        comparisons: measured cases with their predictions.
+        estimates: function from a workload to other methods' estimates, such as ``baselines.estimates``; None: none.
     """
-    peaks = ((one.case, one.peaks["allocated"]) for one in comparisons if one.error("allocated") is not None)
-    return Grid(tuple(Row(case, peak.measured_bytes, peak.predicted_bytes, said(case.workload) if said else {})
-                      for case, peak in peaks))
+    return Grid(tuple(Row(comparison.case, *comparison.peaks["allocated"].both_bytes,
+                          estimates(comparison.case.workload) if estimates else {})
+                      for comparison in comparisons if comparison.error("allocated") is not None))

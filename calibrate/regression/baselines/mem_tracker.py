@@ -1,15 +1,16 @@
-"""PyTorch's ``torch.distributed._tools.mem_tracker.MemTracker`` over one step on fake tensors.
+"""The estimate of PyTorch's ``torch.distributed._tools.mem_tracker.MemTracker``, run over one step on fake tensors.
 
-As it is (2.11) it runs no LLaVA with a frozen part: three things stop it, and are helped over here.
+Unchanged (PyTorch 2.11), MemTracker cannot run a LLaVA with frozen parameters, for three reasons. This module works
+around each.
 
-- ``_track_module_params_and_buffers`` hooks every parameter, and a frozen one refuses (``Tensor.register_hook``):
-  frozen parameters are entered as hooked already.
-- transformers 5.17 compares the number of image tokens with the features
-  (``LlavaModel.get_placeholder_mask``): fake tensors have no values, so the comparison is left out.
-- Without a GPU, backward of fake CUDA tensors fails ("hasPrimaryContext"): the tensors are fake CPU tensors. Kernels
-  are chosen as on a CPU, and sizes are not rounded to 512 bytes.
+- ``_track_module_params_and_buffers`` hooks every parameter, which fails for a frozen one (``Tensor.register_hook``).
+  Frozen parameters are registered as already hooked.
+- transformers 5.17 compares the number of image tokens with the number of image features
+  (``LlavaModel.get_placeholder_mask``). Fake tensors have no values, so the comparison is left out.
+- Without a GPU, the backward pass of fake CUDA tensors fails ("hasPrimaryContext"). The tensors are fake CPU tensors
+  instead. Kernels are chosen as on a CPU, and sizes are not rounded to 512 bytes.
 
-The first step, which makes AdamW's moments, runs before the tracker looks: the second is as every later one.
+The first step creates AdamW's moments, so it runs before tracking begins. The second step is like every later one.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
 LONGEST_REASON = 160
-"""Characters of an error that are kept."""
+"""Number of characters of an error message that are kept."""
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Bytes of one process that holds all states.
+    """MemTracker's peak in bytes of one process that holds all states.
 
     Raises:
         InputError: the model cannot be found or built.
@@ -44,7 +45,7 @@ def estimate(workload: Workload) -> Estimate:
 
 @lru_cache(maxsize=64)
 def tracked(workload: Workload) -> Estimate:
-    """The peak of one micro-step and optimizer step; degree, rank and engine make no difference to it."""
+    """The peak of one micro-step and optimizer step. It does not depend on degree, rank or engine."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -78,7 +79,7 @@ def tracked(workload: Workload) -> Estimate:
 
 
 def _step(model, optimizer, batch: dict, options: dict) -> None:
-    """Forward, backward and optimizer step as the reference loop has them."""
+    """Forward, backward and optimizer step, in the order of the reference loop."""
     loss = model(**batch, **options).loss
     loss.backward()
     del loss
@@ -87,16 +88,20 @@ def _step(model, optimizer, batch: dict, options: dict) -> None:
 
 
 def _optimizer(model, workload: Workload):
-    """PyTorch's, as the workload has it."""
+    """Builds the workload's optimizer.
+
+    Raises:
+        InputError: it is not one of PyTorch's.
+    """
     entry = OPTIMIZERS[workload.optim]
     if not entry.implementation.startswith("torch."):
         raise InputError(f"MemTracker: optim {workload.optim} does not run on fake tensors")
-    flags = entry.arguments or {"foreach": True}  # what CUDA tensors take
+    flags = entry.arguments or {"foreach": True}  # PyTorch's default for CUDA tensors
     return entry.load()([parameter for parameter in model.parameters() if parameter.requires_grad], **flags)
 
 
 def _batch(shapes: dict) -> dict:
-    """Inputs as the reference loop has them, without values."""
+    """Inputs with the shapes and dtypes of the reference loop's."""
     import torch
 
     return {name: torch.ones(tensor.shape, dtype=tensor.dtype) for name, tensor in shapes.items()}
@@ -108,10 +113,10 @@ def _mask(llava, input_ids, inputs_embeds, image_features):
 
 
 class _Handle:
-    """Stands for a hook that was never made."""
+    """Stands for the handle of a hook that was never registered."""
 
     def remove(self) -> None:
-        """Nothing to remove."""
+        """Does nothing."""
 
 
 BASELINE = Baseline(

@@ -1,4 +1,4 @@
-"""What baselines ask about a workload's model: its facts and its traced step, whatever the engine."""
+"""The model of a workload as baselines need it: its parameters and its traced micro-step, independent of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from predictor.workload.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model at one shape: the formula of its micro-step holds its parameters too."""
+    """A model at one shape. The formula of its micro-step also holds its parameters."""
 
     formula: Formula
     shape: Shape
@@ -25,36 +25,36 @@ class Subject:
 
     @property
     def facts(self) -> ModelFacts:
-        """Parameters and buffers of the model."""
+        """Facts of the model: its parameters and buffers."""
         return self.formula.facts
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return sum(p.numel for p in self.facts.parameters if not p.buffer)
 
     @property
     def trainable(self) -> int:
-        """Elements of the parameters that train."""
+        """Number of elements of the trainable parameters."""
         return sum(p.numel for p in self.facts.parameters if p.trainable)
 
 
 def subject(workload: Workload) -> Subject:
-    """The workload's model.
+    """The workload's model at its shape.
 
     Raises:
-        InputError: as :func:`predictor.answer.predict.predict`, except that every engine will do.
+        InputError: as :func:`predictor.answer.predict.predict`, except that every engine is accepted.
     """
-    alone = single(workload)
-    request = Request.of(alone).on(gpu_of(workload))
+    one_process = single(workload)
+    request = Request.of(one_process).on(gpu_of(workload))
     formula = training_job.find_formula(request)
     training_job.check_shape(request, formula)
     return Subject(formula, request.shape, request.gpu)
 
 
 def single(workload: Workload) -> Workload:
-    """The same model, recipe and shape in one process under plain PyTorch: workloads that differ only in
-    their engine become equal.
+    """The same model, recipe and shape in one process under plain PyTorch. Workloads that differ only in their engine
+    become equal.
 
     Raises:
         InputError: the model's configuration cannot be found.
@@ -73,7 +73,7 @@ def shape_of(workload: Workload) -> Shape:
 
 
 def partitions(workload: Workload) -> int:
-    """GPUs that ZeRO partitions over; 1 without it."""
+    """Number of GPUs that ZeRO partitions over; 1 without ZeRO."""
     return workload.data_parallel_size if workload.engine == "deepspeed" else 1
 
 

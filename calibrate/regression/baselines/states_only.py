@@ -1,4 +1,4 @@
-"""Model states only: LLMem's terms for parameters and optimizer states, without its activation and head terms.
+"""The estimate of model states only: LLMem's terms for parameters and optimizer states.
 
 T. Kim, Y. Wang, V. Chaturvedi, L. Gupta, S. Kim, Y. Kwon, S. Ha: LLMem: Estimating GPU Memory Usage for Fine-Tuning
 Pre-Trained LLMs. IJCAI 2024, pages 6324-6332, doi 10.24963/ijcai.2024/699, arXiv 2404.10933; their program:
@@ -6,9 +6,9 @@ github.com/taehokim20/LLMem, ``size_estimator.py``. With data parallelism over N
 full, as they are gathered for computation, and 1/N of the fp32 parameters and of two fp32 moments. Gradients take the
 place of the 16-bit parameters (in its runtime, Colossal-AI, they share chunks). Without ZeRO, N is 1.
 
-Readings where it is silent: a frozen parameter has 16 bits and nothing else (LLMem trains everything); the sizes of
-chunks, chosen as the program runs, and pages of 2 MiB are not rounded up to; every parameter counts, not only
-embeddings and linear layers.
+LLMem's terms for activations and the head are left out. Where LLMem does not say: a frozen parameter has 16 bits and
+nothing else (LLMem trains everything). Sizes are not rounded up to chunks, whose size is chosen at run time, nor to
+pages of 2 MiB. Every parameter counts, not only embeddings and linear layers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from predictor.workload.workload import Workload
 
 HALF_BYTES = 2
 FP32_BYTES = 4 + 4 + 4
-"""Master weight and two moments of an element that trains."""
+"""Bytes of a trainable element: master weight and two moments."""
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Bytes of one GPU.
+    """The estimate in bytes of one GPU.
 
     Raises:
         InputError: the model cannot be found.
     """
-    asked = subject(workload)
-    return Estimate(HALF_BYTES * asked.parameters + -(-FP32_BYTES * asked.trainable // partitions(workload)))
+    model = subject(workload)
+    return Estimate(HALF_BYTES * model.parameters + -(-FP32_BYTES * model.trainable // partitions(workload)))
 
 
 BASELINE = Baseline(

@@ -1,7 +1,8 @@
-"""A regression report shown: ``words`` and ``tables`` are what it says, the rest is one form each.
+"""Presents a regression report as terminal text, Markdown, HTML and files.
 
-``text`` for a terminal, ``markdown``, ``document`` (JSON), ``page`` (HTML, with ``figures`` drawn by ``chart``);
-``files`` writes them. Nothing here computes what ``calibrate.regression`` has not.
+``words`` and ``tables`` hold the content that all forms share. ``text`` prints it on a terminal, ``markdown`` makes
+Markdown, and ``page`` makes HTML with ``figures``, ``breakdown`` and ``paper``, drawn by ``chart``. ``files`` writes a
+directory with every form; ``calibrate.regression.document`` makes the JSON. Nothing here computes new numbers.
 """
 
 from calibrate.report.regression.text import report

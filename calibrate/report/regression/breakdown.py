@@ -1,4 +1,4 @@
-"""What the peak of a case is made of, predicted above measured: bars by factor."""
+"""The figure of peaks by factor: stacked bars of some cases, predicted above measured."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from predictor.report.timeline_columns import STACK
 from predictor.report.units import GIB, gib, size_text
 
 WHOLE = "measured"
-"""In place of a factor: all that was measured, where no memory history tells it apart. Drawn as an outline."""
+"""Name in place of a factor for all measured bytes of a case without a memory history. Drawn as an outline."""
 STACKED = (*(factor.value for factor in STACK), DEVICE_ONLY, WHOLE)
-"""From the left; also classes of ``page.css``."""
+"""Parts of a bar from left to right; also classes of ``page.css``."""
 LEFT, RIGHT, EACH = 84, 652, 138
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One case: bytes by factor, predicted and measured."""
+    """The two bars of one case: bytes by factor, predicted and measured."""
 
     title: str
     predicted: Mapping[str, int]
@@ -34,9 +34,9 @@ class Pair:
         return sum(self.predicted.values()), sum(self.measured.values())
 
 
-def breakdown(made: Report) -> Figure | None:
-    """The worst case, one in the middle, and one with a memory history if there is one."""
-    pairs = _pairs(made)
+def breakdown(report: Report) -> Figure | None:
+    """Draws the worst case, a case in the middle, and the worst case with a memory history, if any."""
+    pairs = _pairs(report)
     if not pairs:
         return None
     used = [name for name in STACKED if any(pair.predicted.get(name) or pair.measured.get(name) for pair in pairs)]
@@ -45,11 +45,11 @@ def breakdown(made: Report) -> Figure | None:
     top = 46 + chart.LEGEND_ROW * chart.flow(LEFT, items)[-1][1]
     for place, pair in enumerate(pairs):
         body += _bars(pair, top + EACH * place)
-    said = "; ".join(f"{pair.title}, predicted {size_text(pair.sizes[0])}, measured {size_text(pair.sizes[1])}"
+    sizes = "; ".join(f"{pair.title}, predicted {size_text(pair.sizes[0])}, measured {size_text(pair.sizes[1])}"
                      for pair in pairs)
     history = " With a memory history, requested bytes at each peak, both by factor (predicted without a profile)." \
-        if made.history else ""
-    return Figure("breakdown", "Cases side by side", f"{said}.",
+        if report.history else ""
+    return Figure("breakdown", "Cases side by side", f"{sizes}.",
                   "Predicted allocated bytes by factor at the predicted peak, above the measured peak: of the case "
                   "whose allocated peak is furthest off, and of one in the middle by size (of another recipe, if there "
                   f"is one).{history}",
@@ -60,20 +60,21 @@ def _words(name: str) -> str:
     return "measured (no history)" if name == WHOLE else name.replace("_", " ")
 
 
-def _pairs(made: Report) -> list[Pair]:
-    known = sorted((one for one in made.comparisons if one.error("allocated") is not None),
-                   key=lambda one: one.peaks["allocated"].measured_bytes)
+def _pairs(report: Report) -> list[Pair]:
+    known = sorted((comparison for comparison in report.comparisons if comparison.error("allocated") is not None),
+                   key=lambda comparison: comparison.peaks["allocated"].both_bytes[0])
     chosen = {}
     if known:
-        worst = max(known, key=lambda one: abs(one.error("allocated")))
-        others = [one for one in known if one.case.workload.recipe != worst.case.workload.recipe] or \
-            [one for one in known if one is not worst]
+        worst = max(known, key=lambda comparison: abs(comparison.error("allocated") or 0.0))
+        others = [comparison for comparison in known
+                  if comparison.case.workload.recipe != worst.case.workload.recipe] or \
+            [comparison for comparison in known if comparison is not worst]
         chosen = {"Furthest off": worst} | ({"In the middle": others[len(others) // 2]} if others else {})
-    pairs = [Pair(f"{what}: {one.case.name}", one.factors, {WHOLE: one.peaks["allocated"].measured_bytes})
-             for what, one in chosen.items()]
-    if made.history:
-        pairs.append(Pair(f"With its memory history: {made.history.case.name}", made.history.predicted,
-                          made.history.measured))
+    pairs = [Pair(f"{place}: {comparison.case.name}", comparison.factors,
+                  {WHOLE: comparison.peaks["allocated"].both_bytes[0]}) for place, comparison in chosen.items()]
+    if report.history:
+        pairs.append(Pair(f"With its memory history: {report.history.case.name}", report.history.predicted,
+                          report.history.measured))
     return pairs
 
 

@@ -1,7 +1,7 @@
-"""What figures are drawn with: scales, axes, marks and legends as elements of SVG.
+"""Drawing functions for figures: scales, axes, marks and legends as SVG elements.
 
-Colours are classes (``page.css``), so that one drawing is right in light and in dark. Marks differ in shape as well as
-in colour.
+Colours are CSS classes (``page.css``), so that a drawing works in light and in dark mode. Marks differ in shape as well
+as in colour.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from predictor.common.safe_text import markup
 
 WIDTH = 760
-"""Units of every figure; text is 12 of them high."""
+"""Width of every figure in SVG units; text is 12 units high."""
 CHARACTER = 6.3
-"""Mean width of a character."""
+"""Mean width of a character in SVG units."""
 LEGEND_ROW = 18
-"""Units from one row of a legend to the next."""
+"""Distance between two rows of a legend in SVG units."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values between ``low`` and ``high`` to units between ``start`` and ``stop``, evenly after ``bend``."""
+    """Maps values from ``low`` to ``high`` to SVG units from ``start`` to ``stop``, linearly after ``bend``."""
 
     low: float
     high: float
@@ -36,49 +36,49 @@ class Scale:
 
 
 def symlog(threshold: float) -> Callable[[float], float]:
-    """Logarithmic on both sides of 0, and about linear within the threshold."""
+    """A ``bend`` that is logarithmic on both sides of 0, and about linear within the threshold."""
     return lambda value: math.copysign(math.log10(1 + abs(value) / threshold), value)
 
 
 def decades(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, 20 … between two values above 0; more of them where these are near each other."""
+    """Ticks 1, 2, 5, 10, 20 … between two values above 0; denser ticks if the values are close to each other."""
     steps = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 7)
-    found = [step * 10.0 ** power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [step * 10.0 ** power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
              for step in steps]
-    return [value for value in found if low <= value <= high]
+    return [value for value in ticks if low <= value <= high]
 
 
 def even(high: float, most: int = 8) -> list[float]:
-    """At most so many round steps from 0 to ``high``."""
+    """Ticks from 0 to ``high``: at most ``most`` round steps."""
     step = next(size for power in range(-6, 9) for size in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
                 if high / size <= most)
     return [step * place for place in range(int(high / step) + 1)]
 
 
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """One line of text; ``kind`` is a class."""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{_class(kind)}>{markup(words)}</text>'
+def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
+    """One line of text; ``style`` is a CSS class."""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{_class(style)}>{markup(words)}</text>'
 
 
 def fitting(words: str, room: float) -> str:
-    """The words, cut where they would take more than so many units."""
+    """Cuts the words to a width of ``room`` SVG units."""
     most = int(room / CHARACTER)
     return words if len(words) <= most else words[:most - 1] + "…"
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
+def line(x1: float, y1: float, x2: float, y2: float, style: str = "grid") -> str:
     """A straight line."""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"{_class(kind)}/>'
+    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"{_class(style)}/>'
 
 
-def path(points: Iterable[tuple[float, float]], kind: str) -> str:
+def path(points: Iterable[tuple[float, float]], style: str) -> str:
     """A line through points."""
-    return f'<path d="M{" L".join(f"{x:g},{y:g}" for x, y in points)}"{_class(kind)}/>'
+    return f'<path d="M{" L".join(f"{x:g},{y:g}" for x, y in points)}"{_class(style)}/>'
 
 
-def box(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A rectangle, with words that show when one points at it."""
-    return (f'<rect x="{x:g}" y="{y:g}" width="{max(width, 0):g}" height="{height:g}"{_class(kind)}>'
+def box(x: float, y: float, width: float, height: float, style: str, title: str = "") -> str:
+    """A rectangle; ``title`` shows while the pointer is over it."""
+    return (f'<rect x="{x:g}" y="{y:g}" width="{max(width, 0):g}" height="{height:g}"{_class(style)}>'
             f"{_title(title)}</rect>")
 
 
@@ -89,17 +89,17 @@ SHAPES: tuple[Callable[[float, float, float], str], ...] = (
     lambda x, y, r: f'<path d="M{x:g},{y - 1.3 * r:g} l{1.3 * r:g},{1.3 * r:g} l{-1.3 * r:g},{1.3 * r:g} '
                     f'l{-1.3 * r:g},{-1.3 * r:g} Z"',
 )
-"""Circle, square, triangle, rhombus about a point."""
+"""Functions that open a circle, square, triangle or rhombus around a point."""
 
 
-def mark(x: float, y: float, series: int, title: str = "", radius: float = 4, kind: str = "mark") -> str:
-    """A point of a series: its shape and colour."""
+def mark(x: float, y: float, series: int, title: str = "", radius: float = 4, style: str = "mark") -> str:
+    """A mark of a series, with the shape and colour of that series."""
     shape = SHAPES[series % len(SHAPES)](x, y, radius)
-    return f'{shape} class="{kind} s{series % len(SHAPES)}">{_title(title)}{_end(shape)}'
+    return f'{shape} class="{style} s{series % len(SHAPES)}">{_title(title)}{_end(shape)}'
 
 
 def legend(x: float, y: float, items: Sequence[tuple[str, str]]) -> list[str]:
-    """Rows of (element about 0, 0; words) from a point on."""
+    """A legend of pairs of an element (drawn around 0, 0) and words, from the point (``x``, ``y``) on."""
     parts = []
     for (left, row), (element, words) in zip(flow(x, items), items):
         base = y + LEGEND_ROW * row
@@ -108,7 +108,7 @@ def legend(x: float, y: float, items: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def flow(x: float, items: Sequence[tuple[str, str]]) -> list[tuple[float, int]]:
-    """Where each item of a legend begins, and in which row: in the next if it would leave the figure."""
+    """Left edge and row of each legend item. An item that would leave the figure moves to the next row."""
     places, left, row = [], x, 0
     for _, words in items:
         width = 12 + CHARACTER * len(words)
@@ -121,19 +121,19 @@ def flow(x: float, items: Sequence[tuple[str, str]]) -> list[tuple[float, int]]:
 
 def upright(scale: Scale, ticks: Iterable[float], left: float, right: float, words: Callable[[float], str]
             ) -> list[str]:
-    """Lines across at the ticks of a vertical scale, with their values to the left."""
+    """Horizontal lines at the ticks of a vertical scale, with their values to the left."""
     return [part for value in ticks for part in (line(left, scale(value), right, scale(value)),
                                                  text(left - 6, scale(value) + 4, words(value), "tick", "end"))]
 
 
 def level(scale: Scale, ticks: Iterable[float], top: float, bottom: float, words: Callable[[float], str]) -> list[str]:
-    """Lines down at the ticks of a horizontal scale, with their values below."""
+    """Vertical lines at the ticks of a horizontal scale, with their values below."""
     return [part for value in ticks for part in (line(scale(value), top, scale(value), bottom),
                                                  text(scale(value), bottom + 16, words(value), "tick", "middle"))]
 
 
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _class(style: str) -> str:
+    return f' class="{style}"' if style else ""
 
 
 def _title(title: str) -> str:

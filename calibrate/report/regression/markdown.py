@@ -1,4 +1,4 @@
-"""A regression report as Markdown, for a repository or a job summary."""
+"""Formats a regression report as Markdown, for a repository or a job summary."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from calibrate.report.regression import tables, words
 from predictor.common.safe_text import printable
 
 
-def markdown(made: Report, gates: Sequence[Result] = ()) -> str:
-    """All of it, every case included."""
-    parts = ["# Predicted against measured", _text(words.headline(made)), _text(words.summary(made))]
+def markdown(report: Report, gates: Sequence[Result] = ()) -> str:
+    """The whole report, with every case."""
+    parts = ["# Predicted against measured", _text(words.headline(report)), _text(words.summary(report))]
     if gates:
         parts += ["## Gates", _list(line for gate in gates for line in words.gate_lines(gate))]
-    if made.overall.errors:
+    if report.overall.errors:
         parts += ["## Errors", "Relative errors in percent: (predicted - measured) / measured.",
-                  _table(tables.overall(made.overall))]
-    parts += ["## By group", _table(tables.by_group(made.groups)),
+                  _table(tables.overall(report.overall))]
+    parts += ["## By group", _table(tables.by_group(report.groups)),
               *(f"### {table.title}\n\n{_table(table)}" for table in
-                (tables.errors(made.groups, counter) for counter in made.overall.errors)),
-              "## Verdicts", _list((*words.verdict_lines(made.overall), *words.xmem_lines(made.overall))),
-              _table(tables.verdicts(made.groups))]
-    if made.paper.rows:
-        parts += ["## The paper's grid", _table(tables.paper(made.paper))]
-    if words.asked(made):
-        parts += ["## Other methods", _table(tables.methods(made.grid)),
-                  _list((*map(words.method_line, words.asked(made)), *words.silent_lines(made)))]
-    parts += [f"## {words.far_line(made)}", "\n".join(
+                (tables.errors(report.groups, counter) for counter in report.overall.errors)),
+              "## Verdicts", _list((*words.verdict_lines(report.overall), *words.xmem_lines(report.overall))),
+              _table(tables.verdicts(report.groups))]
+    if report.paper.rows:
+        parts += ["## The paper's grid", _table(tables.paper(report.paper))]
+    if words.other_methods(report):
+        parts += ["## Other methods", _table(tables.methods(report.grid)),
+                  _list((*map(words.method_line, words.other_methods(report)), *words.silent_lines(report)))]
+    parts += [f"## {words.far_line(report)}", "\n".join(
         f"- {_text(first)}\n" + "\n".join(f"  - {_text(line.strip())}" for line in rest)
-        for first, *rest in map(words.explained_lines, made.explained))]
-    parts += ["## Cases", _table(tables.cases(made))]
-    if made.skipped:
-        parts += ["## Skipped", _list(map(words.skipped_line, made.skipped))]
+        for first, *rest in map(words.explained_lines, report.explained))]
+    parts += ["## Cases", _table(tables.cases(report))]
+    if report.skipped:
+        parts += ["## Skipped", _list(map(words.skipped_line, report.skipped))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -50,7 +50,7 @@ def _table(table: tables.Table) -> str:
 
 
 def _text(text: str) -> str:
-    """Nothing in a name can become markup, nor steer a terminal that shows the file."""
+    """Escapes text, so that no name becomes markup or a terminal control sequence."""
     text = printable(text.replace("\n", " "))
     for mark in "\\`*_{}[]<>|#":
         text = text.replace(mark, "\\" + mark)

@@ -1,4 +1,4 @@
-"""A regression report as one HTML file: styles and figures inside, nothing loaded from anywhere."""
+"""Formats a regression report as one HTML file, with styles and figures inside. The page loads nothing."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ from predictor.report.svg import COLOURS
 from predictor.version import VERSION
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may load: its own styles. A browser that knows the policy refuses the rest."""
+"""Content security policy: the page may use only its own styles. Browsers refuse everything else."""
 
 MOST_OPEN = 10
-"""Explained cases that show at once; the others open on demand."""
+"""Number of explained cases that show at once; the others open on demand."""
 
 
-def page(made: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None) -> str:
-    """The whole document; the same report gives the same bytes."""
+def page(report: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None) -> str:
+    """The whole document. The same report gives the same bytes."""
     sections = []
-    if made.overall.errors:
+    if report.overall.errors:
         sections.append(("errors", "Errors", [
             "<p>Signed errors are (predicted − measured) ÷ measured, in percent: below zero, too low.</p>",
-            _table(tables.overall(made.overall)), _figure(figures.scatter(made))]))
-    sections.append(("groups", "By group", [_figure(figures.errors(made)), _table(tables.by_group(made.groups)),
-                                            *map(_folded, (tables.errors(made.groups, counter)
-                                                           for counter in made.overall.errors))]))
+            _table(tables.overall(report.overall)), _figure(figures.scatter(report))]))
+    sections.append(("groups", "By group", [_figure(figures.errors(report)), _table(tables.by_group(report.groups)),
+                                            *map(_folded, (tables.errors(report.groups, counter)
+                                                           for counter in report.overall.errors))]))
+    outcomes = (*words.verdict_lines(report.overall), *words.xmem_lines(report.overall))
     sections.append(("verdicts", "Verdicts", [
-        *(f"<p>{markup(line)}</p>" for line in (*words.verdict_lines(made.overall), *words.xmem_lines(made.overall))),
-        _folded(tables.verdicts(made.groups))]))
-    if made.paper.rows:
+        *(f"<p>{markup(line)}</p>" for line in outcomes),
+        _folded(tables.verdicts(report.groups))]))
+    if report.paper.rows:
         sections.append(("grid", "The paper's grid", [
             "<p>A row a job: measured and predicted are those of its highest rank.</p>",
-            _figure(paper(made)), _table(tables.paper(made.paper))]))
-    if words.asked(made):
-        lines = (*map(words.method_line, words.asked(made)), *words.silent_lines(made))
+            _figure(paper(report)), _table(tables.paper(report.paper))]))
+    if words.other_methods(report):
+        lines = (*map(words.method_line, words.other_methods(report)), *words.silent_lines(report))
         sections.append(("others", "Other methods", [
-            _figure(figures.methods(made)), _table(tables.methods(made.grid)), _list(lines)]))
-    explained = [_explained(words.explained_lines(one)) for one in made.explained]
-    sections.append(("worst", words.far_line(made), [
-        _figure(breakdown(made)), *explained[:MOST_OPEN], *_more(explained[MOST_OPEN:])]))
-    sections.append(("cases", "Every case", [_folded(tables.cases(made))]))
-    if made.skipped:
-        sections.append(("skipped", "Skipped", [_list(map(words.skipped_line, made.skipped))]))
+            _figure(figures.methods(report)), _table(tables.methods(report.grid)), _list(lines)]))
+    explained = [_explained(words.explained_lines(explained_case)) for explained_case in report.explained]
+    sections.append(("worst", words.far_line(report), [
+        _figure(breakdown(report)), *explained[:MOST_OPEN], *_more(explained[MOST_OPEN:])]))
+    sections.append(("cases", "Every case", [_folded(tables.cases(report))]))
+    if report.skipped:
+        sections.append(("skipped", "Skipped", [_list(map(words.skipped_line, report.skipped))]))
     return "\n".join(["<!DOCTYPE html>", '<html lang="en">', *_head(), "<body>", "<header>",
-                      *_top(made, gates, command, profile), _contents(sections), "</header>", "<main>",
+                      *_top(report, gates, command, profile), _contents(sections), "</header>", "<main>",
                       *(part for section in sections for part in _section(*section)), "</main>", "</body>", "</html>"
                       ]) + "\n"
 
@@ -69,16 +70,16 @@ def _head() -> list[str]:
             f"<style>\n{style}{factors}.f-allocator {{ fill: var(--ink); }}\n</style>", "</head>"]
 
 
-def _top(made: Report, gates: Sequence[Result], command: str, profile: str | None) -> list[str]:
-    """What to know if nothing else is read."""
+def _top(report: Report, gates: Sequence[Result], command: str, profile: str | None) -> list[str]:
+    """The top of the page: headline, summary, gates and provenance."""
     parts = ["<h1>Predicted against measured GPU memory</h1>",
-             f'<p class="lead">{markup(words.headline(made))} {markup(words.summary(made))}</p>']
+             f'<p class="lead">{markup(words.headline(report))} {markup(words.summary(report))}</p>']
     if gates:
         parts += ["<ul>", *(f'<li class="{"bad" if gate.broken else "good"}">Gate {markup(line)}</li>'
                             for gate in gates for line in words.gate_lines(gate)), "</ul>"]
-    told = [f"peakcast {VERSION}", command and f"<code>{markup(command)}</code>",
+    provenance = [f"peakcast {VERSION}", command and f"<code>{markup(command)}</code>",
             profile and f"profile {markup(profile)}"]
-    return [*parts, f'<p class="from">{" · ".join(filter(None, told))}</p>']
+    return [*parts, f'<p class="from">{" · ".join(filter(None, provenance))}</p>']
 
 
 def _contents(sections: Iterable[tuple[str, str, list[str]]]) -> str:
@@ -103,13 +104,13 @@ def _figure(figure: Figure | None) -> str:
 
 def _table(table: Table) -> str:
     def cell(place: int, words: str, tag: str, scope: str = "") -> str:
-        kind = ' class="text"' if place < table.texts else ""
-        return f"<{tag}{scope}{kind}>{markup(words)}</{tag}>"
+        style = ' class="text"' if place < table.texts else ""
+        return f"<{tag}{scope}{style}>{markup(words)}</{tag}>"
 
     rows = []
     for number, row in enumerate(table.rows, 1):
-        kind = ' class="last"' if table.last and number == len(table.rows) else ""
-        rows.append(f"<tr{kind}>" + cell(0, row[0], "th", ' scope="row"')
+        style = ' class="last"' if table.last and number == len(table.rows) else ""
+        rows.append(f"<tr{style}>" + cell(0, row[0], "th", ' scope="row"')
                     + "".join(cell(place, words, "td") for place, words in enumerate(row[1:], 1)) + "</tr>")
     heads = "".join(cell(place, words, "th", ' scope="col"') for place, words in enumerate(table.heads))
     return "\n".join(['<div class="wide">', f"<table><caption>{markup(table.title)}</caption>",
@@ -121,10 +122,10 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _explained(lines: Sequence[str]) -> str:
-    """The case, then what is known; commands as such."""
+    """An explained case: its name, then the explanation, with commands as code."""
     first, *rest = (line.strip() for line in lines)
-    told = [f"<code>{markup(line)}</code>" if line.startswith("peakcast ") else markup(line) for line in rest]
-    return f"<p><strong>{markup(first)}</strong></p>\n<ul>" + "".join(f"<li>{line}</li>" for line in told) + "</ul>"
+    items = [f"<code>{markup(line)}</code>" if line.startswith("peakcast ") else markup(line) for line in rest]
+    return f"<p><strong>{markup(first)}</strong></p>\n<ul>" + "".join(f"<li>{line}</li>" for line in items) + "</ul>"
 
 
 def _more(parts: Sequence[str]) -> list[str]:
@@ -132,5 +133,5 @@ def _more(parts: Sequence[str]) -> list[str]:
 
 
 def _folded(table: Table) -> str:
-    """A table that opens on demand."""
+    """A table that is folded and opens on demand."""
     return f"<details><summary>{markup(table.title)} ({len(table.rows)} rows)</summary>\n{_table(table)}</details>"

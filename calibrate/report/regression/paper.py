@@ -1,4 +1,4 @@
-"""The two figures of the paper, redrawn: peak against data-parallel degree, one panel for each shape."""
+"""Redraws the two figures of arXiv 2512.07853: peak against data-parallel degree, one panel for each shape."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EQUATION = "equation_1"
 TOP, BOTTOM, PANEL = 62, 344, 372
 
 
-def paper(made: Report) -> Figure | None:
-    """Measured, predicted, and the paper's equation where it was asked, on the paper's axes."""
-    chosen = _highest(made)
+def paper(report: Report) -> Figure | None:
+    """Draws measured and predicted peaks on the paper's axes, and the paper's Eq. 1 if it was estimated."""
+    chosen = _highest(report)
     if not chosen:
         return None
-    methods = [method for method in made.paper.methods if method in (OURS, EQUATION)]
+    methods = [method for method in report.paper.methods if method in (OURS, EQUATION)]
     recipes = sorted({recipe for recipe, *_ in chosen})
     shapes = sorted({shape for _, shape, _ in chosen}, key=lambda shape: shape[1])
     degrees = sorted({degree for *_, degree in chosen})
@@ -48,14 +48,14 @@ def paper(made: Report) -> Figure | None:
                       if (recipe, shape, degree) in chosen]
             body += _lines(points, up, series, methods)
     items = [(chart.mark(0, 0, series), f"{recipe}, measured") for series, recipe in enumerate(recipes)]
-    items.append((chart.mark(0, 0, 0, radius=7, kind="ring"), OURS))
+    items.append((chart.mark(0, 0, 0, radius=7, style="ring"), OURS))
     if EQUATION in methods:
         items.append((chart.path([(-8, 0), (8, 0)], "line dashed s0"), method_name(EQUATION)))
-    errors = {method: one for method, one in made.paper.errors.items() if method in methods and one}
-    said = ", ".join(f"{method_name(method)} {percent(one.mape)} %" for method, one in errors.items())
+    errors = {method: errors_of for method, errors_of in report.paper.errors.items() if method in methods and errors_of}
+    mapes = ", ".join(f"{method_name(method)} {percent(errors_of.mape)} %" for method, errors_of in errors.items())
     return Figure(
         "paper", "The paper's two figures, with our numbers",
-        f"Peak against data-parallel degree for {len(shapes)} shapes and {len(recipes)} recipes. MAPE: {said}.",
+        f"Peak against data-parallel degree for {len(shapes)} shapes and {len(recipes)} recipes. MAPE: {mapes}.",
         "The axes of both evaluation figures of arXiv 2512.07853 (LLaVA-1.5-7B, ZeRO-2): allocated peak against "
         "degree, one panel a shape. Everything drawn is ours: measured peaks of these records, peakcast's predictions "
         "(rings around them) and, if asked for, the paper's equation as we compute it; at each point the highest of "
@@ -64,28 +64,28 @@ def paper(made: Report) -> Figure | None:
         BOTTOM + 52, (*body, *chart.legend(44, 20, items)))
 
 
-def _highest(made: Report) -> dict[tuple[str, tuple[int, int], int], Row]:
-    """By recipe, shape and degree: of all bucket sizes the job that needs most."""
-    found: dict[tuple[str, tuple[int, int], int], Row] = {}
-    for row in made.paper.rows:
+def _highest(report: Report) -> dict[tuple[str, tuple[int, int], int], Row]:
+    """Recipe, shape and degree -> of all bucket sizes, the job with the highest measured peak."""
+    highest: dict[tuple[str, tuple[int, int], int], Row] = {}
+    for row in report.paper.rows:
         workload = row.case.workload
-        key = (workload.recipe, (workload.per_device_train_batch_size, workload.sequence_length),
-               workload.data_parallel_size)
-        if key not in found or row.measured_bytes > found[key].measured_bytes:
-            found[key] = row
-    return found
+        shape = (workload.per_device_train_batch_size, workload.sequence_length or 0)
+        key = (workload.recipe, shape, workload.data_parallel_size)
+        if key not in highest or row.measured_bytes > highest[key].measured_bytes:
+            highest[key] = row
+    return highest
 
 
 def _lines(points: list[tuple[float, Row]], up: Scale, series: int, methods: list[str]) -> list[str]:
-    """Measured marks on a line, rings of the prediction, a dashed line of the equation."""
+    """Measured peaks as marks on a line, predictions as rings, and Eq. 1 as a dashed line."""
     parts = [chart.path([(x, up(row.measured_bytes / GIB)) for x, row in points], f"line s{series}")]
     if EQUATION in methods:
-        known = [(x, up(row.bytes(EQUATION) / GIB)) for x, row in points if row.bytes(EQUATION) is not None]
+        known = [(x, up(size / GIB)) for x, row in points if (size := row.bytes(EQUATION)) is not None]
         parts += [chart.path(known, f"line dashed s{series}")] if known else []
     for x, row in points:
         sizes: Mapping[str, int | None] = {method: row.bytes(method) for method in methods}
         title = "; ".join((f"{row.case.name}: measured {size_text(row.measured_bytes)}",
                            *(f"{method_name(method)} {size_text(size)}" for method, size in sizes.items() if size)))
         parts += [chart.mark(x, up(row.measured_bytes / GIB), series, title),
-                  chart.mark(x, up(row.predicted_bytes / GIB), series, radius=7, kind="ring")]
+                  chart.mark(x, up(row.predicted_bytes / GIB), series, radius=7, style="ring")]
     return parts

@@ -1,4 +1,4 @@
-"""The tables of a regression report, as text in cells; every form draws the same."""
+"""The tables of a regression report, with text in their cells. All forms of the report show the same tables."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from predictor.report.units import GIB, gib
 
 @dataclass(frozen=True)
 class Table:
-    """Heads and rows of one length; the first ``texts`` columns are text, the others numbers.
+    """A table with text cells. Heads and rows have the same length.
 
     Attributes:
-        title: also what a screen reader says first.
-        last: the last row sums up the others.
+        title: title, which a screen reader reads first.
+        texts: number of leading columns that are text; the others are numbers.
+        last: whether the last row sums up the others.
     """
 
     title: str
@@ -35,25 +36,30 @@ ERRORS = ("cases", "MAPE", "median", "95th", "worst", "bias", "equal", "in 1 %",
 
 
 def overall(group: Group) -> Table:
-    """A row for each counter."""
+    """Errors over all cases, with a row for each counter."""
     return Table("Errors by counter", ("error, %", *ERRORS), tuple(
-        (counter, *_errors(one)) for counter, one in group.errors.items()))
+        (counter, *_errors(errors)) for counter, errors in group.errors.items()))
 
 
 def errors(groups: Sequence[Group], counter: str) -> Table:
-    """A row for each group, of one counter."""
+    """Errors of one counter, with a row for each group."""
     return Table(f"Errors of {counter} peaks by group, %", ("by", "group", *ERRORS), tuple(
         (group.by, str(group.value), *_errors(group.errors[counter])) for group in groups if counter in group.errors),
         texts=2)
 
 
-def _errors(one: Errors) -> tuple[str, ...]:
-    return (str(one.cases), *map(percent, (one.mape, one.median, one.p95, one.worst, one.bias)), str(one.exact),
-            f"{one.close:.1%}", "" if one.inside is None else f"{one.inside:.1%}")
+def _errors(errors: Errors) -> tuple[str, ...]:
+    shares = map(percent, (errors.mape, errors.median, errors.p95, errors.worst, errors.bias))
+    return (str(errors.cases), *shares, str(errors.exact), f"{errors.close:.1%}",
+            "" if errors.inside is None else f"{errors.inside:.1%}")
 
 
 def by_group(groups: Sequence[Group], short: bool = False) -> Table:
-    """A row for each group: MAPE and worst of each counter, moments hit; ``short``: of three counters, no moments."""
+    """MAPE and worst error of each counter, and matching moments, with a row for each group.
+
+    Args:
+        short: only the last three counters, without moments.
+    """
     counters = [counter for counter in COUNTERS if counter in groups[0].errors][-3 if short else 0:]
     heads = ("by", "group", "cases", *(f"{counter} {what}" for counter in counters for what in ("MAPE", "worst")),
              *(() if short else ("moments",)))
@@ -69,12 +75,12 @@ def _mape_and_worst(errors: Errors | None) -> tuple[str, str]:
 
 
 def verdicts(groups: Sequence[Group]) -> Table:
-    """A row for each group: what was said, what became of the jobs, and xMem's figures."""
-    heads = ("by", "group", "cases", *(f"{said} {became}" for said in VERDICTS for became in ("survived", "died")),
-             "PEF", "MCP GiB")
+    """Verdicts against outcomes, and xMem's figures, with a row for each group."""
+    outcomes = [f"{verdict} {outcome}" for verdict in VERDICTS for outcome in ("survived", "died")]
+    heads = ("by", "group", "cases", *outcomes, "PEF", "MCP GiB")
     return Table("Verdicts by group", tuple(head.replace("_", " ") for head in heads), tuple(
         (group.by, str(group.value), str(group.cases),
-         *(str(became[said]) for said in VERDICTS for became in (group.verdicts.survived, group.verdicts.died)),
+         *(str(outcome[verdict]) for verdict in VERDICTS for outcome in (group.verdicts.survived, group.verdicts.died)),
          "" if group.xmem.failure_probability is None else f"{group.xmem.failure_probability:.2%}",
          "" if group.xmem.conservation_bytes is None else f"{group.xmem.conservation_bytes / GIB:.2f}")
         for group in groups), texts=2)
@@ -95,32 +101,34 @@ def paper(grid: Grid) -> Table:
 
 
 def methods(grid: Grid) -> Table:
-    """Each method over all cases."""
+    """Errors of each method over all cases."""
     heads = ("method", "cases", "MAPE", "median", "worst", "bias", "in 1 %")
     return Table("Errors of allocated peaks by method, %", heads, tuple(
-        (method_name(method), *(("0", "", "", "", "", "") if one is None else
-                                (str(one.cases), percent(one.mape), percent(one.median), percent(one.worst),
-                                 percent(one.bias), f"{one.close:.1%}")))
-        for method, one in grid.errors.items()))
+        (method_name(method), *(("0", "", "", "", "", "") if errors is None else
+                                (str(errors.cases), percent(errors.mape), percent(errors.median), percent(errors.worst),
+                                 percent(errors.bias), f"{errors.close:.1%}")))
+        for method, errors in grid.errors.items()))
 
 
-def cases(made: Report) -> Table:
-    """Every case: peaks, errors and what the other methods say."""
-    others = made.grid.methods[1:]
+def cases(report: Report) -> Table:
+    """Every case: peaks, errors and other methods' estimates."""
+    others = report.grid.methods[1:]
     heads = ("case", "job", "moment", "verdict", "the job",
              *(f"{counter} {what}" for counter in COUNTERS[:3] for what in ("GiB", "error %")),
              *(f"{method_name(method)} GiB" for method in others))
-    return Table("Every case", heads, tuple(_case(one, made, others) for one in made.comparisons), texts=5)
+    rows = tuple(_case(comparison, report, others) for comparison in report.comparisons)
+    return Table("Every case", heads, rows, texts=5)
 
 
-def _case(one: Comparison, made: Report, others: Sequence[str]) -> tuple[str, ...]:
-    said = made.estimates.get(one.case.id, {})
-    return (one.case.id, one.case.name,
-            one.moment if one.moment_hit is not False else f"{one.case.moment} (not {one.moment})",
-            (one.verdict or "").replace("_", " "), "survived" if one.case.survived else "died",
-            *(cell for counter in COUNTERS[:3] for cell in (_size(one.peaks[counter].measured_bytes),
-                                                            percent(one.error(counter)))),
-            *(_size(said[method].bytes) if method in said else "" for method in others))
+def _case(comparison: Comparison, report: Report, others: Sequence[str]) -> tuple[str, ...]:
+    case = comparison.case
+    estimates = report.estimates.get(case.id, {})
+    return (case.id, case.name,
+            comparison.moment if comparison.moment_hit is not False else f"{case.moment} (not {comparison.moment})",
+            (comparison.verdict or "").replace("_", " "), "survived" if case.survived else "died",
+            *(cell for counter in COUNTERS[:3] for cell in (_size(comparison.peaks[counter].measured_bytes),
+                                                            percent(comparison.error(counter)))),
+            *(_size(estimates[method].bytes) if method in estimates else "" for method in others))
 
 
 def _size(size: int | None) -> str:

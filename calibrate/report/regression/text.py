@@ -1,4 +1,4 @@
-"""A regression report as text for a terminal."""
+"""Prints a regression report on a terminal."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from typing import TYPE_CHECKING
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
 from calibrate.report.regression import tables, words
-from predictor.report import table as one_style
+from predictor.report import layout
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LONG = 8
-"""Characters of a head that has room in one line."""
+"""Longest head in characters that is not broken into two lines."""
 
 
-def report(console: Console, made: Report, gates: Sequence[Result] = ()) -> None:
-    """All of it but the single cases: overall, by group, verdicts, other methods, the worst, what was skipped, gates.
+def report(console: Console, report: Report, gates: Sequence[Result] = ()) -> None:
+    """Prints everything except the table of single cases: errors overall and by group, verdicts, other methods, the
+    worst cases, skipped measurements, gates.
     """
-    console.print(words.headline(made), style="bold")
-    _lines(console, words.summary(made))
+    console.print(words.headline(report), style="bold")
+    _lines(console, words.summary(report))
     console.print()
-    if made.overall.errors:
-        _table(console, tables.overall(made.overall))
-    _table(console, tables.by_group(made.groups, short=True))
-    _lines(console, *words.verdict_lines(made.overall), *words.xmem_lines(made.overall))
+    if report.overall.errors:
+        _table(console, tables.overall(report.overall))
+    _table(console, tables.by_group(report.groups, short=True))
+    _lines(console, *words.verdict_lines(report.overall), *words.xmem_lines(report.overall))
     console.print()
-    if made.paper.rows:
-        _head(console, tables.paper(made.paper).title)
-        _table(console, tables.paper(made.paper))
-    if words.asked(made):
-        _head(console, tables.methods(made.grid).title)
-        _table(console, tables.methods(made.grid))
-        _lines(console, *map(words.method_line, words.asked(made)), *words.silent_lines(made))
+    if report.paper.rows:
+        _head(console, tables.paper(report.paper).title)
+        _table(console, tables.paper(report.paper))
+    if words.other_methods(report):
+        _head(console, tables.methods(report.grid).title)
+        _table(console, tables.methods(report.grid))
+        _lines(console, *map(words.method_line, words.other_methods(report)), *words.silent_lines(report))
         console.print()
-    _head(console, words.far_line(made))
-    for one in made.explained:
-        _lines(console, *words.explained_lines(one))
-    if made.skipped:
+    _head(console, words.far_line(report))
+    for explained in report.explained:
+        _lines(console, *words.explained_lines(explained))
+    if report.skipped:
         console.print()
         _head(console, "Skipped")
-        _lines(console, *map(words.skipped_line, made.skipped))
+        _lines(console, *map(words.skipped_line, report.skipped))
     if gates:
         console.print()
     for gate in gates:
@@ -51,24 +52,24 @@ def report(console: Console, made: Report, gates: Sequence[Result] = ()) -> None
 
 
 def _table(console: Console, table: tables.Table) -> None:
-    """With two columns of text or more, the first becomes lines of its own."""
+    """Prints a table. If it has two or more text columns, the first column becomes headings between the rows."""
     folded = table.texts > 1
     heads = [head.replace(" ", "\n", 1) if len(head) > LONG else head for head in table.heads[folded:]]
-    drawn = one_style.table(*heads, numbers=True)
-    for column in drawn.columns[:table.texts - folded]:
+    rich_table = layout.table(*heads, numbers=True)
+    for column in rich_table.columns[:table.texts - folded]:
         column.justify = "left"
-    before = "all"
+    last_heading = "all"
     for first, *cells in table.rows:
         if not folded:
             cells = [first, *cells]
         elif any(cells[:table.texts - 1]):
-            if first != before:
-                drawn.add_row(first, style="bold")
-            cells[0], before = "  " + cells[0], first
+            if first != last_heading:
+                rich_table.add_row(first, style="bold")
+            cells[0], last_heading = "  " + cells[0], first
         else:
             cells[0] = first
-        drawn.add_row(*cells)
-    console.print(drawn)
+        rich_table.add_row(*cells)
+    console.print(rich_table)
     console.print()
 
 
@@ -79,5 +80,5 @@ def _head(console: Console, text: str) -> None:
 def _lines(console: Console, *lines: str) -> None:
     for text in lines:
         indent = len(text) - len(text.lstrip())
-        for line in one_style.wrapped(console, text.strip(), indent=indent):
+        for line in layout.wrapped(console, text.strip(), indent=indent):
             console.print(line)

@@ -1,8 +1,15 @@
-"""What CUDA does that meta tensors do not show, by aten operator: the one table of it.
+"""Table of the allocations that operators make on CUDA and that meta tensors do not show.
 
-Each entry plays one call: what it allocates before and after its results, and frees, in order. Sizes are
+Each entry records one call: the allocations before and after its results, and the frees, in order. Sizes are
 byte counts, or the name of a function in ``predictor.events.workspaces`` with its dimensions. An operator that is
 not in the table allocates its results and nothing else.
+
+Known limitations:
+
+- The allocations are those of PyTorch 2.11 and bitsandbytes 0.50.
+- The workspaces of cuDNN's convolutions are not modelled.
+- bitsandbytes' 8-bit products have no columns of outliers.
+- Temporaries of sorting are modelled only for one-dimensional int64 tensors.
 """
 
 from __future__ import annotations
@@ -87,7 +94,7 @@ TABLE: dict[str, Callable[[Call], None]] = {
         "aten::upsample_bicubic2d_backward", "aten::_upsample_bicubic2d_aa_backward",
         "aten::_upsample_bilinear2d_aa_backward", "aten::upsample_linear1d_backward", "aten::upsample_nearest1d",
         "aten::upsample_nearest1d_backward", "aten::reflection_pad2d", "aten::reflection_pad2d_backward",
-    ), images.in_order),
+    ), images.contiguous_input),
     **dict.fromkeys(("aten::_upsample_bicubic2d_aa", "aten::_upsample_bilinear2d_aa"), images.resized_smoothly),
     **dict.fromkeys(("aten::avg_pool2d_backward", "aten::max_pool2d_with_indices_backward"), images.pool_backward),
     "aten::_adaptive_avg_pool2d_backward": images.adaptive_pool_backward,
@@ -95,4 +102,4 @@ TABLE: dict[str, Callable[[Call], None]] = {
     **liger.OPERATORS,
     **flash_attention.OPERATORS,
 }
-"""Operator -> how a call plays out on CUDA."""
+"""Operator -> the function that records one of its calls as on CUDA."""

@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Allocations of the fused attention kernels: cuDNN, flash attention and memory-efficient attention."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from predictor.trace.operators.call import Call, nbytes
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
     """``(batch, heads, sequence, width)`` of a ``[batch, heads, sequence, width]`` query."""
-    return tuple(query.shape)
+    batch, heads, sequence, width = query.shape
+    return batch, heads, sequence, width
 
 
 def cudnn_forward(call: Call) -> None:
-    """Seed and offset come before the results, sums of rows only if asked for (attention.cu,
+    """Seed and offset come before the results, row sums only if backward needs them (attention.cu,
     _scaled_dot_product_cudnn_attention_cuda)."""
     call.results(*(tensor for tensor in call.out if tensor.dim() == 0))
     call.results(call.out[0])
@@ -22,17 +23,18 @@ def cudnn_forward(call: Call) -> None:
 
 
 def cudnn_backward(call: Call) -> None:
-    """The graph's workspace (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop)."""
-    call.around(("cudnn_backward", attention_dimensions(call.args[1])))
+    """The workspace of cuDNN's graph (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop)."""
+    call.results_and_temporaries(("cudnn_backward", attention_dimensions(call.args[1])))
 
 
 def flash_forward(call: Call) -> None:
-    """Partial results when keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. Of one query, as
-    in decoding, heads that share keys are rows (the same file, mha_fwd, seqlenq_ngroups_swapped). With dropout nothing
-    is split, and seed and offset are made twice (mha_fwd)."""
+    """Partial results if keys are split (flash_api.cpp, set_params_splitkv), before seed and offset. For one query, as
+    in decoding, query heads that share a key head become rows (flash_api.cpp, mha_fwd, seqlenq_ngroups_swapped). With
+    dropout keys are not split, and seed and offset are allocated twice (mha_fwd)."""
     query, key = call.args[:2]
     dropout = call.args[3] if len(call.args) > 3 else 0.0
-    dimensions = batch, heads, rows, width = attention_dimensions(query)
+    batch, heads, rows, width = attention_dimensions(query)
+    dimensions: tuple[int, ...] = (batch, heads, rows, width)
     if rows == 1:
         dimensions = (batch, key.shape[1], heads // key.shape[1], width, key.shape[2])
     elif rows != key.shape[2]:
@@ -51,36 +53,37 @@ def flash_forward(call: Call) -> None:
 
 
 def flash_backward(call: Call) -> None:
-    """Accumulators, and dK and dV for all heads where heads are grouped (flash_api.cpp, mha_bwd); first of all,
-    gradient and result as tokens (attention_backward.cu, _flash_attention_backward)."""
+    """First copies of gradient and result in token order, if they are not (attention_backward.cu,
+    _flash_attention_backward). Then accumulators, and dK and dV of all query heads if heads share keys (flash_api.cpp,
+    mha_bwd)."""
     gradient, query, key, _, out, *_ = call.args
     copies = _as_tokens(call, gradient, out)
     dimensions = attention_dimensions(query)
     whole = key.numel() * key.element_size() * query.shape[1] // key.shape[1]
     expanded = () if query.shape[1] == key.shape[1] else (whole,) * 2
-    call.around(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
+    call.results_and_temporaries(("flash_softmax_sum", dimensions), ("flash_dq_accumulator", dimensions), *expanded)
     call.release(copies)
 
 
 def _as_tokens(call: Call, *tensors: torch.Tensor) -> list[int]:
-    """Copies of those in which a token's heads do not lie beside each other, tokens one after the other."""
+    """Copies of the tensors that are not contiguous as ``[batch, tokens, heads, width]``."""
     return [call.allocate(nbytes(tensor)) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
 
 def efficient_forward(call: Call) -> None:
-    """Sums of rows, rounded up, then a result in fp32 for heads of which no block holds all (mem_eff_attention/
-    kernel_forward.h, kNeedsOutputAccumulatorBuffer); seed and offset stay on the CPU (attention.cu,
+    """Row sums, with rows rounded up; then a result in fp32 if a head is too wide for one block (mem_eff_attention/
+    kernel_forward.h, kNeedsOutputAccumulatorBuffer). Seed and offset stay on the CPU (attention.cu,
     _efficient_attention_forward)."""
     out, sums, *_ = call.out
     call.results(out)
     if sums.numel():
         call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
     if out.shape[-1] > 128 and out.element_size() < 4:
-        call.through(4 * out.numel())
+        call.temporaries(4 * out.numel())
 
 
 def padded_mask(call: Call) -> None:
-    """A mask for memory-efficient attention (ATen/native/transformers/attention.cpp, pad_bias)."""
+    """The padded mask of memory-efficient attention (ATen/native/transformers/attention.cpp, pad_bias)."""
     mask, padding = call.args[:2]
     if mask.dtype.is_floating_point and mask.dim() == 4 and list(padding) == [0, -mask.shape[-1] % 8]:
         rows = mask.numel() // mask.shape[-1]
@@ -89,8 +92,8 @@ def padded_mask(call: Call) -> None:
 
 
 def efficient_backward(call: Call) -> None:
-    """Row sums, which are an expression of their own in fp32, and the gradient accumulators; first of all, the gradient
-    as tokens (attention_backward.cu, _efficient_attention_backward)."""
+    """First a copy of the gradient in token order, if it is not. Then row sums, which fp32 computes in several steps,
+    and the accumulators of gradients (attention_backward.cu, _efficient_attention_backward)."""
     query, dimensions = call.args[1], attention_dimensions(call.args[1])
     copies = _as_tokens(call, call.args[0])
     gradients, biases = call.out[:3], call.out[3:]

@@ -1,4 +1,4 @@
-"""One operator call, as the tables of ``predictor.trace.operators`` play it."""
+"""One operator call on meta tensors, with methods to record its allocations and frees on CUDA."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import torch
 class Call:
     """One operator call on meta tensors.
 
+    A size is a number of bytes, or the name of a function in ``predictor.events.workspaces`` with its dimensions.
+
     Attributes:
-        allocate: takes a size, returns a handle.
-        free: takes a handle.
-        results: results come to life now: the given ones, or all that have not yet; ``size`` says the
-            bytes of one where meta's are no polynomial of the shape.
-        once: allocate for good, the first time that this handle of a library is used.
+        out: the result tensors.
+        allocate: records an allocation of a size; returns a handle.
+        free: records the free of a handle.
+        results: records the allocation of the given result tensors, or of all that are not allocated yet. ``size``
+            replaces the bytes of the meta tensor.
+        lasting_workspace: records a library's workspace, by the name of its function, at the first use of the library's
+            handle. It is never freed.
     """
 
     args: tuple
@@ -27,33 +31,33 @@ class Call:
     allocate: Callable[[Any], int]
     free: Callable[[int], None]
     results: Callable[..., None]
-    once: Callable[[str], None]
+    lasting_workspace: Callable[[str], None]
 
-    def around(self, *sizes) -> None:
-        """Temporaries that come after the results and die with the call, last first."""
+    def results_and_temporaries(self, *sizes) -> None:
+        """Records the results, then temporaries that are freed in reverse order."""
         self.results()
-        self.through(*sizes)
+        self.temporaries(*sizes)
 
-    def release(self, held: Sequence[int]) -> None:
-        """Free them, the last one first."""
-        for handle in reversed(held):
+    def release(self, handles: Sequence[int]) -> None:
+        """Records the frees of handles, in reverse order."""
+        for handle in reversed(handles):
             self.free(handle)
 
-    def through(self, *sizes) -> None:
-        """Temporaries that come together and die at once, last first."""
+    def temporaries(self, *sizes) -> None:
+        """Records temporaries that are allocated in order, and then freed in reverse order."""
         self.release([self.allocate(size) for size in sizes])
 
 
 def results_only(call: Call) -> None:
-    """Most operators."""
+    """Records the results and nothing else, as for most operators."""
     call.results()
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a copy that is contiguous."""
+    """Bytes of a contiguous copy of a tensor."""
     return tensor.numel() * tensor.element_size()
 
 
 def copies(*tensors: torch.Tensor) -> list[int]:
-    """Bytes of contiguous copies of those that are not."""
+    """Bytes of contiguous copies of the tensors that are not contiguous."""
     return [nbytes(tensor) for tensor in tensors if not tensor.is_contiguous()]

@@ -1,9 +1,9 @@
-"""Convolutions: which library computes them, in which layout of memory, and the copies that take them there.
+"""Allocations of convolutions: copies into the memory format of the library that computes them.
 
-Facts are from PyTorch 2.11: ATen/native/Convolution.cpp (which library: select_conv_backend, use_cudnn_depthwise),
+Sources in PyTorch 2.11: ATen/native/Convolution.cpp (choice of the library: select_conv_backend, use_cudnn_depthwise),
 ATen/native/ConvUtils.h (cudnn_conv_suggest_memory_format), ATen/native/cudnn/ConvShared.cpp and
-ATen/native/cuda/DepthwiseConv2d.cu. The workspace that cuDNN's heuristics ask for is not in here: it depends on the
-library's version, and the emulated GPU's asks for none.
+ATen/native/cuda/DepthwiseConv2d.cu. The workspace of cuDNN's heuristics is not modelled: it depends on the version of
+cuDNN, and the emulated cuDNN requests none.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ CONTIGUOUS = torch.contiguous_format
 
 
 def forward(call: Call) -> None:
-    """Copies of an input, and with cuDNN of a weight, that lie in another layout."""
+    """Copies of the input, and with cuDNN of the weight, if they have another memory format."""
     source, weight, *_, dilation, transposed, _, groups = call.args
     held: list[int] = []
     if source.dim() == 3:
-        _copied(call, source, CONTIGUOUS, held)
-        source, weight = _flat(source.contiguous()), _flat(weight)
+        _copy_into(call, source, CONTIGUOUS, held)
+        source, weight = _as_2d(source.contiguous()), _as_2d(weight)
     native = _is_native(source, weight, call.args[3], dilation, transposed, groups)
     layout = CONTIGUOUS if native else _layout(source, weight)
-    _copied(call, source, layout, held)
+    _copy_into(call, source, layout, held)
     call.results()
     if not native:
-        _copied(call, weight, layout, held)
+        _copy_into(call, weight, layout, held)
     call.release(held)
 
 
 def backward(call: Call) -> None:
-    """Copies of input, gradient and weight that lie in another layout; the bias's gradient is a sum."""
-    gradient, source, _, _, *_, wanted = call.args
-    made = iter(call.out)
-    of_source, of_weight, of_bias = (next(made) if one else None for one in wanted)
+    """Copies of input, gradient and weight if they have another memory format; the bias's gradient is a sum."""
+    gradient, source, _, _, *_, output_mask = call.args
+    gradients = iter(call.out)
+    of_source, of_weight, of_bias = (next(gradients) if is_wanted else None for is_wanted in output_mask)
     held: list[int] = []
     if source.dim() == 3:
-        _copied(call, source, CONTIGUOUS, held)
+        _copy_into(call, source, CONTIGUOUS, held)
     (_native if _backward_is_native(call.args) else _cudnn)(call, of_source, of_weight)
     if of_bias is not None:
         call.results(of_bias)
@@ -49,14 +49,14 @@ def backward(call: Call) -> None:
 
 
 def _native(call: Call, of_source, of_weight) -> None:
-    """The weight's comes first (conv_depthwise2d_backward_cuda)."""
-    gradient, source = (_flat(tensor) for tensor in call.args[:2])
+    """PyTorch's own kernel computes the weight's gradient first (conv_depthwise2d_backward_cuda)."""
+    gradient, source = (_as_2d(tensor) for tensor in call.args[:2])
     held: list[int] = []
-    _copied(call, gradient, CONTIGUOUS, held)
+    _copy_into(call, gradient, CONTIGUOUS, held)
     if of_weight is not None:
         inner: list[int] = []
-        if call.args[1].dim() > 3:  # of one dimension it is whole already
-            _copied(call, source, CONTIGUOUS, inner)
+        if call.args[1].dim() > 3:  # a one-dimensional convolution's input is contiguous already
+            _copy_into(call, source, CONTIGUOUS, inner)
         call.results(of_weight)
         call.release(inner)
     if of_source is not None:
@@ -65,56 +65,61 @@ def _native(call: Call, of_source, of_weight) -> None:
 
 
 def _cudnn(call: Call, of_source, of_weight) -> None:
-    """cudnn_convolution_backward: the gradient in the input's layout, then each in the layout of what it is made of."""
+    """cudnn_convolution_backward: the output's gradient gets the input's memory format; each computed gradient gets the
+    format of the tensors that it is computed from."""
     source, gradient, weight = _as_cudnn_takes_them(call.args)
     held: list[int] = []
     if source is not call.args[1] and call.args[1].dim() > 3:
         held.append(call.allocate(nbytes(source)))
-    if gradient.stride() != _flat(call.args[0]).stride():
+    if gradient.stride() != _as_2d(call.args[0]).stride():
         held.append(call.allocate(nbytes(gradient)))
     if of_source is not None:
         inner: list[int] = []
         layout = _layout(gradient, weight)
         call.results(of_source)
-        _copied(call, weight, layout, inner)
-        _copied(call, gradient, layout, inner)
+        _copy_into(call, weight, layout, inner)
+        _copy_into(call, gradient, layout, inner)
         call.release(inner)
     if of_weight is not None:
         inner = []
         layout = _layout(source, gradient)
-        _copied(call, gradient, layout, inner)
-        _copied(call, source, layout, inner)
+        _copy_into(call, gradient, layout, inner)
+        _copy_into(call, source, layout, inner)
         call.results(of_weight)
         call.release(inner)
     call.release(held)
 
 
 def results(args, out: torch.Tensor) -> torch.Tensor:
-    """A convolution's result as it lies on CUDA; meta tensors give it the layout of the input alone."""
+    """A convolution's result in CUDA's memory format; meta tensors only use the input's format."""
     source, weight, _, stride, _, dilation, transposed, _, groups = args
     if source.dim() == 3 or _is_native(source, weight, stride, dilation, transposed, groups):
-        return _laid(out, CONTIGUOUS)
-    return _laid(out, _layout(source, weight))
+        return _with_layout(out, CONTIGUOUS)
+    return _with_layout(out, _layout(source, weight))
 
 
 def backward_results(args, out):
-    """The gradients as they lie on CUDA; meta tensors give them the layout of the gradient."""
+    """Gives the gradients of a convolution's input and weight the memory format that they have on a GPU.
+
+    On the meta device, PyTorch gives them the format of the output's gradient.
+    """
     of_source, of_weight, of_bias = out
     layouts = CONTIGUOUS, CONTIGUOUS
     if args[1].dim() > 3 and not _backward_is_native(args):
         source, gradient, weight = _as_cudnn_takes_them(args)
         layouts = _layout(gradient, weight), _layout(source, gradient)
-    return _laid(of_source, layouts[0]), _laid(of_weight, layouts[1]), of_bias
+    return _with_layout(of_source, layouts[0]), _with_layout(of_weight, layouts[1]), of_bias
 
 
 def _backward_is_native(args) -> bool:
     _, source, weight, _, stride, _, dilation, transposed, _, groups, _ = args
     source = source if source.dim() > 3 else source.contiguous()
-    return _is_native(_flat(source), _flat(weight), stride, dilation, transposed, groups)
+    return _is_native(_as_2d(source), _as_2d(weight), stride, dilation, transposed, groups)
 
 
 def _is_native(source, weight, stride, dilation, transposed: bool, groups: int) -> bool:
-    """Whether PyTorch's own kernel computes it: one group a channel, contiguous (use_cudnn_depthwise)."""
+    """Whether PyTorch's own depthwise kernel computes a convolution: one group per channel, contiguous tensors
+    (use_cudnn_depthwise)."""
     if transposed or source.dim() != 4 or not 1 < groups == source.shape[1] or weight.shape[0] % groups:
         return False
     if _layout(source, weight) != CONTIGUOUS:
@@ -127,7 +132,7 @@ def _is_native(source, weight, stride, dilation, transposed: bool, groups: int) 
 
 
 def _is_fast_with_cudnn(source, stride: int, weight) -> bool:
-    """check_cudnn_depthwise_workload_with_filter of the same file."""
+    """ATen/native/Convolution.cpp, check_cudnn_depthwise_workload_with_filter."""
     batch, channels, height, width = source.shape
     size = weight.shape[3]
     if height == 1 and stride == 1:
@@ -142,37 +147,37 @@ def _is_fast_with_cudnn(source, stride: int, weight) -> bool:
 
 
 def _as_cudnn_takes_them(args) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Input, gradient and weight of a backward, after the first copies."""
+    """Input, gradient and weight of a backward, after the first copies into cuDNN's memory format."""
     gradient, source, weight = args[:3]
     if source.dim() == 3:
-        gradient, source, weight = _flat(gradient), _flat(source.contiguous()), _flat(weight)
+        gradient, source, weight = _as_2d(gradient), _as_2d(source.contiguous()), _as_2d(weight)
     if args[-1][1]:
         source = source.contiguous(memory_format=_layout(source, weight))
     layout = suggest_memory_format(source)
-    return source, gradient if suggest_memory_format(gradient) == layout else _in(gradient, layout), weight
+    return source, gradient if suggest_memory_format(gradient) == layout else _empty_in(gradient, layout), weight
 
 
 def _layout(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
-    """Channels last if either is (cudnn_conv_suggest_memory_format)."""
+    """Channels last if either tensor is (cudnn_conv_suggest_memory_format)."""
     return next((layout for layout in map(suggest_memory_format, (first, second)) if layout != CONTIGUOUS), CONTIGUOUS)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """One dimension as two (view4d)."""
+def _as_2d(tensor: torch.Tensor) -> torch.Tensor:
+    """A one-dimensional convolution's tensor with a second dimension of size 1 (view4d)."""
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-def _in(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+def _empty_in(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=layout)
 
 
-def _laid(tensor, layout: torch.memory_format):
-    """As it is where it lies in that layout; the strides of a dimension of one element matter too."""
+def _with_layout(tensor, layout: torch.memory_format):
+    """The tensor itself if it has the memory format, else a new one; strides of dimensions of size 1 count too."""
     if tensor is None or (tensor.is_contiguous(memory_format=layout) and suggest_memory_format(tensor) == layout):
         return tensor
-    return _in(tensor, layout) if tensor.dim() > 3 else _in(tensor, CONTIGUOUS)
+    return _empty_in(tensor, layout) if tensor.dim() > 3 else _empty_in(tensor, CONTIGUOUS)
 
 
-def _copied(call: Call, tensor: torch.Tensor, layout: torch.memory_format, held: list[int]) -> None:
+def _copy_into(call: Call, tensor: torch.Tensor, layout: torch.memory_format, held: list[int]) -> None:
     if not tensor.is_contiguous(memory_format=layout):
         held.append(call.allocate(nbytes(tensor)))

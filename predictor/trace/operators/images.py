@@ -1,4 +1,4 @@
-"""Pooling, resizing, padding and taking apart of pictures."""
+"""Allocations of image operators: pooling, resizing, padding and unfolding."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from torch._prims_common import suggest_memory_format
 from predictor.trace.operators.call import Call, copies, nbytes
 
 
-def in_order(call: Call) -> None:
-    """A copy of what is not contiguous, if only for channels last: an input, or the gradient of a result (ATen/native/
-    cuda/UpSampleBicubic2d.cu, ReflectionPad.cu and their like)."""
-    call.around(*copies(call.args[0]))
+def contiguous_input(call: Call) -> None:
+    """A copy of the first argument (an input, or the gradient of a result) if it is not contiguous; channels-last
+    counts as not contiguous (ATen/native/cuda/UpSampleBicubic2d.cu, ReflectionPad.cu and similar files)."""
+    call.results_and_temporaries(*copies(call.args[0]))
 
 
 def resized_smoothly(call: Call) -> None:
-    """With antialiasing, what is not contiguous is copied, and the result made once more (ATen/native/cuda/
-    UpSampleBilinear2d.cu, upsample_gen2d_aa_out_cuda_template)."""
+    """Resizing with antialiasing: if the input is not contiguous, it is copied, and the result is allocated a second
+    time (ATen/native/cuda/UpSampleBilinear2d.cu, upsample_gen2d_aa_out_cuda_template)."""
     source, out = call.args[0], call.out[0]
-    call.around(*(() if source.is_contiguous() else (nbytes(out), nbytes(source))))
+    call.results_and_temporaries(*(() if source.is_contiguous() else (nbytes(out), nbytes(source))))
 
 
 def pool_backward(call: Call) -> None:
-    """A copy of a gradient that does not lie as the input does (ATen/native/cuda/AveragePool2d.cu and
+    """A copy of the gradient if its memory format is not the input's (ATen/native/cuda/AveragePool2d.cu and
     DilatedMaxPool2d.cu)."""
     gradient, source = call.args[:2]
     as_source = gradient.is_contiguous(memory_format=suggest_memory_format(source))
-    call.around(*(() if as_source else (nbytes(gradient),)))
+    call.results_and_temporaries(*(() if as_source else (nbytes(gradient),)))
 
 
 def adaptive_pool_backward(call: Call) -> None:
-    """A copy of a gradient that is not contiguous, unless the input lies channels last
+    """A copy of the gradient if it is not contiguous, unless the input is channels-last
     (ATen/native/cuda/AdaptiveAveragePooling.cu)."""
-    call.around(*(copies(call.args[0]) if call.args[1].is_contiguous() else ()))
+    call.results_and_temporaries(*(copies(call.args[0]) if call.args[1].is_contiguous() else ()))
 
 
 def unfold(call: Call) -> None:
-    """The result is made as large as the input, and resized: it keeps what it has if that is enough
-    (ATen/native/cuda/Im2Col.cu and Col2Im.cu)."""
+    """The result is allocated as large as the input, and then resized; a result that is no larger keeps the first
+    storage (ATen/native/cuda/Im2Col.cu and Col2Im.cu)."""
     source, out = call.args[0], call.out[0]
     if nbytes(out) <= nbytes(source):
         call.results(out, size=nbytes(source))
-        return call.through(*copies(source))
+        return call.temporaries(*copies(source))
     first = call.allocate(nbytes(source))
     call.results()
     call.free(first)
-    call.through(*copies(source))
+    call.temporaries(*copies(source))

@@ -1,4 +1,4 @@
-"""Reading and writing at indices, masks and embeddings."""
+"""Allocations of indexing operators: indices, masks, embeddings, sorting and rolling."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from predictor.trace.operators.call import Call, nbytes
 
 FEW_ROWS = 10
-"""Up to so many rows, as of token types, are added up in place of parts of them, if they are no wider than 4096: read
-off an emulated GPU, where up to 512 are with enough tokens."""
+"""Embedding backward adds up whole rows, not partial ones, if the embedding has at most this number of rows (such as
+token types) of at most 4096 elements. Measured on an emulated GPU; with enough tokens it does so for up to 512 rows."""
 
 
 def index(call: Call) -> None:
-    """Copies of several indices with unlike strides (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
+    """Copies of several indices if their strides differ (ATen/native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
     indices = [tensor for tensor in call.args[1] if tensor is not None]
     copies = []
     if len(indices) > 1 and all(tensor.dtype == torch.int64 for tensor in indices):
@@ -27,44 +27,44 @@ def index(call: Call) -> None:
 
 
 def index_put(call: Call) -> None:
-    """Sums into rows are made in their order: indices are wrapped, made linear and sorted, values made whole
-    (ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    """An accumulating ``index_put`` sorts its indices: they are wrapped, linearised and sorted, and values are expanded
+    to contiguous ones (ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel)."""
     target, indices, values, accumulate = call.args[:4]
     call.results()
     if not accumulate:
         return
-    found = [axis for axis, tensor in enumerate(indices) if tensor is not None]
-    count = math.prod(torch.broadcast_shapes(*(indices[axis].shape for axis in found)))
-    apart = found != list(range(found[0], found[-1] + 1))  # then the indexed dimensions come first
-    rest = [size for axis, size in enumerate(target.shape) if axis not in found and (apart or axis > found[-1])]
+    indexed = [axis for axis, tensor in enumerate(indices) if tensor is not None]
+    count = math.prod(torch.broadcast_shapes(*(indices[axis].shape for axis in indexed)))
+    apart = indexed != list(range(indexed[0], indexed[-1] + 1))  # then the indexed dimensions come first
+    rest = [size for axis, size in enumerate(target.shape) if axis not in indexed and (apart or axis > indexed[-1])]
     slices = math.prod(rest)
     wrapped, linear = call.allocate(8 * count), call.allocate(8 * count)
     call.free(wrapped)
-    for _ in found[1:]:
-        call.through(8 * count, 8 * count)
-    items = count * target.numel() // math.prod(target.shape[axis] for axis in found)
+    for _ in indexed[1:]:
+        call.temporaries(8 * count, 8 * count)
+    items = count * target.numel() // math.prod(target.shape[axis] for axis in indexed)
     whole = () if values.numel() == items and values.is_contiguous() else (items * values.element_size(),)
     moved = (nbytes(target),) if apart else ()
-    call.through(*whole, *moved, 8 * count, 8 * count, 8 * count, ("index_sort", (count, target.numel() // slices)))
+    call.temporaries(*whole, *moved, 8 * count, 8 * count, 8 * count, ("index_sort", (count, target.numel() // slices)))
     call.free(linear)
 
 
 def masked_scatter(call: Call) -> None:
-    """Prefix sums of the mask, the mask made whole, CUB's scan (ATen/native/cuda/IndexKernel.cpp)."""
+    """Prefix sums of the mask, the expanded mask, and CUB's scan (ATen/native/cuda/IndexKernel.cpp)."""
     source, mask = call.args[:2]
     items = source.numel()
     call.results()
     whole = () if mask.is_contiguous() and mask.numel() == items else (items,)
-    call.through(8 * items, *whole, ("cub_scan", (items,)))
+    call.temporaries(8 * items, *whole, ("cub_scan", (items,)))
 
 
 def masked_scatter_backward(call: Call) -> None:
-    """``masked_select``, then a copy with the rest filled up (ATen/native/TensorAdvancedIndexing.cpp)."""
+    """``masked_select``, then a copy that is padded to the full size (ATen/native/TensorAdvancedIndexing.cpp)."""
     gradient = call.args[0]
     mask = call.allocate(gradient.numel())
     count = call.allocate(4)
-    call.through(("cub_count", ()))
-    call.through(("cub_select", (gradient.numel(),)))
+    call.temporaries(("cub_count", ()))
+    call.temporaries(("cub_select", (gradient.numel(),)))
     call.free(count)
     call.free(mask)
     selected = call.allocate(nbytes(call.out[0]))
@@ -73,52 +73,53 @@ def masked_scatter_backward(call: Call) -> None:
 
 
 def nonzero(call: Call) -> None:
-    """They are counted, then selected (ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl)."""
+    """Nonzero elements are counted, then selected (ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl)."""
     items = (call.args[0].numel(),)
     count = call.allocate(4)
-    call.through(("cub_sum", items))
-    call.around(("cub_select", items))
+    call.temporaries(("cub_sum", items))
+    call.results_and_temporaries(("cub_select", items))
     call.free(count)
 
 
 def repeat_interleave(call: Call) -> None:
-    """Prefix sums of the repeats, and whether all are positive (ATen/native/Repeat.h, repeat_interleave_common)."""
+    """Prefix sums of the repeats, and a check that they are positive (ATen/native/Repeat.h, repeat_interleave_common).
+    """
     repeats = call.args[0]
     sums = call.allocate(8 * repeats.numel())
-    call.through(("cub_scan", (repeats.numel(),)))
+    call.temporaries(("cub_scan", (repeats.numel(),)))
     if call.kwargs.get("output_size") is None:
-        call.through(repeats.numel(), 1)
+        call.temporaries(repeats.numel(), 1)
     call.results()
     call.free(sums)
 
 
 def embedding_backward(call: Call) -> None:
-    """A gradient made contiguous, sorting of many tokens, fp32 partial rows, or whole ones of a few (Embedding.cu,
-    EmbeddingBackwardKernel.cu)."""
+    """A contiguous gradient, buffers to sort many tokens, and fp32 partial rows, or whole rows for an embedding of few
+    rows (Embedding.cu, EmbeddingBackwardKernel.cu)."""
     gradient, indices, vocabulary = call.args[:3]
     tokens, width = indices.numel(), gradient.shape[-1]
     copy = None if gradient.is_contiguous() else call.allocate(nbytes(gradient))
     each = ("embedding_indices", (tokens,))
     ordered, original = call.allocate(each), call.allocate(each)
-    call.through(each, ("embedding_sort", (tokens,)))
+    call.temporaries(each, ("embedding_sort", (tokens,)))
     call.results()
     segment, number = ("embedding_segments", (tokens, vocabulary)), ("embedding_number", (tokens,))
     offsets, count = call.allocate(each), call.allocate(number)
-    call.through(each, ("embedding_unique", (tokens,)))
+    call.temporaries(each, ("embedding_unique", (tokens,)))
     partials, starts = call.allocate(segment), call.allocate(segment)
-    call.through(("embedding_scan", (tokens, vocabulary)))
+    call.temporaries(("embedding_scan", (tokens, vocabulary)))
     parts = ("embedding_partials", (tokens, vocabulary, 2))
     if vocabulary > FEW_ROWS:
-        call.through(number, parts, ("embedding_partials", (tokens, vocabulary, width)))
+        call.temporaries(number, parts, ("embedding_partials", (tokens, vocabulary, width)))
     else:
         narrow = gradient.element_size() < 4
-        call.through(number, parts, parts, *((("embedding_rows", (tokens, vocabulary, width)),) if narrow else ()))
+        call.temporaries(number, parts, parts, *((("embedding_rows", (tokens, vocabulary, width)),) if narrow else ()))
     for buffer in (starts, partials, count, offsets, original, ordered, *([] if copy is None else [copy])):
         call.free(buffer)
 
 
 def roll(call: Call) -> None:
-    """A copy of an input that is not contiguous; one dimension after the other (ATen/native/cuda/
+    """A copy of the input if it is not contiguous; several dimensions are rolled one after another (ATen/native/cuda/
     TensorTransformations.cu, roll_cuda; ATen/native/TensorTransformations.h, roll_common)."""
     source, shifts = call.args[:2]
     last = None
@@ -134,8 +135,8 @@ def roll(call: Call) -> None:
 
 
 def sort(call: Call) -> None:
-    """Of one row: its positions in order, then, if it is long, CUB's buffers (ATen/native/cuda/Sort.cu,
+    """For one row of int64: its positions in order, then CUB's buffers if it is long (ATen/native/cuda/Sort.cu,
     fillSliceWithIndex and launch_stable_sort_kernel)."""
     source = call.args[0]
     row = (source.numel(),) if source.dim() == 1 and source.dtype == torch.int64 else ()
-    call.around(*((8 * row[0], ("row_sort", row)) if row else ()))
+    call.results_and_temporaries(*((8 * row[0], ("row_sort", row)) if row else ()))

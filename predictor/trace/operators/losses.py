@@ -1,4 +1,4 @@
-"""Losses of single elements, which PyTorch makes whole before it adds them up."""
+"""Allocations of element-wise losses: PyTorch computes the loss of every element before it reduces them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from predictor.trace.operators.call import Call, nbytes
 from predictor.trace.operators.reductions import partial_sums
 
 NONE = 0
-"""What ``reduction="none"`` is (ATen/core/Reduction.h)."""
+"""The value of ``reduction="none"`` (ATen/core/Reduction.h)."""
 
 
 def _reduction(call: Call, at: int) -> int:
@@ -21,7 +21,7 @@ def _whole(call: Call) -> torch.Tensor:
 
 
 def squared(call: Call) -> None:
-    """The result is made as large as the elements and then cut to a number, the elements again apart from it
+    """The result is allocated for all elements and then resized to one number; the elements have a second buffer
     (ATen/native/Loss.cpp, mse_loss_out and smooth_l1_loss_out)."""
     if _reduction(call, 2) == NONE:
         return call.results()
@@ -33,7 +33,7 @@ def squared(call: Call) -> None:
 
 
 def huber(call: Call) -> None:
-    """The elements, then their mean (ATen/native/Loss.cpp, huber_loss)."""
+    """A buffer of all elements, then their mean (ATen/native/Loss.cpp, huber_loss)."""
     if _reduction(call, 2) == NONE:
         return call.results()
     whole = _whole(call)
@@ -44,8 +44,8 @@ def huber(call: Call) -> None:
 
 
 def cross_entropy(call: Call) -> None:
-    """The result is made as large as the elements, which it holds before they are added up (ATen/native/cuda/Loss.cu,
-    binary_cross_entropy_cuda)."""
+    """The result is allocated for all elements, and keeps that storage after they are reduced
+    (ATen/native/cuda/Loss.cu, binary_cross_entropy_cuda)."""
     if _reduction(call, 3) == NONE:
         return call.results()
     whole = _whole(call)

@@ -1,4 +1,4 @@
-"""Normalisation, dropout and softmax."""
+"""Allocations of layer normalisation, RMS normalisation, dropout and softmax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from predictor.trace.operators.call import Call, copies, nbytes
 
 
 def layer_norm(call: Call) -> None:
-    """A copy of an input that is not contiguous (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
+    """A copy of the input if it is not contiguous (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
     source = call.args[0]
     if source.is_contiguous():
         return call.results()
@@ -18,13 +18,15 @@ def layer_norm(call: Call) -> None:
 
 
 def layer_norm_backward(call: Call) -> None:
-    """Copies and sums in parts as below, with a mean and a bias (the same file, layer_norm_backward_cuda)."""
+    """Copies and partial sums as for ``rms_norm_backward``, with a mean and a bias
+    (ATen/native/cuda/layer_norm_kernel.cu, layer_norm_backward_cuda)."""
     _backward(call, *call.args[:2])
 
 
 def rms_norm_backward(call: Call) -> None:
-    """Copies of an input, then of a gradient, that are not contiguous; many rows of few elements are added up in parts,
-    and those by another sum (the same file, _fused_rms_norm_backward_cuda, LaunchGammaBetaBackwardCUDAKernel)."""
+    """Copies of the input, then of the gradient, if they are not contiguous. If there are many short rows, the weight's
+    gradient is summed in parts, and the parts are summed again (ATen/native/cuda/layer_norm_kernel.cu,
+    _fused_rms_norm_backward_cuda, LaunchGammaBetaBackwardCUDAKernel)."""
     _backward(call, *call.args[:2])
 
 
@@ -38,7 +40,7 @@ def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
     held += [call.allocate(("norm_partials", (*dimensions, tensor.element_size()))) for tensor in of_weights]
     for tensor in of_weights:
         again = call.allocate(("norm_first", (*dimensions, tensor.element_size())))
-        call.through(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
+        call.temporaries(("norm_buffer", dimensions), ("norm_semaphores", dimensions))
         call.free(again)
     call.release(held)
     if copy is not None:
@@ -46,31 +48,32 @@ def _backward(call: Call, gradient: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def dropout(call: Call) -> None:
-    """The mask comes first (ATen/native/cuda/Dropout.cu, dropout_cuda)."""
+    """The mask is allocated before the result (ATen/native/cuda/Dropout.cu, dropout_cuda)."""
     call.results(call.out[1])
     call.results()
 
 
 def softmax(call: Call) -> None:
-    """A copy of an input that is not contiguous, after the result (ATen/native/cuda/SoftMax.cu, host_softmax)."""
+    """After the result, a copy of the input if it is not contiguous (ATen/native/cuda/SoftMax.cu, host_softmax)."""
     source = call.args[0]
-    call.around(*(() if source.is_contiguous() else (nbytes(source),)))
+    call.results_and_temporaries(*(() if source.is_contiguous() else (nbytes(source),)))
 
 
 def softmax_backward(call: Call) -> None:
-    """The product of gradient and output (the same file, softmax_backward_cuda_out), then copies of what of it and of
-    the output is not contiguous (host_softmax_backward)."""
+    """The product of gradient and output (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out), then copies of the
+    product and of the output if they are not contiguous (host_softmax_backward)."""
     gradient, output = call.args[:2]
     product = output.numel() * max(gradient.element_size(), output.element_size())
-    call.around(product, *copies(torch.empty_like(gradient), output))
+    call.results_and_temporaries(product, *copies(torch.empty_like(gradient), output))
 
 
 def log_softmax_backward(call: Call) -> None:
-    """Copies of what of gradient and output is not contiguous (host_softmax_backward of the same file)."""
-    call.around(*copies(*call.args[:2]))
+    """Copies of gradient and output if they are not contiguous (ATen/native/cuda/SoftMax.cu, host_softmax_backward)."""
+    call.results_and_temporaries(*copies(*call.args[:2]))
 
 
 def safe_softmax(call: Call) -> None:
-    """Where whole rows are masked: the mask, one flag a row, a zero (ATen/native/transformers/attention.cpp)."""
+    """To find rows that are fully masked: a mask, one flag for each row, and a zero
+    (ATen/native/transformers/attention.cpp)."""
     source = call.args[0]
-    call.around(source.numel(), source.numel() // source.shape[call.args[1]], source.element_size())
+    call.results_and_temporaries(source.numel(), source.numel() // source.shape[call.args[1]], source.element_size())

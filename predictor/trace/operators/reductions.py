@@ -1,4 +1,4 @@
-"""Sums and other reductions, and running sums."""
+"""Allocations of reductions (sums, means, norms, maxima) and of cumulative sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from predictor.trace.operators.call import Call, nbytes
 
 
 def reduction(call: Call) -> None:
-    """Sums and means: a cast copy of discrete input (ATen/native/ReduceOps.cpp), partial results (Reduce.cuh)."""
+    """Sums and means: a cast copy of an integer input (ATen/native/ReduceOps.cpp), and partial results (Reduce.cuh)."""
     source, out = call.args[0], call.out[0]
     call.results()
     cast = None
@@ -22,7 +22,7 @@ def reduction(call: Call) -> None:
 
 
 def _axes(call: Call, at: int):
-    """The argument that names the dimensions; None: all."""
+    """The argument at position ``at``, which names the reduced dimensions; None: all."""
     return call.args[at] if len(call.args) > at else None
 
 
@@ -33,7 +33,7 @@ def variance(call: Call) -> None:
 
 
 def moments(source: torch.Tensor) -> int:
-    """Mean, sum of squares and two counts (ATen/native/SharedReduceOps.h, WelfordData)."""
+    """Bytes of a mean, a sum of squares and two counts (ATen/native/SharedReduceOps.h, WelfordData)."""
     return 32 if source.dtype == torch.float64 else 16
 
 
@@ -44,19 +44,19 @@ def norm(call: Call) -> None:
 
 
 def bound(call: Call) -> None:
-    """Partial results of the input's type (ATen/native/cuda/ReduceMaxValuesKernel.cu)."""
+    """``amax`` and ``amin``: partial results in the input's dtype (ATen/native/cuda/ReduceMaxValuesKernel.cu)."""
     call.results()
     partial_sums(call, call.args[0], _axes(call, 1), call.out[0], call.args[0].element_size())
 
 
 def truth(call: Call) -> None:
-    """Partial results of a byte (ATen/native/cuda/ReduceLogicKernel.cu)."""
+    """``any`` and ``all``: partial results of one byte (ATen/native/cuda/ReduceLogicKernel.cu)."""
     call.results()
     partial_sums(call, call.args[0], _axes(call, 1), call.out[0], 1)
 
 
 def position(call: Call) -> None:
-    """Where the largest is (ATen/native/ReduceOps.cpp, argmax_argmin_impl)."""
+    """``argmax`` and ``argmin``: partial values and positions (ATen/native/ReduceOps.cpp, argmax_argmin_impl)."""
     call.results()
     source, copies = _in_order(call)
     partial_sums(call, source, _axes(call, 1), call.out[0], POSITION_BYTES)
@@ -65,7 +65,7 @@ def position(call: Call) -> None:
 
 
 def extreme(call: Call) -> None:
-    """The largest, along a dimension with its position (ATen/native/ReduceAllOps.cpp, max)."""
+    """``max`` and ``min``: partial values, with positions if along a dimension (ATen/native/ReduceAllOps.cpp, max)."""
     axis = _axes(call, 1)
     call.results()
     source, copies = _in_order(call)
@@ -75,7 +75,7 @@ def extreme(call: Call) -> None:
 
 
 def _in_order(call: Call) -> tuple[torch.Tensor, list[int]]:
-    """Of all elements, a copy if they do not lie in order."""
+    """The input and handles of its copy: a reduction of all elements copies an input that is not contiguous."""
     source = call.args[0]
     if _axes(call, 1) is not None or source.is_contiguous():
         return source, []
@@ -83,7 +83,7 @@ def _in_order(call: Call) -> tuple[torch.Tensor, list[int]]:
 
 
 def is_infinite(call: Call) -> None:
-    """Magnitudes are compared (ATen/native/TensorCompare.cpp, isinf)."""
+    """A buffer of magnitudes, which are compared with infinity (ATen/native/TensorCompare.cpp, isinf)."""
     magnitudes = call.allocate(nbytes(call.args[0])) if call.args[0].is_floating_point() else None
     call.results()
     if magnitudes is not None:
@@ -91,11 +91,12 @@ def is_infinite(call: Call) -> None:
 
 
 def log_sum_exp(call: Call) -> None:
-    """Maxima, then exponents of what is below them, then the sum (ATen/native/ReduceOps.cpp, logsumexp_out_impl)."""
+    """Maxima, then exponentials of the differences to them, then their sum (ATen/native/ReduceOps.cpp,
+    logsumexp_out_impl)."""
     source, out, axes = call.args[0], call.out[0], call.args[1]
     maxima = call.allocate(nbytes(out))
     partial_sums(call, source, axes, out, out.element_size())
-    call.through(nbytes(out), out.numel())
+    call.temporaries(nbytes(out), out.numel())
     below = call.allocate(source.numel() * out.element_size())
     call.results()
     partial_sums(call, torch.empty_like(source), axes, out)
@@ -104,14 +105,21 @@ def log_sum_exp(call: Call) -> None:
 
 
 POSITION_BYTES = 16
-"""A value and where it is (ATen/native/cuda/ReduceArgMaxKernel.cu: a pair with an int64)."""
+"""Bytes of a value and its position (ATen/native/cuda/ReduceArgMaxKernel.cu: a pair with an int64)."""
 MAY_BE_SHARED = 1 << 14
-"""Elements along rows from which blocks could share one result: with fewer, none does on any GPU. Sums of everything
-are listed whatever there is now: they are of tokens, which become more."""
+"""The smallest number of elements along a row for which thread blocks can share a result, on any GPU. Sums over a whole
+tensor are always recorded: the traced shape may be smaller than the predicted one, which has more tokens."""
 
 
 def partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor, bytes_each: int | None = None) -> None:
-    """Partial results of blocks that share an output (Reduce.cuh); the fastest dimensions in memory decide."""
+    """Records partial results of thread blocks that share an output (Reduce.cuh).
+
+    The dimensions that are fastest in memory decide how blocks divide the input.
+
+    Args:
+        axes: dimensions that are reduced; None or empty: all.
+        bytes_each: bytes of a partial result; None: the result's element size, at least 4.
+    """
     every = axes is None or axes == [] or source.dim() == 0
     axes = set(range(source.dim())) if every else {axis % source.dim() for axis in (
         axes if isinstance(axes, (list, tuple, range)) else [axes])}
@@ -121,23 +129,27 @@ def partial_sums(call: Call, source: torch.Tensor, axes, out: torch.Tensor, byte
     along_rows = not kept or bool(reduced) and reduced[0][2] < kept[0][2]
     if not source.numel() or (along_rows and inputs < MAY_BE_SHARED and (kept or bytes_each)):
         return
-    dimensions = (outputs, inputs, bytes_each or max(out.element_size(), 4), int(along_rows), int(not kept))
+    dimensions: tuple[int, ...] = (
+        outputs, inputs, bytes_each or max(out.element_size(), 4), int(along_rows), int(not kept))
     if not along_rows:
         vector = _vector(source, reduced, kept)
         if vector != math.gcd(outputs, 4):
             dimensions += (kept[0][0] if math.gcd(kept[0][0], 4) == vector else vector,)
-    call.through(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
+    call.temporaries(("reduction_buffer", dimensions), ("reduction_semaphores", dimensions))
 
 
 def _vector(source: torch.Tensor, reduced, kept) -> int:
-    """How many results a thread loads at once (get_output_vec_size of the same file)."""
+    """Number of results that a thread loads at once (Reduce.cuh, get_output_vec_size)."""
     size, _, stride = kept[0]
     return math.gcd(4, size, source.storage_offset(), *(step for *_, step in reduced + kept[1:])) if stride == 1 else 1
 
 
 def _iteration(source: torch.Tensor, axes: set[int]) -> tuple[list, list]:
-    """Reduced and kept dimensions as ``(size, stride of the result, stride of the input)``, the fastest first, joined
-    where they lie one after the other (ATen/TensorIterator.cpp, reorder_dimensions and coalesce_dimensions)."""
+    """Reduced and kept dimensions as ``(size, stride of the result, stride of the input)``, the fastest first.
+
+    Dimensions that are contiguous with each other are joined (ATen/TensorIterator.cpp, reorder_dimensions and
+    coalesce_dimensions).
+    """
     step, kept, reduced = 1, [], []
     for axis in reversed(range(source.dim())):
         size, stride = source.shape[axis], source.stride(axis)
@@ -158,21 +170,23 @@ def _iteration(source: torch.Tensor, axes: set[int]) -> tuple[list, list]:
 
 def _joined(dimensions: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     joined: list[tuple[int, int, int]] = []
-    for size, *strides in dimensions:
-        if joined and [joined[-1][0] * stride for stride in joined[-1][1:]] == strides:
-            joined[-1] = (joined[-1][0] * size, *joined[-1][1:])
-        else:
-            joined.append((size, *strides))
+    for size, result_stride, input_stride in dimensions:
+        if joined:
+            last_size, last_result_stride, last_input_stride = joined[-1]
+            if (last_size * last_result_stride, last_size * last_input_stride) == (result_stride, input_stride):
+                joined[-1] = (last_size * size, last_result_stride, last_input_stride)
+                continue
+        joined.append((size, result_stride, input_stride))
     return joined
 
 
 def cumulative(call: Call) -> None:
-    """A cast copy of input of another type (ATen/native/ReduceOps.cpp, cumsum), one in order of what is not; a single
-    row is CUB's scan (ATen/native/cuda/ScanUtils.cuh, scan_dim)."""
+    """A cast copy of an input of another dtype (ATen/native/ReduceOps.cpp, cumsum), and a contiguous copy if it is not
+    contiguous. CUB's scan computes a single row (ATen/native/cuda/ScanUtils.cuh, scan_dim)."""
     source, out = call.args[0], call.out[0]
     copy = (source.numel() * out.element_size(),)
     copies = copy * ((source.dtype != out.dtype) + (not torch.empty_like(source).is_contiguous()
                                                     if source.dtype != out.dtype else not source.is_contiguous()))
     single = source.numel() == source.shape[call.args[1]]
     descriptor = () if out.element_size() == 8 else (out.element_size(),)
-    call.around(*copies, *((("cub_scan", (source.numel(), *descriptor)),) if single else ()))
+    call.results_and_temporaries(*copies, *((("cub_scan", (source.numel(), *descriptor)),) if single else ()))

@@ -1,4 +1,4 @@
-"""Attribution of hand-made histories: what was changed in one is found, with its exact bytes and operator."""
+"""Attribution of hand-made histories finds each change, with its exact bytes and operator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from calibrate.attribution import Attribution, Extra, Outcome, attribute, predicted, recorded
-from calibrate.attribution.peak import Why
+from calibrate.attribution import Attribution, Extra, Outcome, attribute, from_run, from_snapshot
+from calibrate.attribution.peak import Reason
 from predictor.common.errors import InputError
 from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Moment
-from predictor.events.sizes import ONE, SizeTable
+from predictor.events.sizes import CONSTANT_TERM, SizeTable
 from predictor.events.timeline import running_sum
 from predictor.snapshot.reader import parse
 
@@ -89,7 +89,7 @@ def run_of(lines: list[Line]) -> Run:
         buffer=np.array([rows[line.key] for line in lines], dtype=np.int32),
         moment=np.array([MOMENTS.index(line.moment) for line in lines], dtype=np.int8),
         step=np.array([line.step for line in lines], dtype=np.int8),
-        buffers=buffers, sizes=SizeTable((ONE,), sizes[:, None]), names=tuple(names))
+        buffers=buffers, sizes=SizeTable((CONSTANT_TERM,), sizes[:, None]), names=tuple(names))
     return Run(events, 0, sizes, running_sum(events, sizes))
 
 
@@ -112,7 +112,7 @@ def history(lines: list[Line], *more: dict) -> dict:
 
 
 def explained(measured: list[Line], said: list[Line], *more: dict) -> Attribution:
-    return attribute(recorded(parse(history(measured, *more))), predicted(run_of(said)))
+    return attribute(from_snapshot(parse(history(measured, *more))), from_run(run_of(said)))
 
 
 def found(attribution: Attribution) -> dict[Outcome, int]:
@@ -208,7 +208,7 @@ def test_a_buffer_that_lives_longer_is_found_and_counts_at_the_peak():
     assert (lifetime.operator, lifetime.module, lifetime.bytes) == ("aten::mm", "layers.0.up", OUTPUT)
     assert lifetime.later_by > 0
     item, = attribution.at_peak().items
-    assert (item.why, item.difference_bytes) == (Why.ALIVE_ONLY_MEASURED, -OUTPUT)
+    assert (item.why, item.difference_bytes) == (Reason.ALIVE_ONLY_MEASURED, -OUTPUT)
 
 
 def test_frees_on_the_way_out_are_no_difference():
@@ -271,7 +271,7 @@ def test_a_workspace_at_the_measured_peak_is_all_that_the_peaks_differ_by():
     lines = with_workspace(after="grad 2 2", dies_after="grad 2 2")
     peak = explained(lines, story()).at_peak()
     assert [(item.why, item.operator, item.difference_bytes) for item in peak.items] == \
-        [(Why.DEVICE_ONLY, "aten::gelu_backward", -777)]
+        [(Reason.DEVICE_ONLY, "aten::gelu_backward", -777)]
     assert (peak.elsewhere_bytes, peak.difference_bytes) == (0, -777)
 
 
@@ -282,7 +282,7 @@ def test_a_predicted_peak_elsewhere_is_a_reason_of_its_own():
     peak = explained(lines, said).at_peak()
     assert peak.moment is Moment.OPTIMIZER_STEP
     assert peak.elsewhere_bytes == peak.predicted_bytes - peak.predicted_there_bytes > 0
-    assert [item.why for item in peak.items] == [Why.OTHER_SIZE]
+    assert [item.why for item in peak.items] == [Reason.OTHER_SIZE]
 
 
 # --- jobs that ended early, and bad histories ---------------------------------------------------------
@@ -305,7 +305,7 @@ def test_what_a_job_that_ran_out_of_memory_did_not_get_to_is_no_difference():
 ])
 def test_a_history_that_cannot_be_used_is_one_clear_line(lines, message):
     with pytest.raises(InputError, match=message):
-        recorded(parse(history(lines)))
+        from_snapshot(parse(history(lines)))
 
 
 # --- speed -----------------------------------------------------------------------------------------------
@@ -315,8 +315,8 @@ def test_ten_thousand_allocations_that_nothing_tells_apart_take_seconds():
     rng = np.random.default_rng(0)
     sizes = 512 * rng.integers(1, 6, 10_000)
     lines = [Line(1, str(i), int(size), "aten::mul", "", Moment.FORWARD, 1) for i, size in enumerate(sizes)]
-    measured = recorded(parse(history(lines)))
-    said = predicted(run_of([line for i, line in enumerate(lines) if i % 97]))
+    measured = from_snapshot(parse(history(lines)))
+    said = from_run(run_of([line for i, line in enumerate(lines) if i % 97]))
     begin = time.monotonic()
     count = attribute(measured, said).count()
     assert time.monotonic() - begin < 10

@@ -1,4 +1,4 @@
-"""Running a campaign: what is kept, what is run again, and what becomes of jobs that fail."""
+"""Running a campaign: rows that are kept, jobs that run again, and jobs that fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calibrate.attribution import AtPeak, Extra
 from calibrate.campaign import measured_job, rows, run
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Workspace, opened, read
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.records.record import MeasuredOn
 from predictor import snapshot
 from predictor.common.errors import InputError
@@ -234,18 +234,18 @@ def test_a_job_that_cannot_fit_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(measured_job, "measure", None)
     job = Job({"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 16, "zero_stage": 2},
               "fit", "shape")
-    assert measured_job.row_of(job, Where("a100-40gb", MeasuredOn.EMULATED)).failed.startswith(rows.SKIPPED + "needs ")
+    assert measured_job.row_of(job, MeasuringDevice("a100-40gb", MeasuredOn.EMULATED)).failed.startswith(rows.SKIPPED + "needs ")
 
 
 def test_a_mistake_in_a_job_is_its_rows(tmp_path):
     job = Job({"model": "nowhere", "sequence_length": 1024}, "fit", "shape")
-    assert "no such directory" in measured_job.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED)).failed
+    assert "no such directory" in measured_job.row_of(job, MeasuringDevice("h100-80gb", MeasuredOn.EMULATED)).failed
 
 
 @needs_emulator
 def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
     keys = {"model": small_jobs.model_file(tmp_path), "sequence_length": 64, "per_device_train_batch_size": 2}
-    found = measured_job.row_of(Job(keys, "fit", "shape"), Where("h100-80gb", MeasuredOn.EMULATED))
+    found = measured_job.row_of(Job(keys, "fit", "shape"), MeasuringDevice("h100-80gb", MeasuredOn.EMULATED))
     assert found.failed is None and found.unexplained_bytes == 0
     assert found.record.workload["model"] == keys["model"] and found.record.snapshot is None
 
@@ -253,6 +253,6 @@ def test_a_job_of_a_small_model_is_explained_to_the_byte(tmp_path):
 @needs_emulator
 def test_a_history_is_kept_under_the_jobs_id_and_replays(tmp_path):
     job = Job({"model": small_jobs.model_file(tmp_path), "sequence_length": 64}, "fit", "shape")
-    found = measured_job.row_of(job, Where("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
+    found = measured_job.row_of(job, MeasuringDevice("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
     assert found.record.snapshot == f"{job.id}.pickle.gz"
     assert replay(snapshot.read(tmp_path / "kept" / found.record.snapshot)).agrees

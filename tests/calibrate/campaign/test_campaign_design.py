@@ -1,4 +1,4 @@
-"""Which jobs a campaign measures."""
+"""The choice of a campaign's jobs."""
 
 from __future__ import annotations
 

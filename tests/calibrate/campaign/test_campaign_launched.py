@@ -1,4 +1,4 @@
-"""A campaign under torchrun: what is kept of all ranks' rows, what is run again, when it stops."""
+"""A campaign under torchrun: the rows that are kept of all ranks, the jobs that run again, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A campaign's jobs from a file."""
+"""Jobs of a campaign from a file (``--jobs-from``)."""
 
 from __future__ import annotations
 

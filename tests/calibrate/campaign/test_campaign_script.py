@@ -1,4 +1,4 @@
-"""``scripts/calibrate_cluster.py``: what it adds to ``peakcast calibrate``."""
+"""``scripts/calibrate_cluster.py``: the options that it adds to ``peakcast calibrate``."""
 
 from __future__ import annotations
 

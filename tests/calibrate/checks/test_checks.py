@@ -71,7 +71,7 @@ def test_the_exit_code_says_whether_the_tolerance_holds(check, monkeypatch, caps
     assert check.main(["plan"]) == code
     said = capsys.readouterr()
     assert said.out == "a [bold] table\n"
-    assert said.err == ("broken: errors: 0.01, and at most 0.005 was to be\n" if code else "")
+    assert said.err == ("broken: errors is 0.01: must be at most 0.005\n" if code else "")
 
 
 def test_what_came_out_is_written(check, monkeypatch, tmp_path):

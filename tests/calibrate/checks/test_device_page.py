@@ -1,4 +1,4 @@
-"""The check ``device`` and its page: what they say of what is there, and of what is not."""
+"""The check ``device`` and its page, with complete and with missing measurements."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from calibrate.checks import device, device_page
-from calibrate.probes.libraries import Libraries, Use
-from calibrate.probes.operators import Answer, Operators
+from calibrate.probes.libraries import Libraries, StageMemory
+from calibrate.probes.operators import OperatorMeasurement, Operators
 from calibrate.records.record import Device
 from predictor.common.errors import InputError
 from predictor.common.json_dataclasses import to_plain
@@ -22,19 +22,19 @@ def saved(directory, name: str, document) -> None:
 
 
 def test_each_stage_has_what_it_took_beyond_pytorchs_segments(tmp_path):
-    uses = Use("before", 2 * MIB, None, 0), Use("CUDA context", 502 * MIB, 500 * MIB, 20 * MIB)
+    uses = StageMemory("before", 2 * MIB, None, 0), StageMemory("CUDA context", 502 * MIB, 500 * MIB, 20 * MIB)
     saved(tmp_path, "device-libraries.json", Libraries("device", *HERE, uses))
     assert "| CUDA context | 480.0 |" in list(device_page.library_uses(tmp_path))
 
 
 def test_a_call_with_a_private_workspace_is_listed_with_it(tmp_path):
-    answer = Answer({"kind": "attention", "backend": "cudnn"}, (100, 60, 40, -40), (100, 60))
+    answer = OperatorMeasurement({"kind": "attention", "backend": "cudnn"}, (100, 60, 40, -40), (100, 60))
     saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
     assert "| attention: backend cudnn | 160 | +40 | 40 |" in list(device_page.operator_calls(tmp_path))
 
 
 def test_a_call_that_its_library_refuses_is_counted_apart(tmp_path):
-    answer = Answer({"kind": "attention"}, None, (1,), "No available kernel.")
+    answer = OperatorMeasurement({"kind": "attention"}, None, (1,), "No available kernel.")
     saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
     [_, text, why] = device_page.operator_calls(tmp_path)
     assert text.startswith("0 of 0 calls") and why == "1 more are refused by their library: No available kernel.\n"
@@ -48,7 +48,7 @@ def test_a_history_that_cannot_be_replayed_is_a_row_that_says_why(tmp_path):
 
 
 def test_a_side_that_was_not_measured_is_said(tmp_path):
-    saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (Use("before", 0, None, 0),)))
+    saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (StageMemory("before", 0, None, 0),)))
     assert "Nothing was measured on a real GPU yet." in device_page.page_of("h200", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Interpreters that we start: what they take from the current directory, and whose code they run."""
+"""Child interpreters ignore the current directory and run the code of the process that started them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calibrate.campaign.rows import Row, opened
 from calibrate.dryrun.dryrun import dryrun
 from calibrate.emulator.build import ensure_built
 from calibrate.measure import warm_workers
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from calibrate.training import background_prediction
@@ -46,12 +46,12 @@ def measured(directory: Path) -> None:
 
 
 def measured_by_a_fork(directory: Path) -> None:
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         measure(workload(directory))
 
 
 def asked(directory: Path) -> None:
-    environment.look(Where("h100-80gb", MeasuredOn.EMULATED))
+    environment.read_environment(MeasuringDevice("h100-80gb", MeasuredOn.EMULATED))
 
 
 def predicted_ahead(directory: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""``peakcast calibrate``: the plan, the options, files that do not belong together, and what is written."""
+"""``peakcast calibrate``: plan, options, inconsistent files, and output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibrate.campaign import consistency, environment
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, opened, read
 from calibrate.emulator.devices import find_gpu
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.records.record import InTraining, MeasuredOn, Peak, Predicted
 from calibrate.report.calibrate import Progress, unexplained
 from predictor.cli import main
@@ -36,10 +36,10 @@ def emulated(job: Job, **device) -> Row:
     return Row(job.id, job.role, job.group, dict(job.keys), record, unexplained_bytes=3)
 
 
-def found_here(where) -> environment.Here:
+def found_here(where) -> environment.JobEnvironment:
     """The device and software of the rows."""
     job = small_jobs.record().job
-    return environment.Here(job.device, job.software)
+    return environment.JobEnvironment(job.device, job.software)
 
 
 def stand_in(job: Job, where) -> Row:
@@ -51,7 +51,7 @@ def fake(monkeypatch):
     """Six jobs that take no time, and a fit that finds nothing."""
     monkeypatch.setattr("calibrate.campaign.design.campaign", lambda **_: JOBS)
     monkeypatch.setattr("calibrate.campaign.measured_job.row_of", stand_in)
-    monkeypatch.setattr("calibrate.campaign.environment.look", found_here)
+    monkeypatch.setattr("calibrate.campaign.environment.read_environment", found_here)
     monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(**given))
     monkeypatch.setattr("calibrate.fit.coverage", lambda rows, found: {})
     monkeypatch.setattr("calibrate.fit.cross_validate", lambda rows, found: [])
@@ -220,8 +220,8 @@ def test_other_software_or_another_gpu_is_noticed_before_a_job_runs(fake, tmp_pa
 
 def test_a_gpu_that_is_not_the_one_named_is_noticed_before_a_job_runs(fake, monkeypatch, tmp_path, capsys):
     job = small_jobs.record().job
-    other = environment.Here(replace(job.device, name="NVIDIA A100-SXM4-40GB"), job.software)
-    monkeypatch.setattr("calibrate.campaign.environment.look", lambda where: other)
+    other = environment.JobEnvironment(replace(job.device, name="NVIDIA A100-SXM4-40GB"), job.software)
+    monkeypatch.setattr("calibrate.campaign.environment.read_environment", lambda where: other)
     assert error_of(capsys, "-o", str(tmp_path / "p.json")).startswith(
         'the GPU is "NVIDIA A100-SXM4-40GB", which is a100-40gb, not h100-80gb')
     assert not (tmp_path / "p.jsonl").exists()
@@ -259,9 +259,9 @@ def test_a_product_that_is_not_known_is_told_by_its_memory(share, fits):
 
 @small_jobs.needs_emulator
 def test_what_is_here_is_what_a_jobs_record_says():
-    found = environment.look(Where("l40s", MeasuredOn.EMULATED))
+    found = environment.read_environment(MeasuringDevice("l40s", MeasuredOn.EMULATED))
     assert (found.device.name, found.device.capacity_bytes) == ("NVIDIA L40S", GPUS["l40s"].capacity_bytes)
-    assert set(consistency.DECIDE) <= set(found.software)
+    assert set(consistency.DECISIVE_SOFTWARE) <= set(found.software)
 
 
 def test_the_time_left_is_what_is_expected_at_the_pace_so_far(monkeypatch):

@@ -1,4 +1,4 @@
-"""``peakcast report``: forms, files, exit codes, and the shipped gates over the shipped records."""
+"""``peakcast report``: formats, files, exit codes, and the shipped gates over the shipped records."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_with_json_broken_gates_are_lines_on_stderr(records, tmp_path, capsys):
     path.write_text('[[gate]]\nname = "many"\nminimum_cases = 7')
     assert main(["report", records, "--gate", str(path), "--json"]) == 1
     out, err = capsys.readouterr()
-    line = "many: minimum_cases is 6, and at least 7 must be"
+    line = "many: minimum_cases is 6: must be at least 7"
     assert json.loads(out)["gates"][0]["broken"] == [line]
     assert err == f"peakcast: gate {line}\n"
 

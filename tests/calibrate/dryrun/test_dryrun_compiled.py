@@ -1,4 +1,4 @@
-"""torch.compile and kernels of the script's own under a dry run."""
+"""torch.compile and a script's own kernels in a dry run."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A script's own memory history under a dry run: the same as without one, and the dry run's answer as without it."""
+"""A script that records its own memory history in a dry run: its history and the dry run's result do not change."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""The emulated GPU from outside: building it, starting jobs on it, and what a user's mistake answers."""
+"""The emulated GPU from outside: building it, starting jobs on it, and messages for users' mistakes."""
 
 import json
 import os

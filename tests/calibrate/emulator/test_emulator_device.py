@@ -1,4 +1,4 @@
-"""The emulated GPU from inside a job: memory, read-backs, libraries. Each job answers for several tests."""
+"""The emulated GPU from inside a job: memory, read-backs, libraries. Several tests share the results of one job."""
 
 import os
 import textwrap

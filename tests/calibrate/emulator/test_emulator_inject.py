@@ -1,4 +1,4 @@
-"""An emulated GPU that differs from its kind: every injection shows exactly its bytes, and only where it should."""
+"""Injected deviations of an emulated GPU: each shows exactly its bytes, and only where it should."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""True values of integer tensors on the emulated GPU: each expression is the CPU's answer."""
+"""True values of integer tensors on the emulated GPU: every expression has the CPU's result."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One job on an emulated GPU of each compute capability against its prediction: what kernels take differs by it."""
+"""One job on an emulated GPU of each compute capability against its prediction: workspaces depend on it."""
 
 from __future__ import annotations
 

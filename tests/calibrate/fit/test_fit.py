@@ -1,4 +1,4 @@
-"""The fit recovers what made the numbers: regression, workspaces, coefficients, rounding, runtime, intervals."""
+"""The fit recovers the parameters of made-up data: workspaces, coefficients, rounding, runtime, intervals."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -378,12 +378,12 @@ def test_new_residuals_are_covered_at_the_level(count):
 
 def test_a_job_is_covered_where_all_of_its_counters_are():
     normal = np.random.default_rng(4).normal(size=(64, 2))
-    alone, _ = conformal.crossed(normal[:, 0])
-    assert conformal.crossed(np.stack([normal[:, 0], np.zeros(64)], axis=1)) == (alone, 64)
-    assert conformal.crossed(normal)[0] < alone
+    alone, _ = conformal.cross_coverage(normal[:, 0])
+    assert conformal.cross_coverage(np.stack([normal[:, 0], np.zeros(64)], axis=1)) == (alone, 64)
+    assert conformal.cross_coverage(normal)[0] < alone
 
 
 def test_crossed_coverage_judges_every_job():
-    rate, jobs = conformal.crossed(np.random.default_rng(4).normal(size=64), 0.9)
+    rate, jobs = conformal.cross_coverage(np.random.default_rng(4).normal(size=64), 0.9)
     assert jobs == 64
     assert 0.85 <= rate <= 0.98

@@ -1,17 +1,17 @@
-"""What the fit asks of the predictor is what attribution and ``measure`` ask of it."""
+"""The fit, attribution and ``measure`` get the same predictions."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from calibrate.attribution.align import runs
-from calibrate.attribution.allocations import predicted
+from calibrate.attribution.align import call_stretches
+from calibrate.attribution.allocations import from_run
 from calibrate.attribution.attribution import temporary
 from calibrate.campaign import design
 from calibrate.fit import job_prediction
 from calibrate.measure.job_prediction import choose_rank
-from calibrate.measure.job_prediction import predicted as predicted_moments
+from calibrate.measure.job_prediction import predict_requested as predicted_moments
 from predictor.events.calls import largest_results
 from predictor.jobs import dispatch
 from predictor.profile.profile import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime, write
@@ -33,8 +33,8 @@ def workload() -> Workload:
 
 
 def test_calls_are_the_stretches_of_attribution(workload):
-    side = predicted(job_prediction.run_of(workload, None))
-    stretch = runs(side)
+    side = from_run(job_prediction.run_of(workload, None))
+    stretch = call_stretches(side)
     expected: dict[str, Counter] = {}
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     for row, size in zip(starts, largest_results(side.bytes, temporary(side), starts)):

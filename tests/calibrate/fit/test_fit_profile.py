@@ -1,4 +1,4 @@
-"""A whole fit: jobs as a device with known deviations would measure them, and the profile that finds these."""
+"""A whole fit finds the known deviations of the device that its made-up jobs were measured on."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from calibrate.campaign import design
 from calibrate.campaign.rows import Row, Workspace
 from calibrate.fit import coverage, cross_validate, fit_profile
-from calibrate.fit.job_prediction import by_moment, calls, foresee, run_of
+from calibrate.fit.job_prediction import by_moment, calls, predict_peaks, run_of
 from calibrate.fit.jobs import read
 from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
@@ -45,7 +45,7 @@ def row(job: dict, role: str = "fit", group: str = "shape", truth: Profile | Non
     workload = design.workload(job, gpu="h100-80gb", profile="none")
     name = str(sorted(job.items()))
     bare = Row(name, role, group, job, small_jobs.record(workload=workload.resolved(), rank=job["rank"]))
-    peaks = foresee(read([bare])[0], truth)
+    peaks = predict_peaks(read([bare])[0], truth)
     moments = tuple(MomentPeaks(step, moment, int(factors.sum()), peaks.allocated_bytes, peaks.reserved_bytes)
                     for (step, moment), factors in by_moment(run_of(workload, truth)).items())
     extras = [Workspace(w.operator, "backward", call, w.bytes(call), count, w.grows)

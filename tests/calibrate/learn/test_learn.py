@@ -1,4 +1,4 @@
-"""Learning from recorded jobs: alignment, sizes, factors, the file, and what it refuses."""
+"""Learning from recorded jobs: alignment, sizes, factors, the file, and jobs that are rejected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from calibrate.commands import learn as command
 from calibrate.commands.learn import check_placeholders
 from calibrate.learn import learn, recorded_job, sizes
 from calibrate.learn.align import groups
-from calibrate.learn.factors import NEVER, Life, factor_of
-from calibrate.learn.jobs import PLACEHOLDERS, ScriptSource, Shelf, WorkloadSource
+from calibrate.learn.factors import NEVER, BufferLife, factor_of
+from calibrate.learn.jobs import PLACEHOLDERS, RecordCache, ScriptSource, WorkloadSource
 from calibrate.learn.shapes import plan
 from predictor import Workload, predict
 from predictor.cli import main
@@ -150,13 +150,13 @@ def test_the_batch_of_a_workloads_file_stays(tmp_path):
 def test_larger_shapes_stay_within_the_positions_that_a_model_knows(longest, sequences):
     other = job(4, 128, operators=["aten::op0", "aten::sort", "aten::op2"])
     found, _ = groups([*(job(*shape) for shape in SHAPES[:2]), other])
-    assert {shape.sequence for shape in learn.beyond(found, longest)} == sequences
+    assert {shape.sequence for shape in learn.larger_shapes(found, longest)} == sequences
 
 
 def test_larger_batches_are_tried_where_samples_have_no_tokens():
     other = job(4, 0, images=4, operators=["aten::op0", "aten::sort", "aten::op2"])
     found, _ = groups([*(job(batch, 0, images=batch) for batch in (2, 3)), other])
-    assert learn.beyond(found) == [Shape(batch, 0, batch) for batch in (5, 6, 7)]
+    assert learn.larger_shapes(found) == [Shape(batch, 0, batch) for batch in (5, 6, 7)]
 
 
 # alignment --------------------------------------------------------------------------------------------
@@ -228,11 +228,11 @@ INIT, FORWARD, BACKWARD, STEP, *_ = Moment
 def test_a_buffers_life_says_what_it_is_for(factor, changes):
     life = {"operator": "aten::mm", "module": "", "born": (1, FORWARD), "died": (1, BACKWARD), "brief": False,
             "inside": True, "stack": (), "is_parameter": False, "is_gradient": False}
-    assert factor_of(Life(**life | changes)) is factor
+    assert factor_of(BufferLife(**life | changes)) is factor
 
 
 def test_a_noted_gradient_is_one_whenever_it_dies():
-    life = Life("aten::mm", "", (1, BACKWARD), (1, BACKWARD), True, False, (), False, True)
+    life = BufferLife("aten::mm", "", (1, BACKWARD), (1, BACKWARD), True, False, (), False, True)
     assert factor_of(life) is Factor.GRADIENTS
 
 
@@ -240,7 +240,7 @@ def test_a_noted_gradient_is_one_whenever_it_dies():
 
 def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
-    shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
+    shelf = RecordCache(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
                                rank=0))
     shelf.directory.mkdir(parents=True)
     recorded_job.save(shelf.directory / "2-64-0.npz", job(2, 64))
@@ -252,12 +252,12 @@ def test_what_was_recorded_is_not_recorded_again(tmp_path, monkeypatch):
 
 def test_without_a_home_what_is_recorded_lies_in_a_directory_of_this_process(monkeypatch):
     monkeypatch.setattr("predictor.common.storage.cache_directory", lambda: None)
-    shelf = Shelf(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
+    shelf = RecordCache(ScriptSource(command=("no-such-command",), gpu="h100-80gb", capacity_bytes=None, world_size=1, pretends=False,
                                rank=0))
     shelf.directory.mkdir(parents=True)
     recorded_job.save(shelf.directory / "2-64-0.npz", job(2, 64))
     assert shelf.get(Shape(2, 64, 0)).peaks == job(2, 64).peaks
-    assert shelf.directory.is_relative_to(storage.private())
+    assert shelf.directory.is_relative_to(storage.private_directory())
     shelf.clear()
     assert not shelf.directory.exists()
 
@@ -267,7 +267,7 @@ def test_without_a_home_what_is_recorded_lies_in_a_directory_of_this_process(mon
 def test_a_learned_formula_answers_at_a_shape_that_was_not_recorded(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), per_device_train_batch_size=3, sequence_length=120,
                               profile="none"))
-    assert answer.peak_requested.bytes == 4096 + 8 * 3 * 120 + 1000 * 3 + 16 * 3 * 120**2
+    assert answer.peak_requested_bytes == 4096 + 8 * 3 * 120 + 1000 * 3 + 16 * 3 * 120**2
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def without_tokens(tmp_path) -> str:
 
 def test_what_was_learned_without_tokens_is_asked_without(without_tokens):
     answer = predict(Workload(model=without_tokens, per_device_train_batch_size=9, profile="none"))
-    assert answer.peak_requested.bytes == 4096 + 1008 * 9
+    assert answer.peak_requested_bytes == 4096 + 1008 * 9
     assert (answer.workload["sequence_length"], answer.workload["images_per_sample"]) == (None, 1)
 
 
@@ -336,8 +336,8 @@ def test_intervals_hold_only_where_shapes_are_like_the_recorded_ones(tmp_path):
     path = on_disk(tmp_path)
     inside, beyond = (predict(Workload(model=path, sequence_length=sequence, per_device_train_batch_size=3,
                                        gpu="h100-80gb")) for sequence in (96, 1024))
-    assert inside.peak_reserved.low < inside.peak_reserved.bytes < inside.peak_reserved.high
-    assert beyond.peak_reserved.low is None and beyond.provenance["profile"]["level"] == {}
+    assert inside.peak_reserved_bytes_low < inside.peak_reserved_bytes < inside.peak_reserved_bytes_high
+    assert beyond.peak_reserved_bytes_low is None and beyond.provenance["profile"]["level"] == {}
     assert any(note.startswith("no interval holds") for note in beyond.not_modelled)
 
 
@@ -378,7 +378,7 @@ def test_another_list_answers_where_it_was_recorded(tmp_path):
              (64, 96, 128)]
     path = on_disk(tmp_path, [*(job(*shape) for shape in SHAPES), *alone])
     answer = predict(Workload(model=path, sequence_length=100, profile="none"))
-    assert answer.peak_requested.bytes == 4096 + 99 * 100 + 8
+    assert answer.peak_requested_bytes == 4096 + 99 * 100 + 8
 
 
 @pytest.mark.parametrize("damage", [

@@ -1,4 +1,4 @@
-"""Learned formulas against what they were not learned from: jobs at other shapes, and the analytical prediction."""
+"""Learned formulas against jobs at other shapes, and against the analytical prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of what PyTorch may take of a real GPU."""
+"""The limit on the GPU memory that PyTorch may take from a real GPU."""
 
 from __future__ import annotations
 

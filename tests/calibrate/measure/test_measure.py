@@ -287,5 +287,5 @@ def test_a_worst_rank_that_cannot_be_predicted_asks_for_one(directory, monkeypat
         raise InputError("no formula")
 
     monkeypatch.setattr("predictor.jobs.dispatch.prepare", cannot)
-    with pytest.raises(InputError, match="no formula.*give --rank 0 … 7"):
+    with pytest.raises(InputError, match="no formula.*with --rank 0 … 7"):
         measure(workload(directory, zero_stage=2, data_parallel_size=8))

@@ -1,4 +1,4 @@
-"""The peak counters: nothing that is reset in the middle of a job is lost."""
+"""The peak counters lose no peak when they are reset in the middle of a job."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Jobs that are forked from a process that has the imports behind it."""
+"""Jobs that are forked from a process that has done the imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from calibrate.job.job import Order
+from calibrate.job.job import JobRequest
 from calibrate.measure import warm_workers
 from calibrate.measure.measure import measure
 from predictor.common import gpus
@@ -14,14 +14,14 @@ from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator, workload
 
 
-def order_of(parent: int = 0) -> Order:
-    return Order(workload={}, rank=0, answer="", snapshot=None, limit_bytes=None, event_completion="immediate", parent=parent)
+def order_of(parent: int = 0) -> JobRequest:
+    return JobRequest(workload={}, rank=0, answer="", snapshot=None, limit_bytes=None, event_completion="immediate", parent=parent)
 
 
 @needs_emulator
 def test_a_forked_job_measures_what_a_started_one_does(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb", zero_stage=2, data_parallel_size=8, rank=7)
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         first, forked = measure(asked), measure(asked)
     monkeypatch.setattr(warm_workers, "run", lambda *_: None)
     started = measure(asked)
@@ -33,9 +33,9 @@ def test_a_forked_job_measures_what_a_started_one_does(tmp_path, monkeypatch):
 @needs_emulator
 def test_a_forked_job_is_on_its_own_gpu(tmp_path):
     asked, wanted = workload(tmp_path), [("h100-80gb", "immediate"), ("a10", "synchronization"), ("b200", "launches:3")]
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         found = [measure(asked.replace(gpu=name), events=events).job.device for name, events in wanted]
-        assert len(warm_workers._origins.get()._known) == 1
+        assert len(warm_workers._workers.get()._known) == 1
     assert [(gpu.compute_capability, gpu.capacity_bytes, gpu.event_completion) for gpu in found] == [
         (gpus.find(name).compute_capability, gpus.find(name).capacity_bytes, events) for name, events in wanted]
 
@@ -44,27 +44,27 @@ def test_a_forked_job_is_on_its_own_gpu(tmp_path):
 def test_a_job_finds_the_variables_that_its_measurement_has(tmp_path, monkeypatch):
     """Another allocator is set by a variable that is read once."""
     asked = workload(tmp_path, gpu="h100-80gb")
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         pages = [measure(asked.replace(allocator_conf=conf)).job.settings for conf in (None, "expandable_segments:True", None)]
     assert pages[0] == pages[2] != pages[1]
 
 
 def test_outside_nothing_is_forked(monkeypatch):
-    monkeypatch.setattr(warm_workers, "_origins", type(warm_workers._origins)("empty", default=None))
+    monkeypatch.setattr(warm_workers, "_workers", type(warm_workers._workers)("empty", default=None))
     assert warm_workers.run(order_of(), {}, "") is None
 
 
 def test_what_cannot_fork_leaves_the_job_to_be_started(tmp_path):
     """A process that ends while it imports, here for want of Python's own modules."""
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         assert warm_workers.run(order_of(), {"PYTHONHOME": str(tmp_path)}, str(tmp_path / "log")) is None
 
 
 @needs_emulator
 def test_a_job_that_is_killed_says_by_what(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb")
-    monkeypatch.setattr(warm_workers._Origin, "run", lambda *_: -signal.SIGKILL)
-    with warm_workers.jobs(), pytest.raises(InputError, match="was killed by SIGKILL"):
+    monkeypatch.setattr(warm_workers._Worker, "run", lambda *_: -signal.SIGKILL)
+    with warm_workers.forked_jobs(), pytest.raises(InputError, match="was killed by SIGKILL"):
         measure(asked)
 
 
@@ -72,12 +72,12 @@ def test_a_job_that_is_killed_says_by_what(tmp_path, monkeypatch):
 def test_origins_beyond_the_last_used_end(tmp_path, monkeypatch):
     asked = workload(tmp_path, gpu="h100-80gb")
     monkeypatch.setattr(warm_workers, "MOST", 1)
-    with warm_workers.jobs():
+    with warm_workers.forked_jobs():
         for number in range(warm_workers.MOST + 1):
             monkeypatch.setenv("NUMBER", str(number))
             measure(asked)
-        origins = warm_workers._origins.get()._known.values()
-        assert len(origins) == warm_workers.MOST
-        processes = [origin._process for origin in origins]
+        workers = warm_workers._workers.get()._known.values()
+        assert len(workers) == warm_workers.MOST
+        processes = [worker._process for worker in workers]
         assert all(process.poll() is None for process in processes)
     assert all(process.poll() is not None for process in processes)

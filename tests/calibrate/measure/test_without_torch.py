@@ -1,4 +1,4 @@
-"""Commands that run real jobs, where PyTorch is not installed: one line, and nothing is left."""
+"""Commands that run real jobs, without PyTorch: they print one line and leave no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is asked directly: what libraries take of it, and what single operators allocate."""
+"""Probes: memory that libraries take of a device, and allocations of single operators."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from calibrate.emulator import Injection
-from calibrate.measure.device_choice import Where
+from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.probes import libraries, operators
-from calibrate.probes.libraries import Use
-from calibrate.probes.operators import Answer
+from calibrate.probes.libraries import StageMemory
+from calibrate.probes.operators import OperatorMeasurement
 from calibrate.records.record import MeasuredOn
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator
@@ -18,8 +18,8 @@ from tests.calibrate.small_jobs import needs_emulator
 MIB = 1 << 20
 
 
-def emulated(gpu: str = "h200", **injected) -> Where:
-    return Where(gpu, MeasuredOn.EMULATED, inject=Injection(**injected) if injected else None)
+def emulated(gpu: str = "h200", **injected) -> MeasuringDevice:
+    return MeasuringDevice(gpu, MeasuredOn.EMULATED, inject=Injection(**injected) if injected else None)
 
 
 @cache
@@ -40,15 +40,15 @@ def test_nothing_else_takes_anything_on_an_emulated_gpu():
 
 
 def test_memory_that_is_not_pytorchs_is_what_nvml_shows_less_the_segments():
-    assert Use("", nvml_bytes=10, driver_bytes=7, reserved_bytes=4).beyond_bytes == 6
+    assert StageMemory("", nvml_bytes=10, driver_bytes=7, reserved_bytes=4).beyond_bytes == 6
 
 
 def test_without_nvml_the_driver_tells():
-    assert Use("", nvml_bytes=None, driver_bytes=7, reserved_bytes=4).beyond_bytes == 3
+    assert StageMemory("", nvml_bytes=None, driver_bytes=7, reserved_bytes=4).beyond_bytes == 3
 
 
 @cache
-def answers(gpu: str) -> dict[str, Answer]:
+def answers(gpu: str) -> dict[str, OperatorMeasurement]:
     return {", ".join(map(str, answer.call.values())): answer for answer in operators.measure(emulated(gpu)).answers}
 
 
@@ -75,7 +75,7 @@ def test_a_private_workspace_is_beyond_what_is_predicted():
 
 @needs_emulator
 def test_a_question_that_cannot_be_asked_is_one_line():
-    with pytest.raises(InputError, match="the GPU could not be looked at"):
+    with pytest.raises(InputError, match="the GPU could not be queried"):
         from calibrate.probes import device_query
 
-        device_query.ask("calibrate.probes.nothing", emulated())
+        device_query.run_module("calibrate.probes.nothing", emulated())

@@ -1,4 +1,4 @@
-"""The record of a measured job: its JSON, and what is wrong with one that somebody edited."""
+"""The record of a measured job: its JSON, and messages for edited records."""
 
 import json
 

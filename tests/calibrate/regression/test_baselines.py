@@ -1,4 +1,4 @@
-"""What other people's methods say: closed forms on LLaVA-1.5-7B, and where they say nothing."""
+"""Other people's methods: closed forms on LLaVA-1.5-7B, and jobs that they cannot estimate."""
 
 import json
 import subprocess

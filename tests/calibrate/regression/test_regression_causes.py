@@ -1,4 +1,4 @@
-"""Why the worst predictions are off: what the record knows, and the command that finds out."""
+"""Causes of the worst predictions: those that the record shows, and the command that finds out more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case beside its prediction: the same numbers as ``predict`` gives, with the case's own completion and capacity."""
+"""A case beside its prediction, which is that of ``predict`` with the case's own completion and capacity."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def said():
 def test_every_predicted_peak_is_what_predict_says(said):
     one, prediction = said
     assert [one.peaks[counter].predicted_bytes for counter in ("requested", "allocated", "reserved")] == [
-        prediction.peak_requested.bytes, prediction.peak_allocated.bytes, prediction.peak_reserved.bytes]
+        prediction.peak_requested_bytes, prediction.peak_allocated_bytes, prediction.peak_reserved_bytes]
 
 
 def test_verdict_moment_and_factors_are_what_predict_says(said):

@@ -1,4 +1,4 @@
-"""What reports read: every form of measurement, and what they skip by name."""
+"""Files of reports: every format of measurements, and the files that are skipped by name."""
 
 import json
 import tracemalloc
@@ -176,7 +176,7 @@ def test_another_rank_software_or_completion_is_another_job(tmp_path, change):
     ({"groups": [], "cases": [], "skipped": []}, "a report of peakcast report, not a measurement"),
     ({}, "in none of the forms that this release reads: it has no keys"),
     ({"a": 1, "b": 2}, 'in none of the forms that this release reads: it has the keys "a, b"'),
-    ([1], "not a mapping: no measurement of peakcast's"),
+    ([1], "not a mapping: not a measurement of peakcast"),
     (compact_row(requested_bytes="1 GB"), 'requested_bytes must be bytes, not "1 GB": another schema, or damaged'),
     (compact_row(requested_bytes=1e30), "requested_bytes must be bytes, not 1e+30: another schema, or damaged"),
     (compact_row(requested_bytes=(1 << 50) + 1),

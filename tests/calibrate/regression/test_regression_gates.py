@@ -1,4 +1,4 @@
-"""Gates: what a file may say, and which thresholds break."""
+"""Gates: the contents of their file, and the thresholds that break."""
 
 import sys
 
@@ -68,12 +68,12 @@ def test_an_error_at_the_limit_passes():
 
 def test_an_error_beyond_the_limit_breaks_the_gate_and_names_the_case():
     [line] = broken({"requested_worst": 0.01}, [off(-11)])
-    assert line == f"g: requested_worst is 0.011, and at most 0.01 must be ({case().id}: {case().name})"
+    assert line == f"g: requested_worst is 0.011: must be at most 0.01 ({case().id}: {case().name})"
 
 
 def test_the_mean_counts_errors_of_either_sign():
     assert broken({"requested_mape": 0.009}, [off(10), off(-10, 2048)]) == (
-        "g: requested_mape is 0.01, and at most 0.009 must be",)
+        "g: requested_mape is 0.01: must be at most 0.009",)
 
 
 def test_the_bias_is_limited_in_size():
@@ -84,13 +84,13 @@ def test_the_bias_is_limited_in_size():
 def test_a_share_must_be_at_least_its_limit():
     assert broken({"requested_close": 0.5}, [off(0), off(20, 2048)]) == ()
     assert broken({"requested_close": 0.6}, [off(0), off(20, 2048)]) == (
-        "g: requested_close is 0.5, and at least 0.6 must be",)
+        "g: requested_close is 0.5: must be at least 0.6",)
 
 
 def test_a_false_fit_is_counted():
     died = compared(case(survived=False))
     [line] = broken({"false_fits": 0}, [died])
-    assert line.startswith(f"g: false_fits is 1, and at most 0 must be ({died.case.id}: ")
+    assert line.startswith(f"g: false_fits is 1: must be at most 0 ({died.case.id}: ")
 
 
 def test_a_peak_in_another_moment_is_counted():
@@ -98,7 +98,7 @@ def test_a_peak_in_another_moment_is_counted():
 
 
 def test_too_few_cases_break_a_gate():
-    assert broken({"minimum_cases": 2}) == ("g: minimum_cases is 1, and at least 2 must be",)
+    assert broken({"minimum_cases": 2}) == ("g: minimum_cases is 1: must be at least 2",)
 
 
 def test_too_few_models_break_a_gate():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calibrate.attribution import Attribution, Side
+from calibrate.attribution import Attribution, JobAllocations
 from calibrate.regression import histories
 from calibrate.regression.histories import DEVICE_ONLY, History
 from predictor.common.errors import InputError
@@ -10,13 +10,13 @@ from predictor.events.events import FACTORS, Factor
 from tests.calibrate.regression_cases import case, compared
 
 
-def side(sizes: list[int], factors: list[int]) -> Side:
+def side(sizes: list[int], factors: list[int]) -> JobAllocations:
     """Allocated one after the other; then the first is freed."""
     count = len(sizes)
-    return Side(np.array(sizes), ("aten::mm",) * count, ("",) * count, np.array(factors, dtype=np.int8),
-                np.arange(count), np.array([count] + [count + 1] * (count - 1)), np.array([*range(count), 0]),
-                np.array([1] * count + [-1], dtype=np.int8), np.zeros(count + 1, dtype=np.int8),
-                np.zeros(count + 1, dtype=np.int8))
+    return JobAllocations(np.array(sizes), ("aten::mm",) * count, ("",) * count, np.array(factors, dtype=np.int8),
+                          np.arange(count), np.array([count] + [count + 1] * (count - 1)), np.array([*range(count), 0]),
+                          np.array([1] * count + [-1], dtype=np.int8), np.zeros(count + 1, dtype=np.int8),
+                          np.zeros(count + 1, dtype=np.int8))
 
 
 PARAMETERS, ACTIVATIONS = FACTORS.index(Factor.PARAMETERS), FACTORS.index(Factor.ACTIVATIONS)
@@ -39,8 +39,8 @@ def test_the_worst_case_with_a_memory_history_is_taken(monkeypatch):
         return ALIGNED
 
     monkeypatch.setattr(histories, "attribution", attribution)
-    assert histories.first([near, far, gone]).case is far.case
+    assert histories.of_worst_case([near, far, gone]).case is far.case
 
 
 def test_without_memory_histories_there_is_none():
-    assert histories.first([compared()]) is None
+    assert histories.of_worst_case([compared()]) is None

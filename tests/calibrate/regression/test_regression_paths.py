@@ -1,4 +1,4 @@
-"""Which files the names of a report stand for, and what is passed over by name."""
+"""Paths of a report: the files that they stand for, and the files that are skipped by name."""
 
 import json
 import os

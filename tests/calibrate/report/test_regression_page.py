@@ -1,4 +1,4 @@
-"""The page of a regression report: alone, the same bytes each time, every figure drawn, names never markup."""
+"""The page of a regression report: self-contained, reproducible, all figures drawn, names never taken for markup."""
 
 import re
 import xml.etree.ElementTree as xml

@@ -1,4 +1,4 @@
-"""What is said and kept of a training; nothing here runs on a GPU."""
+"""Messages and records of a training. No test here runs on a GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from calibrate.records.record import InTraining, Predicted, PredictedMoment, Ran
 from calibrate.records.record import Peak as RecordedPeak
 from calibrate.regression import files
 from calibrate.training import advice, background_prediction, reading, training_record
-from calibrate.training.memory_warning import Seen, danger
+from calibrate.training.memory_warning import DeviceMemory, low_memory
 from calibrate.training.memory_warning import advice as advice_of
-from calibrate.training.messages import Said
+from calibrate.training.messages import RankMessages
 from calibrate.training.phase_peaks import Boundaries, RunningPeaks
-from calibrate.training.predictions import Foresight
+from calibrate.training.predictions import TrainingPredictions
 from calibrate.training.watcher import Watcher
 from predictor import Workload
 from predictor.answer.predict import predict
@@ -62,8 +62,8 @@ def asked(monkeypatch):
     return questions
 
 
-def foresight(lines: list[str], rank: int = 0, show: str = "line") -> Foresight:
-    return Foresight(Said(lines.append, rank), show, speaks=rank == 0)
+def foresight(lines: list[str], rank: int = 0, show: str = "line") -> TrainingPredictions:
+    return TrainingPredictions(RankMessages(lines.append, rank), show, speaks=rank == 0)
 
 
 READ = reading.Reading({"model": "llava-1.5-7b"}, {})
@@ -74,18 +74,18 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
     ahead_of = foresight(lines)
     ahead_of.start(lambda: READ, lambda: sample(tokens=64))
     for tokens in (64, 32, 90, 64, 120, 130):
-        ahead_of.coming(sample(tokens=tokens))
+        ahead_of.before_batch(sample(tokens=tokens))
     assert [question.workload["sequence_length"] for question in asked] == [64, 90, 120, 130]
-    assert lines == ["64 fits.", "warning: the batch of 2 x 120 tokens that comes now: 120 does_not_fit. Less memory: less."]
+    assert lines == ["64 fits.", "warning: the next batch, 2 x 120 tokens: 120 does_not_fit. Less memory: less."]
     assert ahead_of.largest == ("2 x 130 tokens",)
-    assert ahead_of.recorded(may_ask=True)[0].sequence_length == 130
+    assert ahead_of.for_record(may_predict=True)[0].sequence_length == 130
 
 
 def test_the_record_is_of_the_largest_batch_that_ran_not_of_the_first_samples(asked):
     ahead_of = foresight([])
     ahead_of.start(lambda: READ, lambda: sample(tokens=90))
-    ahead_of.coming(sample(tokens=64))
-    workload, predicted, why = ahead_of.recorded(may_ask=True)
+    ahead_of.before_batch(sample(tokens=64))
+    workload, predicted, why = ahead_of.for_record(may_predict=True)
     assert (workload.sequence_length, predicted.peak_requested.bytes, why) == (64, 64, None)
 
 
@@ -94,8 +94,8 @@ def test_other_ranks_say_only_what_threatens_their_own_batches(asked):
     ahead_of = foresight(lines, rank=3)
     ahead_of.start(lambda: READ, lambda: sample(tokens=128))
     assert lines == [] and not asked[0].worst
-    ahead_of.coming(sample(tokens=256))
-    assert lines[0].startswith("rank 3: warning: the batch of 2 x 256 tokens")
+    ahead_of.before_batch(sample(tokens=256))
+    assert lines[0].startswith("rank 3: warning: the next batch, 2 x 256 tokens")
 
 
 @pytest.mark.parametrize(("show", "expected"), [("line", ["64 fits."]), ("full", ["\ntext"]), ("nothing", [])])
@@ -109,9 +109,9 @@ def test_a_given_workload_needs_no_batch_and_is_warned_of_larger_ones(asked):
     lines: list[str] = []
     ahead_of = foresight(lines)
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2)
-    ahead_of.start(lambda: reading.given(own, None), lambda: pytest.fail("no batch is needed"))
-    ahead_of.coming(sample(tokens=64))
-    ahead_of.coming(sample(tokens=128))
+    ahead_of.start(lambda: reading.from_workload(own, None), lambda: pytest.fail("no batch is needed"))
+    ahead_of.before_batch(sample(tokens=64))
+    ahead_of.before_batch(sample(tokens=128))
     assert [question.workload["sequence_length"] for question in asked] == [64, 128]
 
 
@@ -134,14 +134,14 @@ def test_advice_is_the_largest_batch_that_predict_finds_to_fit():
 
 
 def test_danger_is_less_left_than_what_predict_calls_uncertain():
-    calm = Seen(total=80 * GIB, others=GIB, allocated=70 * GIB, reserved=78 * GIB, retries=0)
-    assert danger(calm) is None
-    assert "1023.00 MiB were left" in danger(replace(calm, others=GIB + (1 << 20))).replace(",", "")
-    assert "gave cached memory back 2 time(s)" in danger(replace(calm, retries=2))
+    calm = DeviceMemory(total=80 * GIB, others=GIB, allocated=70 * GIB, reserved=78 * GIB, retries=0)
+    assert low_memory(calm) is None
+    assert "1023.00 MiB were left" in low_memory(replace(calm, others=GIB + (1 << 20))).replace(",", "")
+    assert "gave cached memory back 2 time(s)" in low_memory(replace(calm, retries=2))
     assert "expandable_segments:True (8.00 GiB are reserved and idle)" in advice_of(calm, None)
 
 
-CALM = Seen(total=80 * GIB, others=GIB, allocated=GIB, reserved=GIB, retries=0)
+CALM = DeviceMemory(total=80 * GIB, others=GIB, allocated=GIB, reserved=GIB, retries=0)
 ROWS = PredictedMoment(1, Moment.BACKWARD, 7), PredictedMoment(3, Moment.EVALUATION, 9)
 EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION, 3), ROWS))
 
@@ -152,20 +152,20 @@ EVALUATES = replace(SAID, predicted=Predicted(RecordedPeak(9, Moment.EVALUATION,
 @pytest.mark.parametrize("predicted", [True, False])
 def test_a_record_is_written_again_after_an_evaluation_if_that_is_predicted(tmp_path, monkeypatch, predicted):
     monkeypatch.setattr(background_prediction, "ask", lambda question: EVALUATES)
-    monkeypatch.setattr(training_record, "record", lambda _predicted, **said: said["in_training"])
+    monkeypatch.setattr(training_record, "record", lambda recorded, **values: values["in_training"])
     monkeypatch.setattr(training_record, "write", lambda path, made: wrote.append((made.steps, made.evaluations)))
     wrote: list[tuple] = []
     watcher = Watcher(loop="watch", record=str(tmp_path / "run.json"), steps=1, show="nothing", snapshot=None, tell=print)
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_eval_batch_size=6 if predicted else None)
-    watcher.begin(lambda: reading.given(own, None), None, None, 0, 1, 1)
-    watcher._peaks, watcher._ooms_before, watcher._look = RunningPeaks(Counted()), 0, lambda: CALM
+    watcher.begin(lambda: reading.from_workload(own, None), None, None, 0, 1, 1)
+    watcher._peaks, watcher._ooms_before, watcher._device_memory = RunningPeaks(Counted()), 0, lambda: CALM
     watcher._boundaries = SimpleNamespace(close=lambda: None)
     model = torch.nn.Linear(1, 1)
     for follows in (False, True, False):
-        watcher._called(model.train(), (), sample())
+        watcher._before_forward(model.train(), (), sample())
         watcher.step(follows)
         if follows:
-            watcher._called(model.eval(), (), sample(6, 64, 6))
+            watcher._before_forward(model.eval(), (), sample(6, 64, 6))
             watcher.micro_step()
     assert wrote == [(1, ()), (2, ("6 x 64 tokens",))][:1 + predicted]
 
@@ -174,13 +174,13 @@ def test_before_its_evaluation_a_training_is_recorded_without_it(monkeypatch):
     monkeypatch.setattr(background_prediction, "ask", lambda question: EVALUATES)
     found = foresight([])
     own = Workload(model="llava-1.5-7b", sequence_length=64, per_device_train_batch_size=2, per_device_eval_batch_size=6)
-    found.start(lambda: reading.given(own, None), lambda: None)
-    found.coming(sample(tokens=64))
-    workload, said, _ = found.recorded(may_ask=False)
+    found.start(lambda: reading.from_workload(own, None), lambda: None)
+    found.before_batch(sample(tokens=64))
+    workload, said, _ = found.for_record(may_predict=False)
     assert (workload.per_device_eval_batch_size, said) == (None, Predicted(RecordedPeak(7, Moment.BACKWARD, 1), ROWS[:1]))
-    found.evaluates(sample(6, 64, 6))
-    found.evaluates(sample(2, 64, 2))
-    workload, said, _ = found.recorded(may_ask=False)
+    found.before_evaluation(sample(6, 64, 6))
+    found.before_evaluation(sample(2, 64, 2))
+    workload, said, _ = found.for_record(may_predict=False)
     assert (workload.per_device_eval_batch_size, said.peak_requested.bytes, found.evaluations) == (6, 9, ("6 x 64 tokens",))
 
 
@@ -188,9 +188,9 @@ def test_a_record_of_another_evaluation_than_the_workloads_is_refused():
     keys = {"model": "llava-1.5-7b", "sequence_length": 64, "per_device_eval_batch_size": 6}
     own = replace(TRAINED, evaluations=("6 x 64 tokens",))
     record(workload=keys, in_training=own).check_shapes()
-    with pytest.raises(InputError, match="batches of 6 x 80 tokens were evaluated, and the workload has per_device_eval_batch_size 6"):
+    with pytest.raises(InputError, match="batches of 6 x 80 tokens were evaluated, but the workload has per_device_eval_batch_size 6"):
         record(workload=keys, in_training=replace(own, evaluations=("6 x 80 tokens",))).check_shapes()
-    with pytest.raises(InputError, match="batches of 6 x 64 tokens were evaluated, and .* None"):
+    with pytest.raises(InputError, match="batches of 6 x 64 tokens were evaluated, but .* None"):
         record(workload=keys | {"per_device_eval_batch_size": None}, in_training=own).check_shapes()
 
 
@@ -240,12 +240,12 @@ def test_boundaries_tell_each_outermost_backward_and_leave_pytorch_as_it_was():
 @pytest.mark.parametrize(("path", "ranks", "expected"), [
     ("run.json", 1, "run.json"), ("run.json", 8, "run-rank7.json"), ("r{rank}.json", 8, "r7.json")])
 def test_each_rank_has_a_file_of_its_own(path, ranks, expected):
-    assert training_record.path_of(path, 7, ranks) == expected
+    assert training_record.rank_path(path, 7, ranks) == expected
 
 
 def test_a_directory_that_is_not_there_is_said_before_the_training():
     with pytest.raises(InputError, match="its directory does not exist"):
-        training_record.path_of("nowhere/run.json", 0, 1)
+        training_record.rank_path("nowhere/run.json", 0, 1)
 
 
 TRAINED = InTraining("transformers.Trainer", 3, ("2 x 64 tokens",), ())
@@ -297,15 +297,15 @@ def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch)
     found = foresight(lines)
     found.start(lambda: reading.Reading({"model": "llava-1.5-7b"}, dict(models.find("llava-1.5-7b").document),
                                         {"gradient_accumulation_steps": 1}), lambda: None)
-    found.autocasts("bf16")
+    found.check_autocast("bf16")
     batch = {"input_ids": torch.ones(2, 1024, dtype=torch.int64)}
-    found.coming(batch)
-    assert "assumed of the loop: gradient_accumulation_steps 1" in lines[-1]
-    found.seen(gradient_accumulation_steps=2)
-    found.coming(batch)
+    found.before_batch(batch)
+    assert "assumed about the loop: gradient_accumulation_steps 1" in lines[-1]
+    found.set_keys(gradient_accumulation_steps=2)
+    found.before_batch(batch)
     assert [(one["mixed_precision"], one["gradient_accumulation_steps"]) for one in asked] == [("bf16", 1), ("bf16", 2)]
     assert "assumed" not in lines[-1]
-    found.coming({"input_ids": torch.ones(2, 512, dtype=torch.int64)})
+    found.before_batch({"input_ids": torch.ones(2, 512, dtype=torch.int64)})
     assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
 
 
@@ -318,12 +318,12 @@ def test_an_output_that_lives_through_backward_is_said_with_its_size():
     watcher._peaks = RunningPeaks(Counted())
     for kept in (False, True):
         output = CausalLMOutputWithPast(loss=torch.zeros(()), logits=torch.zeros(2, 64, 2048))
-        watcher._returned(torch.nn.Linear(1, 1), output)
+        watcher._after_forward(torch.nn.Linear(1, 1), output)
         if not kept:
             del output
         watcher._before_backward()
-        assert lines == (["warning: the model's output lives on through backward, 1.00 MiB that are not predicted: let it go "
-                          "before, as loss = model(…).loss does"] if kept else [])
+        assert lines == (["warning: the model's output stays alive during backward: 1.00 MiB that are not predicted: keep only "
+                          "the loss, as loss = model(…).loss does"] if kept else [])
 
 
 def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):
@@ -332,7 +332,7 @@ def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):
     watcher.begin(lambda: READ, None, None, 0, 1, 1)
     watcher._boundaries = SimpleNamespace(close=lambda: None)
     watcher.broken_off(ValueError("boom"))
-    assert lines == ["no record: the loop ended with ValueError before it was written"]
+    assert lines == ["no record: the loop ended with ValueError before the record was written"]
 
 
 def test_a_record_of_a_rank_is_named_where_that_of_all_is_looked_for(tmp_path):

@@ -1,4 +1,4 @@
-"""A training's workload read off its objects; nothing here runs on a GPU."""
+"""Reads the workload of a training from its objects. No test here runs on a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_whatever_trains_the_keys_select_exactly_that(llava, modules):
     keys = {"trainable": (), "frozen": ()} | model_keys.recipe_keys(trains, adapted=False)
     for parameter in llava.parameters():
         parameter.requires_grad_(True)
-    parser.select(llava, keys.pop("recipe"), parser.Patterns(**keys))
+    parser.select_trainable(llava, keys.pop("recipe"), parser.Patterns(**keys))
     assert {name: parameter.requires_grad for name, parameter in llava.named_parameters()} == trains
 
 
@@ -170,7 +170,7 @@ def test_deepspeeds_own_optimizer_comes_with_its_config():
 
 def test_a_workload_of_another_number_of_gpus_is_refused():
     with pytest.raises(InputError, match="data_parallel_size 8, and this training has 1"):
-        reading.given(Workload(model="llava-1.5-7b", zero_stage=2, data_parallel_size=8), None)
+        reading.from_workload(Workload(model="llava-1.5-7b", zero_stage=2, data_parallel_size=8), None)
 
 
 # --- the batch ------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_unused_parameters_are_looked_for_as_the_readers_say(tmp_path, asked, ch
 def of_trainer_with_evaluation(tmp_path, **changes) -> reading.Reading:
     given = arguments(tmp_path, per_device_eval_batch_size=6, **{"eval_strategy": "steps"} | changes)
     model = small_llava()
-    return reading.of_trainer(given, model, torch.optim.AdamW(model.parameters()), None, 2, None, tmp_path / "model")
+    return reading.from_trainer(given, model, torch.optim.AdamW(model.parameters()), None, 2, None, tmp_path / "model")
 
 
 def test_an_evaluation_is_read_as_a_configuration_with_the_same_arguments_is(tmp_path):

@@ -1,4 +1,4 @@
-"""The callback and the context manager in real trainings on the emulated GPU: what they say, record, and leave alone."""
+"""The callback and the context manager in real trainings on the emulated GPU: messages, records, no side effects."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_record_is_as_predicted_but_for_the_trainers_scalars(finished):
 
 def test_predict_says_the_same_of_the_workload_that_was_read_off(finished):
     workload = Workload.from_mapping(dict(finished.record.workload))
-    assert predict(workload).peak_requested.bytes == finished.record.predicted.peak_requested.bytes
+    assert predict(workload).peak_requested_bytes == finished.record.predicted.peak_requested.bytes
 
 
 def test_report_reads_the_record_and_agrees(finished):

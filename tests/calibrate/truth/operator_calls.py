@@ -1,4 +1,4 @@
-"""Calls of single operators, by name, that run alike on a device and on the tracer's meta tensors."""
+"""Calls of single operators, by name, that run both on a device and on the tracer's meta tensors."""
 
 from __future__ import annotations
 

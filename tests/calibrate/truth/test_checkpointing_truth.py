@@ -1,4 +1,4 @@
-"""Which layers are recomputed, and where their inputs wait, against transformers itself on the emulated GPU."""
+"""Activation checkpointing and offloading of layers against transformers itself on the emulated GPU."""
 
 from __future__ import annotations
 

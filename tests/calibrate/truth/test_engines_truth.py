@@ -31,15 +31,15 @@ JOBS = [
 def test_an_engine_holds_what_is_predicted(keys, tmp_path: Path):
     job = workload(tmp_path, gpu="h100-80gb", profile="none", **keys)
     record, prediction = measure(job), predict(job)
-    assert prediction.peak_requested.bytes == pytest.approx(record.peak("requested_bytes").bytes, abs=SCALAR_BYTES)
-    assert prediction.peak_reserved.bytes == record.peak("reserved_bytes").bytes
+    assert prediction.peak_requested_bytes == pytest.approx(record.peak("requested_bytes").bytes, abs=SCALAR_BYTES)
+    assert prediction.peak_reserved_bytes == record.peak("reserved_bytes").bytes
 
 
 def test_ddp_that_finds_unused_parameters_holds_what_the_note_says(tmp_path: Path):
     job = workload(tmp_path, gpu="h100-80gb", profile="none", **JOBS[0], ddp={"find_unused_parameters": True})
     record, prediction = measure(job), predict(job)
     trained = sum(one.trainable for one in dispatch.prepare(job).setup.facts.parameters)
-    assert record.peak("requested_bytes").bytes - prediction.peak_requested.bytes == 4 * trained  # its own loop clones nothing
+    assert record.peak("requested_bytes").bytes - prediction.peak_requested_bytes == 4 * trained  # its own loop clones nothing
     assert any("4 a tensor that trains" in note for note in prediction.not_modelled)
 
 

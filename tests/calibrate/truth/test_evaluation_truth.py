@@ -41,7 +41,7 @@ def test_the_logits_of_an_evaluation_are_its_peak(tmp_path, formula_cache):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none")
     small, large = (predict(asked.replace(per_device_eval_batch_size=batch)) for batch in (LARGE, 2 * LARGE))
     assert small.peak.moment is large.peak.moment is Moment.EVALUATION
-    assert large.peak_requested.bytes - small.peak_requested.bytes >= LARGE * SEQUENCE * 320 * (2 + 4)
+    assert large.peak_requested_bytes - small.peak_requested_bytes >= LARGE * SEQUENCE * 320 * (2 + 4)
 
 
 def test_an_evaluation_keeps_keys_and_values_of_every_layer(tmp_path, formula_cache):
@@ -50,7 +50,7 @@ def test_an_evaluation_keeps_keys_and_values_of_every_layer(tmp_path, formula_ca
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", per_device_eval_batch_size=LARGE)
     without = asked.replace(model=str(tmp_path / "without.json"))
     cache = 2 * TEXT["num_hidden_layers"] * LARGE * SEQUENCE * TEXT["hidden_size"] * 2
-    assert predict(asked).peak_requested.bytes - predict(without).peak_requested.bytes == cache
+    assert predict(asked).peak_requested_bytes - predict(without).peak_requested_bytes == cache
 
 
 @needs_emulator

@@ -29,7 +29,7 @@ def test_a_job_needs_what_is_predicted(tmp_path: Path, changes):
     asked = workload(tmp_path, **BASE | changes)
     job, record = dispatch.prepare(asked), measure(asked)
     run = job.run(asked.capacity, record.rank)
-    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    simulation = survival.simulate_run(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
     peaks = [record.peak(f"{counter}_bytes").bytes for counter in ("requested", "allocated", "reserved")]
     assert peaks == [run.peak, simulation.peak_allocated_bytes, simulation.peak_reserved_bytes]
 

@@ -64,7 +64,7 @@ def test_a_measured_job_is_predicted(tmp_path, document, keys):
     (tmp_path / "config.json").write_text(json.dumps(document))
     asked = Workload(**{"model": str(tmp_path), "mode": "inference", "gpu": "h100-80gb", "profile": "none"} | keys)
     record, job = measure(asked), dispatch.prepare(asked)
-    found = survival.play(job.run(asked.capacity), job.setup.allocator, total_bytes=asked.capacity)
+    found = survival.simulate_run(job.run(asked.capacity), job.setup.allocator, total_bytes=asked.capacity)
     assert [(row.step, row.moment) for row in record.job.moments] == [
         (row.step, row.moment) for row in record.predicted.moments]
     for measured, predicted in zip(record.job.moments, record.predicted.moments):

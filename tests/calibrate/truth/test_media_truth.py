@@ -1,4 +1,4 @@
-"""Models of sound, of video and of experts on the emulated H100 against their predictions."""
+"""Audio, video and mixture-of-experts models on the emulated H100 against their predictions."""
 
 from __future__ import annotations
 

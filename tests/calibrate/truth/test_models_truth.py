@@ -1,4 +1,4 @@
-"""Models of every kind on the emulated H100 against their predictions."""
+"""Models of every type on the emulated H100 against their predictions."""
 
 from __future__ import annotations
 

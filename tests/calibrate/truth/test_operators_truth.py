@@ -1,4 +1,4 @@
-"""Single operators: what the tracer says that they allocate and free, in order, against PyTorch on emulated GPUs."""
+"""Single operators: predicted allocations and frees, in order, against PyTorch on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def traced(wanted: str, gpu) -> list[int]:
     def zeros(*shape):
         ids = torch.empty(*shape, dtype=torch.int64, device="meta")
         tracer.ignore([ids])
-        tracer.twins.adopt(ids, torch.zeros(*shape, dtype=torch.int64))
+        tracer.host_values.adopt(ids, torch.zeros(*shape, dtype=torch.int64))
         return ids
 
     def rms_gradients(gradient, source, weight, sums):

@@ -1,4 +1,4 @@
-"""The largest batch that a plan finds survives on an emulated GPU, and one sample more dies."""
+"""The largest batch of a plan survives on an emulated GPU, and one more sample runs out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a command line, against the Trainer that runs with the same arguments on the emulated GPU."""
+"""Workloads read from command lines against the Trainer with the same arguments on the emulated GPU."""
 
 from __future__ import annotations
 

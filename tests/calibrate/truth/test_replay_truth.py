@@ -1,4 +1,4 @@
-"""Histories that the real allocator recorded on the emulated GPU, replayed: every decision is the same."""
+"""Histories that the real allocator recorded on the emulated GPU: their replay makes the same decisions."""
 
 import os
 import subprocess

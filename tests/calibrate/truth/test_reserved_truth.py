@@ -32,8 +32,8 @@ def small(directory, **changes):
 def test_reserved_memory_is_that_of_the_real_allocator(tmp_path, changes, events):
     asked = small(tmp_path, **changes)
     job = dispatch.prepare(asked)
-    simulation = survival.play(job.run(asked.capacity), job.setup.allocator, completion=events,
-                               total_bytes=asked.capacity)
+    simulation = survival.simulate_run(job.run(asked.capacity), job.setup.allocator, completion=events,
+                                       total_bytes=asked.capacity)
     measured = measure(asked, events=events).peak("reserved_bytes").bytes
     # DeepSpeed's scalars, a few hundred bytes each, are not predicted: at most one segment of the small pool
     assert 0 <= measured - simulation.peak_reserved_bytes <= PAGE_BYTES

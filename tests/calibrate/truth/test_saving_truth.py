@@ -1,4 +1,4 @@
-"""Saving a checkpoint never needs more than a step: what the real engines take of the emulated GPU for it."""
+"""Saving a checkpoint never takes more GPU memory than a step: real engines on the emulated GPU."""
 
 from __future__ import annotations
 

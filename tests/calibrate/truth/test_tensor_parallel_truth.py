@@ -31,7 +31,7 @@ def test_every_moment_needs_what_is_predicted(tmp_path: Path, document, changes)
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", **changes)
     record, job = measure(asked), dispatch.prepare(asked)
     run = job.run(asked.capacity, record.rank)
-    simulation = survival.play(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
+    simulation = survival.simulate_run(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
     assert {(row.step, row.moment): row.requested_bytes for row in record.predicted.moments} \
         == {(row.step, row.moment): row.requested_bytes for row in record.job.moments}
     assert simulation.peak_allocated_bytes == record.peak("allocated_bytes").bytes

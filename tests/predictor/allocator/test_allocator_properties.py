@@ -1,4 +1,4 @@
-"""What holds for the allocator after any events, whatever its settings."""
+"""Invariants of the allocator after any events, with any settings."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

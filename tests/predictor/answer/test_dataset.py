@@ -1,4 +1,4 @@
-"""Batches of a dataset: which is the worst, and how likely a batch is within limits."""
+"""Batches of a dataset: the worst batch, and the probability that a batch fits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_answer_is_of_the_batch_that_needs_most():
     jobs = Dataset.of(workload(**SAME_LENGTHS), DRAWN)
     answer = predict(jobs.workload, samples=DRAWN)
     peaks = [jobs.job(*batch).run(None).peak for batch in set(every_batch(DRAWN, 4))]
-    assert answer.peak_requested.bytes == max(peaks)
+    assert answer.peak_requested_bytes == max(peaks)
     assert (answer.samples.tokens, answer.samples.images) == (1700, 5)
     assert answer.workload["sequence_length"] == 1700 and answer.workload["images_per_sample"] == 5 / 4
 
@@ -182,11 +182,11 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, name, text, said):
 
 @pytest.mark.parametrize("changes, drawn, said", [
     ({"images_per_sample": 1}, DRAWN, "images_per_sample: the samples say"),
-    ({"model": "toy.npz"}, DRAWN, 'model "toy.npz": a learned formula answers for one shape'),
+    ({"model": "toy.npz"}, DRAWN, 'model "toy.npz": a learned formula predicts one shape'),
     ({"padding": "packed"}, DRAWN, 'padding "packed": not predicted with samples yet: leave one of them out'),
     ({"recipe": "lora", "quantization": {"load_in_4bit": True}}, DRAWN, "not predicted with samples yet"),
-    ({"image_size": "336,448"}, DRAWN, "image_size 336,448: samples do not say which has which"),
-    ({"per_device_train_batch_size": 11}, DRAWN, "there are 6 samples only"),
+    ({"image_size": "336,448"}, DRAWN, "image_size 336,448: samples do not say which size each has"),
+    ({"per_device_train_batch_size": 11}, DRAWN, "there are only 6 samples"),
     ({}, of(*[(500, 1)] * 4), "sample 1: 500 tokens have no room for 1 image(s) of 576"),
 ])
 def test_what_no_batch_can_be_drawn_from_is_refused(changes, drawn, said):
@@ -213,5 +213,5 @@ def test_the_command_says_how_likely_a_batch_fits(tmp_path, capsys):
 def test_batches_without_images_are_said_to_be_answered_with_some():
     drawn = of(*[(700, 0)] * 4)
     text = " ".join(sentences(predict(workload(**SAME_LENGTHS), samples=drawn)))
-    assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with no images (answered as if with 2: "
-                    "formulas are of batches with at least so many). Every random batch needs as much.")
+    assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with no images (predicted as if with 2: "
+                    "formulas need at least that many images in a batch). Every random batch needs as much.")

@@ -1,4 +1,4 @@
-"""What fits: the longest prompt or context, and the most sequences at once."""
+"""Maximum load: the longest prompt or context that fits, and the most sequences at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_said_to_fit_fits_and_no_more(model):
 def test_what_fits_is_said_to_be_of_no_paged_serving(model):
     found = predict(asked(model["llama"], sequence_length=100, max_new_tokens=29, gpu_memory_utilization=0.5,
                                    capacity_bytes=4 << 30), maximum_load=True).inference
-    assert any("not of paged serving" in line for line in found.search_limits)
+    assert any("not for paged serving" in line for line in found.search_limits)
 
 
 def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):

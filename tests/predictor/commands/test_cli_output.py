@@ -1,4 +1,4 @@
-"""Where answers go: stdout or a file, as text or JSON, and never half of one."""
+"""Output of commands: stdout or a file, text or JSON, and never half an answer."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def test_the_shipped_figures_are_those_of_the_built_model(name):
 
     found = models.find(name)
     with model_list.building(found):
-        assert model_list.built(found, parser.bare(found, "sdpa")) == model_list.shipped()[name]
+        assert model_list.built(found, parser.build_plain(found, "sdpa")) == model_list.shipped()[name]
 
 
 def test_the_list_needs_no_torch():
@@ -128,7 +128,7 @@ def test_the_page_predicts_a_step_with_room_for_an_image(page):
 def test_the_page_shows_where_the_memory_goes(capsys, config):
     assert main(["models", config, "--recipe", "pretrain"]) == 0
     out = capsys.readouterr().out
-    assert "2 x LlamaDecoderLayer" in out and "An image is 4 tokens" in out and "optimizer_states" in out
+    assert "2 x LlamaDecoderLayer" in out and "An image becomes 4 tokens" in out and "optimizer_states" in out
 
 
 def test_a_step_that_cannot_be_predicted_leaves_the_rest_of_the_page(capsys, config):

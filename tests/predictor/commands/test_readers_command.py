@@ -1,4 +1,4 @@
-"""``--from`` and ``-- COMMAND`` on the command line: what is shown, what options override, what is refused."""
+"""``--from`` and ``-- COMMAND`` on the command line: output, options that override, and rejected input."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ ABSENT = "sequence_length is not given: say how many tokens a sample has, image 
      "--per_device_train_batch_size, --block_size: sequence_length x per_device_train_batch_size is *"),
     ([*RUN[:-1], "gpt22", "--block_size", "64"], "--model_name_or_path: model 'gpt22': not a known name*"),
     ([*RUN, "--block_size", "64", "--fp16", "--torch_dtype", "float16"],
-     "--fp16, --torch_dtype: dtype is fp16, but mixed_precision fp16 goes over fp32 weights: leave one of them out"),
+     "--fp16, --torch_dtype: dtype is fp16, but mixed_precision fp16 needs fp32 weights: leave one of them out"),
     (["swift", "sft", *QWEN, "--padding_free", "true", "--attn_impl", "flash_attn", "--max_length", "64"],
      "--padding_free: padding packed: not predicted for model_type qwen2_5_vl yet*"),
     (["swift", "sft", *QWEN], f"{ABSENT} (by --max_length)"),
@@ -95,7 +95,7 @@ ABSENT = "sequence_length is not given: say how many tokens a sample has, image 
     (RUN[:-2], "model is not given: name one, such as llava-1.5-7b (by one of --model_name_or_path, --model_id)"),
     ([*LLAVA, "openai/clip-vit-large-patch14-336"], f"{FLASH} (*; dtype fp32: default of LLaVA 1.2 (transformers 4.37), as bf16 is not given)"),
     ([*LLAVA, "google/siglip-so400m-patch14-384"], '--vision_tower is "google/siglip-so400m-patch14-384": beside *'),
-    (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16, which ms-swift trains under autocast*"),
+    (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16: ms-swift then trains under fp16 autocast*"),
     (["swift", "rlhf", "--rlhf_type", "dpo", *QWEN], "swift rlhf is not supported: supervised training *"),
     (["trl", "sft", *RUN[4:]], "trl sft trains with TRL's SFTConfig, *"),
 ])
@@ -132,7 +132,7 @@ def test_auto_of_a_config_alone_is_not_called_absent(capsys, tmp_path):
 @pytest.mark.parametrize("words, message", [
     (["--from", "a.sh", "--workload", "b.yaml"], "--from and --workload are both given: keep one"),
     (["--from", "a.sh", "--", "python"], "--from and -- COMMAND are both given: keep one"),
-    (["--from-format", "llava"], "--from-format says what --from is: add --from FILE"),
+    (["--from-format", "llava"], "--from-format names the format of the --from file: add --from FILE"),
     (["--"], "a command is missing after --"),
     (["--from", "missing.sh"], "missing.sh: no such file"),
     (["--from-format", "lava", "--", "python", *TRAIN], '--from-format "lava": known are llava, llamafactory, swift, axolotl, deepspeed, '
@@ -149,4 +149,4 @@ def test_a_training_where_a_model_is_expected_is_pointed_to_from(capsys, tmp_pat
     path = tmp_path / name
     path.write_text(text)
     code, _, err = answer(capsys, "predict", str(path))
-    assert code == 2 and f"if a training is configured there, give it as --from {path}" in " ".join(err.split())
+    assert code == 2 and f"if it configures a training, give it as --from {path}" in " ".join(err.split())

@@ -104,7 +104,7 @@ def test_of_several_devices_one_is_chosen(capsys, tmp_path):
 @pytest.mark.parametrize("argv, message", [
     (["nowhere"], "nowhere: no such file: check the path of the snapshot"),
     ([SMALL, "--device", "x"], '--device must be the number of a device, such as 0, not "x"'),
-    ([SMALL, "--device", "5"], f"{SMALL}: there is no device 5 in it: it lists 1"),
+    ([SMALL, "--device", "5"], f"{SMALL}: it has no device 5: it lists 1 device(s)"),
     ([SMALL, "--allocator-conf", "max_split"],
      'allocator settings: cannot read "max_split"; write key:value,key:value'),
     ([SMALL, "--allocator-conf", "large_segment_size_mb:99999999999"],

@@ -1,4 +1,4 @@
-"""Files of arrays: what would unpack to much, or says a shape that it has not, is refused before room is made."""
+"""Files of arrays: too large or inconsistent arrays are rejected before memory is allocated."""
 
 import io
 import zipfile

@@ -1,4 +1,4 @@
-"""YAML of a few lines that stands for more than any memory holds is refused; plain aliases and merges are not."""
+"""Small YAML files that expand beyond any memory are rejected; plain aliases and merges are read."""
 
 import pytest
 
@@ -34,8 +34,8 @@ def chain(times: int) -> str:
     (chain(150), "nested more than 100 deep"),
     ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),
     ("".join(" " * n + "a:\n" for n in range(500)), "nested more than 100 deep"),
-    ("a: &a [*a]", "an alias stands inside of what it refers to"),
-    ("a: &a {b: [*a]}", "an alias stands inside of what it refers to"),
+    ("a: &a [*a]", "an alias is inside the value that it refers to"),
+    ("a: &a {b: [*a]}", "an alias is inside the value that it refers to"),
     ("a: " + ":".join(["59"] * 300_000), "a number is too long"),
     ("a: 0x" + "f" * 10_000, "a number is too long"),
     ("a: " + "9" * 10_000, "a number is too long"),

@@ -1,4 +1,4 @@
-"""Files from outside: whatever lies at a path is read within bounds, or told in one line; nothing waits for ever."""
+"""Untrusted files: they are read within bounds or rejected in one line, and nothing waits forever."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from predictor import cli
 from predictor.common.errors import InputError
-from predictor.common.files import LARGEST_FILE_BYTES, opened, parse_json, read_mapping, read_text
+from predictor.common.files import LARGEST_FILE_BYTES, open_bounded, parse_json, read_mapping, read_text
 from tests.predictor.bounds import bounded_time
 
 JOB = "model: llava-1.5-7b\nsequence_length: 1024\n"
@@ -111,9 +111,9 @@ def test_what_is_read_is_bounded_and_not_what_the_file_system_tells(tmp_path, mo
 def test_only_regular_files_are_opened_where_pipes_make_no_sense(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/null"):
-        with pytest.raises(OSError, match="it is no regular file"), opened(path, pipes=False):
+        with pytest.raises(OSError, match="it is no regular file"), open_bounded(path, pipes=False):
             pass
-    with opened(__file__, pipes=False) as stream:
+    with open_bounded(__file__, pipes=False) as stream:
         assert stream.read() == open(__file__, "rb").read()  # noqa: SIM115
 
 

@@ -1,4 +1,4 @@
-"""GPUs are found by any usual spelling, and say where their capacity was read."""
+"""GPUs are found by any usual spelling, and name the source of their capacity."""
 
 import pytest
 

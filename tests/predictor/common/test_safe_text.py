@@ -1,4 +1,4 @@
-"""What others wrote into their files is shown, and never steers the terminal that shows it."""
+"""Text from files is shown, and never controls the terminal that shows it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Where things are kept, and what works for a user who has no place for them."""
+"""Directories for caches, and users without a writable one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_place_a_formula_is_traced_once_a_process(nobody, tmp_path, mo
     (tmp_path / "config.json").write_text(json.dumps(small_config()))
     workload = Workload(model=str(tmp_path), sequence_length=64, per_device_train_batch_size=2, profile="none")
     monkeypatch.setattr(store, "_NOT_KEPT", {})
-    storage.name_user()
+    storage.ensure_user_name()
     assert training_job.needs_trace(dispatch.resolve(workload))
     first = dispatch.prepare(workload).formula
     assert not training_job.needs_trace(dispatch.resolve(workload))
@@ -86,8 +86,9 @@ def test_a_relative_home_is_none(monkeypatch):
 
 
 def test_a_private_directory_is_of_one_user_and_goes_with_its_process(tmp_path):
-    script = ("import os\nfrom predictor.common import storage\nprint(storage.private(), oct(storage.private().stat().st_mode))\n"
-              "if os.fork():\n    os.wait()\n    print(storage.private().exists(), flush=True)\n")
+    script = ("import os\nfrom predictor.common import storage\n"
+              "print(storage.private_directory(), oct(storage.private_directory().stat().st_mode))\n"
+              "if os.fork():\n    os.wait()\n    print(storage.private_directory().exists(), flush=True)\n")
     done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], text=True, check=True,
                           capture_output=True, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"})
     directory, mode, *after_the_fork = done.stdout.split()

@@ -1,4 +1,4 @@
-"""A stderr or stdout that is closed or full changes neither the exit code nor any file."""
+"""A closed or full stdout or stderr changes neither the exit code nor any file."""
 
 import os
 import subprocess

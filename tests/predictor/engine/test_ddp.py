@@ -1,4 +1,4 @@
-"""DistributedDataParallel's buckets and what it holds, as closed forms of the parameters."""
+"""DistributedDataParallel's buckets and live memory, as closed forms of the parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from predictor.engine.ddp import MIB, assign, limits
-from predictor.events.events import MOMENTS, Kind, Moment
+from predictor.events.events import MOMENTS, EventType, Moment
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
@@ -84,4 +84,4 @@ def test_ranks_tell_each_other_their_parameters_at_start_up(run):
 
 def test_no_block_is_used_on_two_streams(run):
     _, made = run()
-    assert not (made.events.kind >= Kind.RECORD_STREAM).any()
+    assert not (made.events.kind >= EventType.RECORD_STREAM).any()

@@ -1,4 +1,4 @@
-"""FSDP2's shards, units and copies as closed forms, and what is refused."""
+"""FSDP2's shards, units and copies as closed forms, and rejected settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from predictor.common.errors import InputError
 from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.fsdp2_units import Shard, Unit, Units
-from predictor.events.events import Kind
+from predictor.events.events import EventType
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.model import fsdp
@@ -82,7 +82,7 @@ def test_without_resharding_parameters_stay_until_backward_has_ended():
     both.before_backward(second)
     both.after_backward(second, reduce=True)
     both.end_backward(reduce=True)
-    both._let_go()
+    both._free_held()
     assert live(tape) == 0
 
 
@@ -91,7 +91,7 @@ def test_backward_gathers_the_unit_before_ahead():
     for unit in (first, second):
         both.enter(unit)
         both.leave(unit)
-    both._let_go()
+    both._free_held()
     both.before_backward(second)
     assert live(tape) == 2 * PADDED
     both.before_backward(first)
@@ -150,7 +150,7 @@ def test_nothing_is_freed_that_does_not_live(job):
     events = job(data_parallel_size=3, gradient_accumulation_steps=2, fsdp={"param_dtype": "bf16"}).run(None, 0).events
     alive = np.zeros(len(events.buffers), dtype=int)
     for kind, buffer in zip(events.kind, events.buffer):
-        if kind in (Kind.ALLOCATE, Kind.FREE):
+        if kind in (EventType.ALLOCATE, EventType.FREE):
             alive[buffer] += kind
             assert alive[buffer] in (0, 1)
 
@@ -177,7 +177,7 @@ def test_units_are_what_accelerate_wraps(monkeypatch, wrap):
     paths = {module: path for path, module in model.named_modules()}
     theirs = [(module[0] if isinstance(module, list) else module, keys.get("reshard_after_forward"))
               for module, keys in calls]
-    ours = fsdp.units(model, fsdp.wrapped(Workload(model="m", sequence_length=8, engine="fsdp2", fsdp={
+    ours = fsdp.units(model, fsdp.unit_names(Workload(model="m", sequence_length=8, engine="fsdp2", fsdp={
         "wrap": wrap, "transformer_layer_cls_to_wrap": LAYERS})))
     if wrap == "layers":
         theirs = [call for call in theirs if "embed_tokens" not in paths[call[0]] and paths[call[0]] != fsdp_keys.HEAD]
@@ -214,7 +214,7 @@ def test_what_fsdp2_stops_at_or_was_not_checked_is_refused(keys, message):
 
 @pytest.mark.parametrize("names, message", [
     (["LlamaLayer"], "a class that no module of the model has: its own are CLIPEncoderLayer,"),
-    (["LlamaDecoderLayer", "LlamaMLP"], "a LlamaMLP lies inside a LlamaDecoderLayer"),
+    (["LlamaDecoderLayer", "LlamaMLP"], "a LlamaMLP is inside a LlamaDecoderLayer"),
 ])
 def test_classes_that_make_no_units_are_refused(names, message):
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""What offloading leaves on the GPU and takes of the host's memory, as closed forms; what is refused."""
+"""Offloading: GPU and host memory as closed forms, and rejected settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from predictor.common.errors import InputError
 from predictor.engine.host_memory import Host
-from predictor.events.events import MOMENTS, Kind, Moment
+from predictor.events.events import MOMENTS, EventType, Moment
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch, training_job
 from predictor.workload.workload import Workload
@@ -64,7 +64,7 @@ def test_with_parameters_offloaded_too_only_the_bucket_stays(tmp_path):
 @pytest.mark.parametrize("stage, offload", [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")])
 def test_the_optimizer_steps_without_the_gpu(tmp_path, stage, offload):
     events = job(tmp_path, stage, offload).run(None, 0).events
-    rows = (events.moment == MOMENTS.index(Moment.OPTIMIZER_STEP)) & (events.kind == Kind.ALLOCATE)
+    rows = (events.moment == MOMENTS.index(Moment.OPTIMIZER_STEP)) & (events.kind == EventType.ALLOCATE)
     made = {events.names[name] for name in events.buffers.operator[events.buffer[rows]]}
     assert made <= ({"zero::all_gather", "zero::partition_from_host"} if stage == 3 else set())
 
@@ -125,10 +125,10 @@ def test_what_is_not_modelled_is_named(section, message):
 
 
 @pytest.mark.parametrize("keys, message", [
-    ({"offload": "optimizer"}, "offload is DeepSpeed's: add zero_stage"),
+    ({"offload": "optimizer"}, "offload is a setting of DeepSpeed: add zero_stage"),
     ({"offload": "all", "zero_stage": 2}, "offload is all, which needs zero_stage 3"),
     ({"offload": "nvme", "zero_stage": 3}, 'offload must be one of optimizer, parameters, all, not "nvme"'),
-    ({"offload": "optimizer", "zero_stage": 2, "optim": "paged_adamw_8bit"}, "optim is paged_adamw_8bit, but what is"),
+    ({"offload": "optimizer", "zero_stage": 2, "optim": "paged_adamw_8bit"}, "optim is paged_adamw_8bit, but offloaded"),
     ({"offload": "parameters", "deepspeed": CONFIG | {"zero_optimization": {
         "stage": 3, "offload_optimizer": {"device": "cpu"}}}}, "offload is parameters, but deepspeed has offload opt"),
 ])

@@ -1,4 +1,4 @@
-"""ZeRO stage 0: bytes that every rank holds, as closed forms of the parameters."""
+"""ZeRO stage 0: the bytes of every rank, as closed forms of the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When ZeRO-3 gathers, what it reduces, and what it refuses: closed forms of small modules."""
+"""ZeRO-3's gathers, reductions and rejected settings: closed forms of small modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regimes: their names, which keys of formulas and their hashes are made of."""
+"""Names of regimes, which are part of the keys and hashes of formulas."""
 
 from __future__ import annotations
 

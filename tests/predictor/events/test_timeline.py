@@ -46,7 +46,7 @@ def test_factors_add_up_to_the_total_at_every_event(shape, degree):
 @given(shape=shapes, degree=st.sampled_from([0, 1, 2, 5]))
 def test_closed_form_is_the_highest_prefix_sum(shape, degree):
     events = composed(degree)
-    form = timeline.closed_form(events, at_least=regimes.lowest(regimes.Regime.parse(("many", "many", "whole")), TOKENS))
+    form = timeline.closed_form(events, at_least=regimes.smallest_shape(regimes.Regime.parse(("many", "many", "whole")), TOKENS))
     points = [np.array([value]) for value in shape]
     assert form.peaks(*points, H100)[0] == timeline.running_sum(events, events.sizes.at(shape, H100)).max()
 
@@ -58,7 +58,7 @@ def test_what_is_alive_at_an_event_adds_up_to_the_running_sum(shape):
     bytes_ = events.sizes.at(shape, H100)
     live = timeline.running_sum(events, bytes_)
     at = int(np.argmax(live))
-    assert bytes_[events.buffers.size[timeline.alive(events, at)]].sum() == live[at]
+    assert bytes_[events.buffers.size[timeline.alive_buffers(events, at)]].sum() == live[at]
 
 
 def test_no_buffer_is_freed_before_it_lives_or_twice():

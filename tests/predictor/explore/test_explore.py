@@ -1,4 +1,4 @@
-"""The page of explore: what goes into it, what stays out, and the command."""
+"""The page of ``peakcast explore``: its content, its limits, and the command."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_page_is_made_without_torch(tmp_path):
     (["explore", MODEL], "give -o FILE.html"),
     (["explore", MODEL, "-o", "exists.html"], "exists already"),
     (["explore", MODEL, "-o", "page.html", "--degrees", "0"], "--degrees must be whole numbers"),
-    (["explore", MODEL, "--mode", "inference", "-o", "page.html"], "mode is inference, but a page is of training"),
+    (["explore", MODEL, "--mode", "inference", "-o", "page.html"], "mode is inference, but a page is for training only"),
     (["explore", "nothing", "-o", "page.html"], "nothing"),
 ])
 def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""What a page of explore computes in the browser, beside Python: the same bytes."""
+"""The JavaScript of an explore page computes the same bytes as Python."""
 
 from __future__ import annotations
 

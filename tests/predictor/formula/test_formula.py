@@ -155,7 +155,7 @@ def test_every_regime_s_shapes_lie_in_it_and_above_its_lower_bound():
                 regime = Regime.parse((batch, images, rows))
                 if (batch, images) == ("many", "1"):
                     continue  # two samples have two images
-                lower = regimes.lowest(regime, TOKENS)
+                lower = regimes.smallest_shape(regime, TOKENS)
                 for shape in regimes.traced_shapes(regime, lambda images: TOKENS * images):
                     assert regimes.regime_of(shape, pads_masks=rows == "padded") == regime
                     assert all(a >= b for a, b in zip(shape, lower))

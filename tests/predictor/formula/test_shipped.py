@@ -1,4 +1,4 @@
-"""The formulas that come with the package."""
+"""The shipped formulas."""
 
 from __future__ import annotations
 

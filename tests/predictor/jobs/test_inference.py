@@ -1,4 +1,4 @@
-"""Inference: what is said of a workload, and what is composed from a few traced tokens."""
+"""Inference: checks of its workload, and runs composed from a few traced tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predictor.answer.predict import predict
 from predictor.cli import main
 from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.engine.generation import Piece, longer
+from predictor.engine.generation import Piece, extended_call
 from predictor.events import regimes
 from predictor.events.events import Moment
 from predictor.formula.formula_key import formula_key
@@ -50,9 +50,9 @@ def traced(workload: Workload, tokens: int, turn: Turn | None = None):
     request = Request.of(workload, shape).on(GPU)
     config, key = request.config, formula_key(request)
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(),
-                  regime=regimes.narrowing(key.regime, shape)[-1],
+                  regime=regimes.regimes_from_widest(key.regime, shape)[-1],
                   generation=inference_job.generation_of(workload, turn, tokens))
-    return longer(Piece(trace_formula(config, key).micro, shape, turn.new_tokens), GPU)
+    return extended_call(Piece(trace_formula(config, key).micro, shape, turn.new_tokens), GPU)
 
 
 @pytest.mark.parametrize(("name", "keys"), [
@@ -64,7 +64,7 @@ def test_a_reply_is_composed_from_traces_of_other_shapes_and_fewer_tokens(model,
     """Every event and size, as if all tokens had been traced at this shape."""
     workload = inference_job.resolve(asked(model[name], max_new_tokens=20, **keys)).workload
     assert traced_tokens(workload) == TRACED_TOKENS
-    composed = longer(dispatch.prepare(workload).pieces[0], GPU)
+    composed = extended_call(dispatch.prepare(workload).pieces[0], GPU)
     whole = traced(workload, 20)
     for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
         assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
@@ -128,7 +128,7 @@ def test_the_peaks_of_the_moments_are_those_of_the_turns(model):
     for moment, name in ((Moment.PREFILL, "prefill"), (Moment.DECODE, "decode")):
         peaks = [getattr(turn, f"{name}_peak_requested_bytes") or 0 for turn in found.inference.turns]
         assert max(peaks) == found.moments[moment]["requested_bytes"]
-    assert found.peak_requested.bytes == max(found.moments[moment]["requested_bytes"] for moment in found.moments)
+    assert found.peak_requested_bytes == max(found.moments[moment]["requested_bytes"] for moment in found.moments)
 
 
 def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
@@ -145,7 +145,7 @@ def test_blocks_of_paged_serving_fill_what_the_utilization_leaves(model):
 
 def test_the_factors_of_the_peak_name_the_cache(model):
     found = predict(asked(model["llama"], sequence_length=500, max_new_tokens=8))
-    assert sum(found.factors.values()) == found.peak_allocated.bytes
+    assert sum(found.factors.values()) == found.peak_allocated_bytes
     assert found.to_json()["factors"]["kv_cache"] >= found.inference.cache_bytes - 8 * TOKEN_BYTES
 
 
@@ -168,7 +168,7 @@ def test_the_factors_of_the_peak_name_the_cache(model):
     ("llama", {"sequence_length": 10, "quantization": {"load_in_8bit": True}, "gpu_memory_utilization": 0.9},
      "gpu_memory_utilization 0.9: not predicted with mode inference and quantization yet"),
     ("llava", {"sequence_length": 40, "quantization": {"load_in_4bit": True}},
-     "model.vision_tower.encoder.layers.0.mlp.fc2, a layer of 4 bits, would see 4 tokens"),
+     "model.vision_tower.encoder.layers.0.mlp.fc2, a 4-bit layer, would get 4 tokens"),
     ("odd", {"sequence_length": 40, "quantization": {"load_in_8bit": True}},
      "model.layers.0.mlp.down_proj takes 90 numbers, for which bitsandbytes has no product of 8 bits"),
 ])
@@ -177,11 +177,11 @@ def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
 
 
 @pytest.mark.parametrize(("keys", "says"), [
-    ({"optim": "sgd"}, "optim is of training, but mode is inference: leave it out"),
-    ({"mode": "training", "max_new_tokens": 5}, "max_new_tokens is of inference, but mode is training"),
+    ({"optim": "sgd"}, "optim belongs to training, but mode is inference: leave it out"),
+    ({"mode": "training", "max_new_tokens": 5}, "max_new_tokens belongs to inference, but mode is training"),
     ({"conversation": TURNS}, "sequence_length is given, but so is conversation"),
-    ({"max_cache_len": 50}, "max_cache_len is given, but only a static cache has a length"),
-    ({"block_size": 32}, "block_size is of paged serving"),
+    ({"max_cache_len": 50}, "max_cache_len is given, but only a static cache has a fixed length"),
+    ({"block_size": 32}, "block_size is a setting of paged serving"),
     ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5: it must be above 0 and at most 1"),
     ({"cache_implementation": "offloaded"}, "cache_implementation"),
     ({"attn_implementation": "flash_attention_2"}, "attn_implementation is flash_attention_2"),
@@ -189,7 +189,7 @@ def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
     ({"sequence_length": None, "conversation": [{"tokens": 5}]}, "turn 1 has no new_tokens"),
     ({"sequence_length": None, "conversation": []}, "must be a list of turns"),
     ({"sequence_length": None, "conversation": TURNS, "cache_implementation": "static"}, "use dynamic"),
-    ({"quantization": {"load_in_4bit": True, "prepare": "trl"}}, "quantization has prepare, which is of training"),
+    ({"quantization": {"load_in_4bit": True, "prepare": "trl"}}, "quantization has prepare, which belongs to training"),
     ({"quantization": {"load_in_4bit": True, "load_in_8bit": True}}, "has load_in_4bit and load_in_8bit: leave one"),
     ({"quantization": {"load_in_8bit": True, "bnb_4bit_quant_type": "nf4"}}, "has bnb_4bit_quant_type, which layers of 8"),
     ({"quantization": {"load_in_4bit": True, "llm_int8_threshold": 3}}, "has llm_int8_threshold, which layers of 4"),
@@ -229,7 +229,7 @@ def test_later_turns_are_composed_from_traces_of_other_batches(model):
     workload = inference_job.resolve(asked(model["llava"], conversation=TURNS, per_device_eval_batch_size=7)).workload
     job = dispatch.prepare(workload)
     for turn, piece in zip(job.turns[1:], job.pieces[1:]):
-        composed = longer(piece, GPU)
+        composed = extended_call(piece, GPU)
         whole = traced(workload, inference_job.traced_tokens(turn, []), turn)
         for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
             assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
@@ -264,7 +264,7 @@ def test_turns_that_differ_in_their_context_alone_share_a_formula(model, seen):
     job = dispatch.prepare(workload)
     assert {key.regime.names().rows for key in seen if key.generation.brings} == {"whole", "padded"}
     for turn, piece in list(zip(job.turns, job.pieces))[-8:]:
-        composed = longer(piece, GPU)
+        composed = extended_call(piece, GPU)
         whole = traced(workload, inference_job.traced_tokens(turn, []), turn)
         for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
             assert np.array_equal(getattr(composed, column), getattr(whole, column)), column

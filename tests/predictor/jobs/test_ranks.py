@@ -1,4 +1,4 @@
-"""Which ranks differ, and that the worst is the worst of all in every peak."""
+"""Ranks that differ, and the worst rank: no other rank has a higher peak."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_ranks_that_are_all_alike_are_judged_once(tmp_path, keys):
 def test_the_worst_rank_is_no_better_than_any_other_in_any_peak(keys):
     worst = predict(Workload(**LARGE | keys))
     each = [predict(Workload(**LARGE | keys, rank=rank)) for rank in range(keys["data_parallel_size"])]
-    for peak in ("peak_requested", "peak_allocated", "peak_reserved"):
+    for peak in ("requested", "allocated", "reserved"):
         assert getattr(worst, peak).bytes == max(getattr(one, peak).bytes for one in each), peak
     order = (None, "fits", "uncertain", "does_not_fit")
     assert worst.verdict == max((one.verdict for one in each), key=order.index)
-    assert sum(worst.factors.values()) == worst.peak_allocated.bytes
+    assert sum(worst.factors.values()) == worst.peak_allocated_bytes
 
 
 def test_a_peak_of_another_rank_is_said_to_be():

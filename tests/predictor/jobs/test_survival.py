@@ -1,4 +1,4 @@
-"""Verdict and least capacity, on lists of events made by hand and at random."""
+"""Verdict and smallest sufficient capacity, on hand-made and random events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from predictor.allocator import AllocatorSettings
 from predictor.events.composed_run import Run
-from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, Factor, Kind, Moment
+from predictor.events.events import FACTORS, MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.sizes import SizeTable
 from predictor.jobs import survival
 from predictor.jobs.survival import PAGE_BYTES
@@ -50,7 +50,7 @@ def test_it_fits_only_if_every_rank_does():
 
 def test_a_rank_that_surely_dies_decides_before_one_that_may():
     """The first dies only if events complete late, the second always."""
-    rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]
+    rows = [(1, 0), (EventType.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]
     may, must = run(rows, [GIB, GIB]), run([(1, 0), (1, 1)], [GIB, GIB])
     assert survival.judge(lambda _: [may], DEFAULT, GIB).verdict == "uncertain"
     outcome = survival.judge(lambda _: [may, must], DEFAULT, GIB)
@@ -95,10 +95,10 @@ def test_cached_segments_are_given_back_before_it_fails():
 
 
 def test_when_events_complete_bounds_the_reserved_peak():
-    rows = [(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]  # reused at once, or not before a synchronisation
+    rows = [(1, 0), (EventType.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)]  # reused at once, or not before a synchronisation
     outcome = survival.judge(lambda _: one(rows, [GIB, GIB]), DEFAULT, None)
     assert (outcome.reserved.low, outcome.reserved.high) == (GIB, 2 * GIB)
-    synchronised = survival.judge(lambda _: one([*rows[:3], (Kind.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
+    synchronised = survival.judge(lambda _: one([*rows[:3], (EventType.SYNCHRONIZE, 0), rows[3]], [GIB, GIB]), DEFAULT, None)
     assert (synchronised.reserved.low, synchronised.reserved.high) == (GIB, GIB)
 
 
@@ -122,7 +122,7 @@ def test_every_peak_is_that_of_the_rank_that_has_the_most_of_it():
 
 def test_a_rank_that_reserves_the_most_only_if_events_complete_late_sets_the_upper_end():
     surely = run([(1, 0)], [GIB + 4 * MIB])
-    late = run([(1, 0), (Kind.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)], [GIB, GIB])
+    late = run([(1, 0), (EventType.RECORD_STREAM + 1, 0), (-1, 0), (1, 1)], [GIB, GIB])
     reserved = survival.judge(lambda _: [surely, late], DEFAULT, None).reserved
     assert (reserved.low, reserved.bytes, reserved.high) == (GIB + 4 * MIB, GIB + 4 * MIB, 2 * GIB)
 
@@ -146,14 +146,14 @@ def test_what_is_not_played_again_would_have_been_the_same(data):
             rows.append((-1, live.pop(data.draw(st.integers(0, len(live) - 1)))))
     job, plays = run(rows, sizes), survival.Plays(DEFAULT)
     for limit in data.draw(st.lists(st.none() | st.integers(0, 150).map(lambda pages: pages * PAGE_BYTES), max_size=6)):
-        again, (found,) = survival.play(job, DEFAULT, limit_bytes=limit), plays.ends(job, limit)
+        again, (found,) = survival.simulate_run(job, DEFAULT, limit_bytes=limit), plays.ends(job, limit)
         assert (found.failed_at, found.peak_reserved_bytes, found.peak_allocated_bytes) == (
             again.failed_at, again.peak_reserved_bytes, again.peak_allocated_bytes)
 
 
 def test_an_emptied_cache_is_not_reserved():
-    rows = [(1, 0), (-1, 0), (Kind.EMPTY_CACHE, 0), (1, 1)]
-    assert survival.play(run(rows, [2 * GIB, 3 * GIB]), DEFAULT).peak_reserved_bytes == 3 * GIB
+    rows = [(1, 0), (-1, 0), (EventType.EMPTY_CACHE, 0), (1, 1)]
+    assert survival.simulate_run(run(rows, [2 * GIB, 3 * GIB]), DEFAULT).peak_reserved_bytes == 3 * GIB
 
 
 def test_the_capacity_that_decides_the_events_is_the_one_that_limits_them():
@@ -186,7 +186,7 @@ def jobs(draw):
 @given(job=jobs())
 def test_the_least_capacity_is_what_trying_every_page_finds(job):
     found = survival.minimum_capacity(lambda _: [job], DEFAULT) - ASSUMED_RUNTIME_BYTES
-    pages = range(survival.play(job, DEFAULT).peak_reserved_bytes // PAGE_BYTES, -1, -1)
+    pages = range(survival.simulate_run(job, DEFAULT).peak_reserved_bytes // PAGE_BYTES, -1, -1)
     last_that_dies = next(page for page in pages
-                          if survival.play(job, DEFAULT, limit_bytes=page * PAGE_BYTES).failed_at is not None)
+                          if survival.simulate_run(job, DEFAULT, limit_bytes=page * PAGE_BYTES).failed_at is not None)
     assert found == (last_that_dies + 1) * PAGE_BYTES

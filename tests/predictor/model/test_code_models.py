@@ -1,4 +1,4 @@
-"""Models outside transformers: which function is found, what is refused, and where their formulas hold.
+"""Models outside transformers: finding their function, rejected ones, and the shapes that their formulas cover.
 
 ``tests/calibrate/truth/test_code_models_truth.py`` compares their predictions with measured jobs.
 """
@@ -20,7 +20,7 @@ from predictor.formula import store
 from predictor.formula.formula_key import formula_key
 from predictor.jobs import dispatch
 from predictor.model import code_models, models, parser
-from predictor.model.model_config import Kind
+from predictor.model.model_config import Modality
 from predictor.model.request import Request
 from predictor.trace.inputs import inputs_of
 from predictor.workload.workload import Workload
@@ -70,7 +70,7 @@ def test_a_home_that_is_not_known_is_one_clear_line(path, capsys, monkeypatch):
     assert said.count("\n") == 1 and path in said and "give the whole path" in said
 
 
-@pytest.mark.parametrize("function, kind", [("train", Kind.IMAGE_TEXT), ("cuts", Kind.TEXT), ("pictures", Kind.IMAGE)])
+@pytest.mark.parametrize("function, kind", [("train", Modality.IMAGE_TEXT), ("cuts", Modality.TEXT), ("pictures", Modality.IMAGE)])
 def test_what_a_sample_has_follows_from_the_arguments(function, kind):
     assert models.find(f"{OWN}:{function}").kind is kind
 
@@ -141,12 +141,12 @@ def test_a_batch_without_hidden_size_fills_no_automatic_bucket():
 
 
 def test_a_default_dtype_is_that_of_the_workload():
-    config = code_models.at(models.find(f"{OWN}:pictures"), Shape(2, 0, 2))
+    config = code_models.at_shape(models.find(f"{OWN}:pictures"), Shape(2, 0, 2))
     assert {p.element_size() for p in code_models.build(config, "fp16").parameters()} == {2}
 
 
 def test_integers_keep_their_values():
-    config = code_models.at(models.find(f"{OWN}:train"), Shape(2, 8, 3))
+    config = code_models.at_shape(models.find(f"{OWN}:train"), Shape(2, 8, 3))
     batch = inputs_of(config, code_models.build(config, "bf16"), None, None, "bf16").batch(config.shape, "none")
     assert batch["owners"].tolist() == [0, 1, 0] and batch["pictures"].is_meta
 
@@ -177,16 +177,16 @@ def test_tensors_of_one_gpu_go_together_whether_their_values_are_known_or_not(tm
 def test_code_reads_the_numbers_that_it_told(tmp_path, code, rate):
     model = written(tmp_path, f"def make(batch):\n    net = nn.Sequential(Net())\n    net.rate = {code}\n"
                               "    return net, {'x': torch.ones(batch, 8)}")
-    assert code_models.build(code_models.at(models.find(model), Shape(1, 0, 1)), "fp32").rate == rate
+    assert code_models.build(code_models.at_shape(models.find(model), Shape(1, 0, 1)), "fp32").rate == rate
 
 
 def test_weights_are_not_made():
-    model = code_models.build(code_models.at(models.find(f"{OWN}:rotary"), Shape(1, 8, 0)), "bf16")
+    model = code_models.build(code_models.at_shape(models.find(f"{OWN}:rotary"), Shape(1, 8, 0)), "bf16")
     assert all(p.is_meta for p in model.parameters()) and not model.turns.is_meta
 
 
 def test_a_shared_weight_stays_shared_when_the_model_moves():
-    config = code_models.at(models.find(f"{OWN}:train"), Shape(2, 8, 2))
+    config = code_models.at_shape(models.find(f"{OWN}:train"), Shape(2, 8, 2))
     model = code_models.on_meta(code_models.build(config, "bf16"))
     assert model.head.weight is model.words.weight
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
@@ -195,7 +195,7 @@ def test_a_shared_weight_stays_shared_when_the_model_moves():
 @pytest.mark.parametrize("changes, stem", [({}, False), ({"patterns": parser.Patterns(trainable=("stem",))}, True), ({"recipe": "full"}, True)],
                          ids=["as-it-left-it", "pattern", "full"])
 def test_the_function_says_what_trains(changes, stem):
-    config = code_models.at(models.find(f"{OWN}:pictures"), Shape(2, 0, 2))
+    config = code_models.at_shape(models.find(f"{OWN}:pictures"), Shape(2, 0, 2))
     model = parser.build(config, attn_implementation="sdpa", **{"recipe": "finetune"} | changes)
     assert model.stem.weight.requires_grad is stem and model.head.weight.requires_grad
 
@@ -234,7 +234,7 @@ def test_another_source_is_another_formula(tmp_path):
 def test_without_torch_it_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InputError, match="needs torch"):
-        code_models.build(code_models.at(models.find(f"{OWN}:pictures"), Shape(1, 0, 1)), "bf16")
+        code_models.build(code_models.at_shape(models.find(f"{OWN}:pictures"), Shape(1, 0, 1)), "bf16")
 
 
 def test_its_page_counts_a_shared_weight_once(capsys):

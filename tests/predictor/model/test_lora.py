@@ -1,4 +1,4 @@
-"""The recipe ``lora``: its key, the adapters in the model, and what they make of a prediction."""
+"""The recipe ``lora``: its key, the adapters in the model, and their effect on a prediction."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def narrow(tmp_path_factory) -> dict:
 
 def test_more_gpus_do_not_help_lora_because_every_one_holds_the_frozen_weights(narrow):
     alone, eight = (predict(Workload(**narrow, lora={"r": 16}, zero_stage=2, data_parallel_size=n)) for n in (1, 8))
-    saved = alone.peak_requested.bytes - eight.peak_requested.bytes
-    assert alone.frozen_bytes == eight.frozen_bytes > 0.6 * eight.peak_requested.bytes
-    assert 0 < saved < 0.15 * alone.peak_requested.bytes
+    saved = alone.peak_requested_bytes - eight.peak_requested_bytes
+    assert alone.frozen_bytes == eight.frozen_bytes > 0.6 * eight.peak_requested_bytes
+    assert 0 < saved < 0.15 * alone.peak_requested_bytes
     fewer = {factor: alone.factors[factor] - eight.factors[factor] for factor in Factor}
     assert fewer[Factor.OPTIMIZER_STATES] / alone.factors[Factor.OPTIMIZER_STATES] == pytest.approx(7 / 8, abs=0.001)
     assert abs(fewer[Factor.PARAMETERS]) < 64  # padding of the flat buffers

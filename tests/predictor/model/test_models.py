@@ -1,4 +1,4 @@
-"""Any model: what it is fed, which shapes share its events, and what it does not take."""
+"""Models of every type: their inputs, the shapes that share events, and rejected settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.predictor.small_models import ALL, IMAGE, IMAGE_TEXT, TEXT
 
 def inputs_of(name: str, *image_sizes: tuple[int, int]) -> Inputs:
     config = ModelConfig(name, ALL[name])
-    return Inputs(config, parser.bare(config, "sdpa"), image_sizes)
+    return Inputs(config, parser.build_plain(config, "sdpa"), image_sizes)
 
 
 def asked(tmp_path, name: str, **keys) -> Workload:
@@ -78,7 +78,7 @@ def test_room_is_of_the_sample_with_most_image_tokens(tmp_path, monkeypatch):
     keys = {"image_size": [84, 56], "images_per_sample": 3, "per_device_train_batch_size": 2}
     with pytest.raises(InputError, match="no room for 3 image.s., which fill 22 tokens: give at least 23"):
         predict(asked(tmp_path, "qwen2_5_vl", sequence_length=22, **keys))
-    assert predict(asked(tmp_path, "qwen2_5_vl", sequence_length=26, **keys)).peak_requested.bytes
+    assert predict(asked(tmp_path, "qwen2_5_vl", sequence_length=26, **keys)).peak_requested_bytes
 
 
 def test_images_lie_apart_where_there_is_room():
@@ -88,7 +88,7 @@ def test_images_lie_apart_where_there_is_room():
 
 @pytest.mark.parametrize("name", IMAGE_TEXT)
 def test_modality_modules_are_found(name):
-    model = parser.bare(ModelConfig(name, ALL[name]), "sdpa")
+    model = parser.build_plain(ModelConfig(name, ALL[name]), "sdpa")
     found = {parser.modality(path) for path, _ in model.named_parameters()}
     assert {"vision_tower", "projector", "language_model"} <= found
 
@@ -101,7 +101,7 @@ def test_pretrain_trains_the_projector_alone(name):
 
 def test_regimes_narrow_to_the_shape_alone():
     shape = Shape(3, 100, 6)
-    assert [regime.names() for regime in regimes.narrowing(Regime.parse(("many", "many", "whole")), shape)] == [
+    assert [regime.names() for regime in regimes.regimes_from_widest(Regime.parse(("many", "many", "whole")), shape)] == [
         ("many", "many", "whole"), ("=3", "=6", "whole"), ("=3", "=6", "=100")]
     assert regimes.traced_shapes(Regime.parse(("=3", "=6", "=100"))) == [shape]
 
@@ -158,7 +158,7 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     ("llama", {"image_size": 336}, "takes no images"),
     ("llama", {"recipe": "pretrain"}, "nothing is left to train"),
     ("qwen2_5_vl", {"images_per_sample": 0}, "samples without are not predicted yet"),
-    ("qwen2_5_vl", {}, "takes pictures of any size: say which by --image-size"),
+    ("qwen2_5_vl", {}, "takes images of any size: give one with --image-size"),
     ("qwen2_5_vl", {"sequence_length": None, "image_size": 56}, "sequence_length is not given"),
     ("gemma3", {"image_size": 100}, "takes 28 only"),
     ("gemma3", {"image_size": "28,56"}, "takes 28 only"),
@@ -166,7 +166,7 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     ("resnet", {"sequence_length": None, "image_size": "28,56", "per_device_train_batch_size": 2}, "have one size"),
     ("resnet", {}, "takes no tokens"),
     ("resnet", {"sequence_length": None, "images_per_sample": 2}, "one image a sample"),
-    ("resnet", {"sequence_length": None}, "gradient_checkpointing: ResNetForImageClassification has none"),
+    ("resnet", {"sequence_length": None}, "gradient_checkpointing: ResNetForImageClassification does not support it"),
 ])
 def test_what_a_model_does_not_take_is_refused_by_name(tmp_path, name, keys, message):
     with pytest.raises(InputError, match=message):
@@ -175,9 +175,9 @@ def test_what_a_model_does_not_take_is_refused_by_name(tmp_path, name, keys, mes
 
 @pytest.mark.parametrize("document, message", [
     ({"model_type": "nonsense", "vocab_size": 5}, "transformers cannot build it"),
-    ({"model_type": "vits", "vocab_size": 5}, "vits is not predicted by its name"),
+    ({"model_type": "vits", "vocab_size": 5}, "vits is not a class that is predicted"),
     ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "vocab_size": 5},
-     "LlamaForSequenceClassification is not predicted by its name .of this model_type: LlamaForCausalLM"),
+     "LlamaForSequenceClassification is not a class that is predicted .of this model_type: LlamaForCausalLM"),
     ({"model_type": "llama", "architectures": ["MyOwnForCausalLM"], "vocab_size": 5}, "has no class MyOwnForCausalLM"),
 ])
 def test_a_model_that_cannot_be_built_is_one_line(tmp_path, document, message):
@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_built_is_one_line(tmp_path, document, message):
 def test_building_leaves_the_configuration_as_it_was():
     config = models.find("qwen2.5-vl-3b")
     before = config.fingerprint
-    parser.bare(config, "sdpa")
+    parser.build_plain(config, "sdpa")
     assert config.fingerprint == before
 
 
@@ -199,7 +199,7 @@ def test_a_processor_s_settings_lie_beside_the_configuration(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 56 * 56, "processor_class": "X"}))
     config = models.find(str(tmp_path))
     assert config.preprocessor == {"max_pixels": 56 * 56}
-    assert Inputs(config, parser.bare(config, "sdpa"), ((560, 560),)).tokens_per_image == 4
+    assert Inputs(config, parser.build_plain(config, "sdpa"), ((560, 560),)).tokens_per_image == 4
 
 
 def test_a_model_without_tokens_is_told_without_them(tmp_path, capsys, monkeypatch):
@@ -219,15 +219,15 @@ def test_settings_of_a_whole_processor_come_first(tmp_path):
 
 def test_settings_that_no_configuration_has_are_asked_for():
     config = ModelConfig("other", ALL["qwen2_5_vl"] | {"model_type": "aya_vision"})
-    hf_config = parser.bare(ModelConfig("qwen", ALL["qwen2_5_vl"]), "sdpa").config
-    with pytest.raises(InputError, match="put its preprocessor_config.json beside it"):
+    hf_config = parser.build_plain(ModelConfig("qwen", ALL["qwen2_5_vl"]), "sdpa").config
+    with pytest.raises(InputError, match="put the model's preprocessor_config.json beside it"):
         image_inputs.processor(config, hf_config)
 
 
 def test_a_processor_s_settings_are_its_own():
     before = inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image
     limited = ModelConfig("limited", ALL["qwen2_5_vl"], {"max_pixels": 56 * 56})
-    assert Inputs(limited, parser.bare(limited, "sdpa"), ((560, 560),)).tokens_per_image == 4
+    assert Inputs(limited, parser.build_plain(limited, "sdpa"), ((560, 560),)).tokens_per_image == 4
     assert inputs_of("qwen2_5_vl", (560, 560)).tokens_per_image == before == (560 // 28) ** 2
 
 
@@ -240,7 +240,7 @@ def test_the_worst_batch_of_a_text_dataset_is_its_longest(tmp_path, monkeypatch)
     found = predict(workload, samples=samples.read(str(tmp_path / "lengths.json")))
     alone = predict(workload.replace(sequence_length=60, padding="right"))
     assert (found.samples.tokens, found.samples.images) == (60, 0)
-    assert found.peak_requested == alone.peak_requested
+    assert found.requested == alone.requested
 
 
 def test_samples_of_a_model_that_loops_over_pictures_are_refused(tmp_path, monkeypatch):
@@ -248,6 +248,6 @@ def test_samples_of_a_model_that_loops_over_pictures_are_refused(tmp_path, monke
 
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
     (tmp_path / "lengths.json").write_text("[40, 60, 50, 60]")
-    with pytest.raises(InputError, match="predict the largest ones without samples"):
+    with pytest.raises(InputError, match="predict the largest batches without samples"):
         predict(asked(tmp_path, "qwen2_5_vl", image_size=56, per_device_train_batch_size=2),
                          samples=samples.read(str(tmp_path / "lengths.json")))

@@ -1,4 +1,4 @@
-"""The key ``quantization``, the model that it makes, and its way to the device: QLoRA, and inference."""
+"""The key ``quantization``, the quantized model, and its loading: QLoRA, and inference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from predictor.common.errors import InputError
 from predictor.engine.common import to_device
 from predictor.engine.compose import Tape
 from predictor.events import gemm_4bit, workspaces
-from predictor.events.events import Kind
+from predictor.events.events import EventType
 from predictor.formula.formula import Formula
 from predictor.formula.formula_key import formula_key
 from predictor.jobs import dispatch, training_job
@@ -25,7 +25,7 @@ from predictor.model import parser, quantization
 from predictor.model.lora import adapters
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
-from predictor.trace.host_values import Twins
+from predictor.trace.host_values import HostValues
 from predictor.workload.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config
 
@@ -99,7 +99,7 @@ def test_few_tokens_for_layers_with_a_bias_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small_config()))
-    with pytest.raises(InputError, match="model.vision_tower.encoder.layers.0.mlp.fc2, a layer of 4 bits, would see 8"):
+    with pytest.raises(InputError, match="model.vision_tower.encoder.layers.0.mlp.fc2, a 4-bit layer, would get 8"):
         dispatch.prepare(ask({"load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16"}, model=str(path),
                              sequence_length=256, per_device_train_batch_size=2))
 
@@ -126,10 +126,10 @@ def test_the_kernel_for_few_rows_runs_when_bitsandbytes_says(gpu, rows, outputs,
 
 
 def test_tracing_holds_no_packed_weights_on_the_host():
-    twins, packed = Twins(), torch.empty(64, 1, dtype=torch.uint8, device="meta")
+    host_values, packed = HostValues(), torch.empty(64, 1, dtype=torch.uint8, device="meta")
     view = packed.view(-1)
-    twins.follow(torch.ops.aten.view.default, (packed, [-1]), {}, [view])
-    assert twins.of(view) is None
+    host_values.follow(torch.ops.aten.view.default, (packed, [-1]), {}, [view])
+    assert host_values.of(view) is None
 
 
 def test_values_of_4_bits_share_a_formula_and_maxima_of_8_do_not():
@@ -234,7 +234,7 @@ def test_widening_doubles_all_other_weights_and_empties_the_cache():
     narrow, wide = (start_up(one, model_of(one)) for one in (ask(LANGUAGE_ONLY | {"prepare": "trl"}), asked))
     others = sum(tensor.bytes for tensor in facts(asked).values() if not tensor.packed and not tensor.buffer)
     assert sum(changes(wide)) - sum(changes(narrow)) == others // 2
-    assert [[kind for kind, *_ in tape.rows].count(Kind.EMPTY_CACHE) for tape in (narrow, wide)] == [0, 1]
+    assert [[kind for kind, *_ in tape.rows].count(EventType.EMPTY_CACHE) for tape in (narrow, wide)] == [0, 1]
 
 
 def test_a_weight_of_8_bits_is_there_twice_in_16_while_it_is_quantised():

@@ -1,4 +1,4 @@
-"""Tensor parallelism: what each rank holds, what collectives take, and what is refused."""
+"""Tensor parallelism: memory of each rank, collectives, and rejected settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIED = small_config(tie_word_embeddings=True) | {"tie_word_embeddings": True}
 
 
 def built(document):
-    return parser.bare(ModelConfig("small", document), "sdpa").train()
+    return parser.build_plain(ModelConfig("small", document), "sdpa").train()
 
 
 def asked(directory, document=None, **changes) -> Workload:
@@ -82,7 +82,7 @@ def test_a_process_of_another_group_traces_too():
     try:
         model = built(small_llama())
         with tensor_parallel.on_meta(model, 2):
-            assert tensor_parallel.local(model.lm_head.weight).shape == (VOCABULARY // 2, HIDDEN)
+            assert tensor_parallel.local_part(model.lm_head.weight).shape == (VOCABULARY // 2, HIDDEN)
         assert distributed.get_world_size() == 3
     finally:
         distributed.destroy_process_group()

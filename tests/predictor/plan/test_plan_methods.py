@@ -1,4 +1,4 @@
-"""Methods for several GPUs: which degrees are tried, what sharing layers is said to cost, and the cheapest of each."""
+"""Methods for several GPUs: degrees that are tried, cost of sharing layers, and the cheapest of each method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from predictor.plan.document import files, to_json
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.plan import workload_of
 from predictor.plan.reductions import Reductions
-from predictor.plan.space import KINDS, space
+from predictor.plan.space import SHARINGS, space
 from predictor.workload.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config, small_llama, traced_at
 
@@ -45,8 +45,8 @@ def test_every_setting_is_of_all_gpus(number):
 
 
 def test_tensor_parallelism_is_tried_alone_and_with_replicas():
-    kinds = {setting.method: setting.kind for setting in space(LLAVA, gpus=4).settings}
-    assert set(kinds.values()) == set(KINDS)
+    kinds = {setting.method: setting.sharing for setting in space(LLAVA, gpus=4).settings}
+    assert set(kinds.values()) == set(SHARINGS)
     assert [name for name, kind in kinds.items() if kind == "tensor parallel"] == [
         "tensor parallel of 4", "tensor parallel of 4, bf16 weights"]
     assert [name for name, kind in kinds.items() if kind == "combined"] == [
@@ -86,7 +86,7 @@ def test_degrees_of_another_number_of_gpus_are_refused(keys, said):
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_ranks_send_is_what_a_traced_step_moves(tied, checkpointed):
-    model = parser.bare(ModelConfig("small", small_llama(tie_word_embeddings=tied)), "sdpa").train()
+    model = parser.build_plain(ModelConfig("small", small_llama(tie_word_embeddings=tied)), "sdpa").train()
     whole = facts_of(model)
     if checkpointed:
         parser.checkpoint(model, use_reentrant=False)
@@ -104,7 +104,7 @@ def test_what_ranks_send_is_what_a_traced_step_moves(tied, checkpointed):
     (True, Reductions(4 * LAYERS * HIDDEN + VOCABULARY, 2 * LAYERS * HIDDEN, 2 * (5 * LAYERS + 2) * HIDDEN)),
 ])
 def test_a_layer_reduces_twice_forward_and_five_times_backward(tied, expected):
-    model = parser.bare(ModelConfig("small", small_llama(tie_word_embeddings=tied)), "sdpa")
+    model = parser.build_plain(ModelConfig("small", small_llama(tie_word_embeddings=tied)), "sdpa")
     whole = facts_of(model)
     with tensor_parallel.on_meta(model, 4):
         assert Reductions.of(whole, facts_of(model)) == expected
@@ -149,7 +149,7 @@ def made(tmp_path_factory):
 
 
 def test_the_cheapest_of_each_kind_fits_and_is_of_all_gpus(made):
-    assert [one.kind for one in made.methods] == list(KINDS)
+    assert [one.kind for one in made.methods] == list(SHARINGS)
     for one in made.methods:
         workload = workload_of(one.cheapest)
         assert predict(workload).verdict == "fits" and workload.world_size == made.gpus == 4
@@ -166,12 +166,12 @@ def test_what_ranks_surely_hold_is_below_the_predicted_peak(made):
     for one in made.methods[2:]:
         workload = workload_of(one.cheapest)
         least = least_bytes(workload, dispatch.prepare(workload).formula.facts)
-        assert 0 < least <= one.cheapest.prediction.peak_requested.bytes
+        assert 0 < least <= one.cheapest.prediction.peak_requested_bytes
 
 
 def test_the_json_names_the_method(made):
     document = to_json(made)
-    assert [one["kind"] for one in document["methods"]] == list(KINDS) and document["gpus"] == 4
+    assert [one["kind"] for one in document["methods"]] == list(SHARINGS) and document["gpus"] == 4
     combined = document["methods"][-1]["cheapest"]["workload"]
     assert (combined["data_parallel_size"], combined["tensor_parallel_size"]) == (2, 2)
 

@@ -1,4 +1,4 @@
-"""Plans look at the plain loop that the user has: its dtypes, those of frozen weights under adapters, and what differs then."""
+"""Plans predict the plain loop in the user's precision: its dtypes, and those of frozen weights under adapters."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_weights_of_bf16_are_no_other_training_where_the_configuration_has_them(
 
 def test_frozen_weights_are_of_bf16_where_adapters_alone_train(llama):
     made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
-    assert {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.kind == ALONE} == {UNDER: (), NARROW: ()}
+    assert {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE} == {UNDER: (), NARROW: ()}
     assert made.proposed.setting.method == UNDER
 
 
 def test_weights_of_bf16_are_another_training_where_more_than_adapters_trains(tmp_path):
     llava = written(tmp_path, "config.json", small_config())
     made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
-    differs = {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.kind == ALONE}
+    differs = {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE}
     assert differs[WIDE] == () and all("without fp32 master weights" in "".join(differs[name]) for name in (UNDER, NARROW))
 
 
@@ -91,20 +91,20 @@ def test_both_dtypes_that_are_given_are_those_of_the_plain_loop(llama):
 
 
 def test_weights_of_fp32_are_not_called_bf16():
-    assert {one.method for one in space({"model": "gpt2", "dtype": "fp32"} | FEW).settings if one.kind == ALONE} == {f"{ALONE}, fp32 weights"}
+    assert {one.method for one in space({"model": "gpt2", "dtype": "fp32"} | FEW).settings if one.sharing == ALONE} == {f"{ALONE}, fp32 weights"}
 
 
 def test_on_one_gpu_a_plain_loop_that_fits_is_shown_though_it_costs_more(llama):
     made = plan({"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=1))
     first, plain = made.found.fitting
-    assert (first.setting.kind, plain.setting.method) == ("", WIDE)
+    assert (first.setting.sharing, plain.setting.method) == ("", WIDE)
     assert first.estimate.seconds_per_sample < plain.estimate.seconds_per_sample and not first.setting.differs + plain.setting.differs
 
 
 def test_arguments_of_a_plain_loop_say_which_weights_are_to_be_loaded(tmp_path, capsys, llama):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA)
     assert main(["plan", "--from", path, "--keep", "optim,offload", "--capacity-bytes", "2GiB", "--top", "1"]) == 0
-    assert "only workload.json: load the weights in bf16; add peft's adapters" in " ".join(capsys.readouterr().out.split())
+    assert "(the settings are in workload.json): load the weights in bf16; add peft's adapters" in " ".join(capsys.readouterr().out.split())
 
 
 # notes ------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_arguments_of_a_plain_loop_say_which_weights_are_to_be_loaded(tmp_path, 
 def test_notes_are_about_the_proposed_workload(tmp_path, capsys, llama):
     """Of a configuration that accumulates, the proposal does not; of one that does not, the next does."""
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA)
-    fetched = "the further micro-batches of a step, which the Trainer fetches ahead"
+    fetched = "inputs of a step's further micro-batches, which the Trainer fetches in advance"
     for words, steps in ((), 1), (("--per-device-train-batch-size", "1"), 8):
         found = planned(capsys, "--from", path, "--keep", "optim,offload", "--top", "1", *words)
         assert found["proposed"]["gradient_accumulation_steps"] == steps and (fetched in found["not_modelled"]) == (steps > 1)

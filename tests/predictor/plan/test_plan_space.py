@@ -1,4 +1,4 @@
-"""The space of a plan: what is tried, what the user's keys leave of it, and what each configuration is said to cost."""
+"""The search space of a plan: its settings, the effect of the user's keys, and the cost of each configuration."""
 
 from __future__ import annotations
 

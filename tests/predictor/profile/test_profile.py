@@ -1,4 +1,4 @@
-"""Profiles: written and read, what each part of one changes in a prediction, and how one is shown."""
+"""Profiles: writing, reading, display, and the effect of each part on a prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.profile import corrections, profile
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
-from predictor.profile.job_traits import kinds
+from predictor.profile.job_traits import traits_of
 from predictor.profile.profile import (
     AllocatorFit,
     Choice,
@@ -52,7 +52,7 @@ def calibration(**changes) -> Profile:
 def covered(workload: Workload) -> dict[str, tuple[str, ...]]:
     """What a campaign of this one job would have measured."""
     job = dispatch.prepare(workload.replace(profile="none"))
-    return {name: (kind,) for name, kind in kinds(job.request, job.formula).items()}
+    return {name: (kind,) for name, kind in traits_of(job.request, job.formula).items()}
 
 
 PLAIN = Workload(model="llava-1.5-7b", sequence_length=1024)

@@ -1,4 +1,4 @@
-"""Which profile answers, when it extrapolates, and how much wider its intervals then are."""
+"""The choice of a profile, extrapolation, and the wider intervals that follow from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.model.request import Request
 from predictor.profile import profile
-from predictor.profile.job_traits import KINDS, LEARNED, OF_NO_KIND, kinds
+from predictor.profile.job_traits import KEYS_WITHOUT_TRAIT, LEARNED_TRAITS, TRAITS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload
@@ -124,7 +124,7 @@ def test_a_sequence_far_longer_than_those_that_were_calibrated_is_extrapolation(
 def test_a_kind_of_job_that_the_campaign_did_not_measure_is_extrapolation(gpu, changes, what):
     job = workload(gpu=gpu, **changes)
     backend = {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu] if job.attn_implementation == "sdpa" else ""
-    found = profile.choose(None, gpu, PINNED, {}, kinds(asked(job), Traced({"key": {"sdpa_backend": backend}})))
+    found = profile.choose(None, gpu, PINNED, {}, traits_of(asked(job), Traced({"key": {"sdpa_backend": backend}})))
     one, = found.extrapolates
     assert one.startswith(what)
 
@@ -133,9 +133,9 @@ def test_a_kind_of_job_that_the_campaign_did_not_measure_is_extrapolation(gpu, c
 def test_allocator_settings_that_were_not_covered_widen_all_intervals_but_that_of_requested_bytes(gpu):
     sure, unsure = (predict(workload(gpu=gpu, allocator_conf=conf)) for conf in
                     (None, "expandable_segments:True"))
-    assert unsure.peak_requested == sure.peak_requested
-    assert unsure.peak_allocated.low < sure.peak_allocated.low
-    assert unsure.peak_reserved.high - unsure.peak_reserved.bytes > sure.peak_reserved.high - sure.peak_reserved.bytes
+    assert unsure.requested == sure.requested
+    assert unsure.peak_allocated_bytes_low < sure.peak_allocated_bytes_low
+    assert unsure.peak_reserved_bytes_high - unsure.peak_reserved_bytes > sure.peak_reserved_bytes_high - sure.peak_reserved_bytes
     level = unsure.provenance["profile"]["level"]
     assert level["requested"] and level["allocated"] is level["reserved"] is None
     said, = (note for note in unsure.not_modelled if "did not cover" in note)
@@ -153,7 +153,7 @@ def test_the_order_of_a_configuration_makes_no_other_kind(tmp_path):
     for turn in (1, -1):
         path = tmp_path / f"{turn}.json"
         path.write_text(json.dumps(dict(list(small_config().items())[::turn])))
-        found.append(KINDS["model"].text(asked(workload(model=str(path))), Traced({})))
+        found.append(TRAITS["model"].text(asked(workload(model=str(path))), Traced({})))
     assert found == ["llava of llama and clip_vision_model"] * 2
 
 
@@ -163,13 +163,13 @@ def test_the_measured_jobs_of_a_shipped_profile_extrapolate_nothing(gpu):
         job = row.workload().replace(gpu=gpu)
         backend = job.sdpa_backend.replace("auto", {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu])
         known = {"key": {"sdpa_backend": backend if job.attn_implementation == "sdpa" else ""}}
-        assert profile.choose(None, gpu, PINNED, {}, kinds(asked(job), Traced(known))).extrapolates == (), row.id
+        assert profile.choose(None, gpu, PINNED, {}, traits_of(asked(job), Traced(known))).extrapolates == (), row.id
 
 
 def test_a_model_of_other_parts_is_extrapolation(tmp_path):
     other = tmp_path / "config.json"
     other.write_text(json.dumps(small_config() | {"text_config": {"model_type": "mistral"}}))
-    said = kinds(asked(workload(model=str(other))), Traced({"key": {"sdpa_backend": "cudnn"}}))
+    said = traits_of(asked(workload(model=str(other))), Traced({"key": {"sdpa_backend": "cudnn"}}))
     assert profile.choose(None, "h100-80gb", PINNED, {}, said).extrapolates == (
         "model llava of mistral and clip_vision_model (calibrated with llava of llama and clip_vision_model, llava of "
         "qwen2 and siglip_vision_model)",)
@@ -178,12 +178,12 @@ def test_a_model_of_other_parts_is_extrapolation(tmp_path):
 def test_a_profile_from_before_kinds_were_kept_claims_none(tmp_path):
     document = to_plain(calibration())
     del document["covered"]
-    chosen = profile.choose(written(tmp_path, document), "h100-80gb", PINNED, {}, LEARNED)
-    assert chosen.extrapolates == ("kinds of jobs (the profile is from before they were kept)",)
+    chosen = profile.choose(written(tmp_path, document), "h100-80gb", PINNED, {}, LEARNED_TRAITS)
+    assert chosen.extrapolates == ("job traits (the profile is older than their record)",)
 
 
 def test_every_key_of_a_workload_is_of_a_kind_or_of_none():
-    assert sorted([*OF_NO_KIND, *(key for kind in KINDS.values() for key in kind.keys)]) == sorted(KEYS)
+    assert sorted([*KEYS_WITHOUT_TRAIT, *(key for kind in TRAITS.values() for key in kind.keys)]) == sorted(KEYS)
 
 
 def test_an_extrapolation_so_strong_that_nothing_is_known_is_uncertain_and_not_a_refusal(tmp_path):
@@ -192,7 +192,7 @@ def test_an_extrapolation_so_strong_that_nothing_is_known_is_uncertain_and_not_a
                                                   calibrated=narrow)))
     found = predict(workload(profile=path, capacity_bytes=8 << 30))
     assert predict(workload(profile="none", capacity_bytes=8 << 30)).verdict == "does_not_fit"
-    assert (found.verdict, found.peak_reserved.low) == ("uncertain", 0)
+    assert (found.verdict, found.peak_reserved_bytes_low) == ("uncertain", 0)
 
 
 # --- shipped ones ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files that are no good profile: each is refused in one line that names the file and what is wrong."""
+"""Invalid profiles are rejected in one line that names the file and the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell scripts and command lines of any length: read in time that grows with them, or refused in one line."""
+"""Shell scripts and command lines of any length are read in linear time, or rejected in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of axolotl and ms-swift that change memory, each as the framework's own code has it."""
+"""Keys of axolotl and ms-swift that change memory have the meaning of the framework's own code."""
 
 from __future__ import annotations
 
@@ -200,5 +200,5 @@ def test_a_key_that_is_read_is_in_no_list_of_those_without_effect(name):
 
 def test_ms_swifts_configuration_with_a_word_behind_it_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("model: gpt2\n")
-    with pytest.raises(InputError, match='"b" is not expected where it stands'):
+    with pytest.raises(InputError, match='"b" is not expected there'):
         readers.read(words=["swift", "sft", "--config", str(tmp_path / "a.yaml"), "b"])

@@ -1,4 +1,4 @@
-"""FSDP2 as the Trainer's arguments, accelerate's configuration, and frameworks of their own ask for it."""
+"""FSDP2 from the Trainer's arguments, accelerate's configuration, and frameworks."""
 
 from __future__ import annotations
 

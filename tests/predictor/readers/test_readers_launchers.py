@@ -1,4 +1,4 @@
-"""Launchers take the options that their own parsers take, and start the processes that they themselves would start."""
+"""Launchers accept the options of the real parsers, and start the same number of processes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def accelerated(directory, text: str, *words: str, train: tuple[str, ...] = ()):
     ("use_cpu: true", "use_cpu: a training on the CPU takes no GPU memory"), ("mixed_precision: bf61", "mixed_precision bf61 is not predicted"),
     ("compute_environment: AMAZON_SAGEMAKER", "is not read: give the command that is run there"),
     ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json, zero_stage: 2}",
-     "zero_stage is given beside deepspeed_config_file, which says it: leave it out"),
+     "zero_stage is given beside deepspeed_config_file, which sets it: leave it out"),
     ("distributed_type: DEEPSPEED\nnum_machines: 2\ndeepspeed_config: {deepspeed_inclusion_filter: a@b}",
      "deepspeed_inclusion_filter is not read: leave it out, and give as num_processes what it leaves"),
     ("distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_clipping: much}", 'gradient_clipping is "much": a number is needed, or auto')])

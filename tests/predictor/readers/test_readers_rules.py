@@ -1,4 +1,4 @@
-"""What keys of a configuration say together, where frameworks and their Trainer have rules of their own."""
+"""Rules of frameworks and of their Trainer that derive a value from several keys of a configuration."""
 
 from __future__ import annotations
 

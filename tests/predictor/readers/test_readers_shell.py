@@ -1,4 +1,4 @@
-"""Shell scripts are read as a shell runs them; what only a run decides is one line with file, variable and line."""
+"""Shell scripts are read as a shell runs them; values that only a run decides are named in an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training arguments that change memory in a way that is not predicted are refused or named, and no others are."""
+"""Training arguments that change memory and are not predicted are rejected or named; no others are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.predictor.readers.test_readers_rules import GPT2, LLAVA, UNCAST, of_f
     ({"accelerator_config": {"split_batches": True}}, "accelerator_config has split_batches True: GPUs share the batch"),
     ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}}, "has num_steps 4: give gradient_accumulation_steps"),
     ({"accelerator_config": {"split_batch": True}}, 'has the key "split_batch", which accelerate has not (did you mean "split_batches"?)'),
-    ({"config_name": "gpt2-medium"}, 'config_name is "gpt2-medium", another than the model'), ({"config_overrides": "n_embd=8"}, "is not supported"),
+    ({"config_name": "gpt2-medium"}, 'config_name is "gpt2-medium", not the model'), ({"config_overrides": "n_embd=8"}, "is not supported"),
     ({"bf16_full_eval": True, "deepspeed": UNCAST}, "bf16_full_eval turns bf16.enabled of")])
 def test_training_arguments_that_change_what_is_allocated_are_refused(tmp_path, keys, said):
     with pytest.raises(InputError, match=re.escape(said)):

@@ -1,4 +1,4 @@
-"""No script of another trainer is taken for one of transformers' Trainer; what says nothing of another still is."""
+"""Scripts of other trainers are rejected; scripts without a sign of another trainer are read as transformers'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the text reports say, on a hand-made prediction."""
+"""Text reports of a hand-made prediction."""
 
 import io
 from dataclasses import replace
@@ -49,17 +49,17 @@ def test_the_verdict_gives_the_numbers_that_decide(gpu, line):
 
 def test_an_uncertain_verdict_names_what_it_takes_to_run_out_of_memory():
     prediction = samples.prediction(samples.workload(gpu="h100-80gb"), verdict="uncertain",
-                                    provenance={"runtime_bytes": GIB}, peak_reserved=Bound(45 * GIB, 40 * GIB, 79 * GIB))
+                                    provenance={"runtime_bytes": GIB}, reserved=Bound(45 * GIB, 40 * GIB, 79 * GIB))
     assert verdict(prediction).endswith("if CUDA context, NCCL and libraries take 1.00 GiB and PyTorch reserves 79.00 GiB.")
 
 
 def test_an_interval_is_shown_where_there_is_one():
-    prediction = samples.prediction(peak_requested=Bound(43 * GIB, 42 * GIB, 44 * GIB))
+    prediction = samples.prediction(requested=Bound(43 * GIB, 42 * GIB, 44 * GIB))
     assert "requested   43.00 GiB (42.00 GiB to 44.00 GiB)" in shown(table.report, prediction)
 
 
 def test_bounds_that_read_as_the_value_are_not_shown():
-    prediction = samples.prediction(peak_requested=Bound(43 * GIB, 43 * GIB - 1, 43 * GIB))
+    prediction = samples.prediction(requested=Bound(43 * GIB, 43 * GIB - 1, 43 * GIB))
     assert "requested   43.00 GiB   " in shown(table.report, prediction)
 
 

@@ -1,4 +1,4 @@
-"""Replayed histories: decisions, peaks, beginnings in mid-run, differences, and histories that are none."""
+"""Replayed histories: decisions, peaks, recordings that start in mid-run, differences, and invalid histories."""
 
 import random
 
@@ -258,8 +258,8 @@ def test_nothing_recorded_is_nothing_to_compare():
 
 
 @pytest.mark.parametrize("entry, expected", [
-    ({"action": "alloc", "addr": 512, "size": 512, "stream": 0}, "alloc of 512 bytes at 0x200, is not what lies there"),
-    ({"action": "free_requested", "addr": 512, "size": 512, "stream": 0}, "is not what waits there afterwards"),
+    ({"action": "alloc", "addr": 512, "size": 512, "stream": 0}, "alloc of 512 bytes at 0x200, does not match the block that is there"),
+    ({"action": "free_requested", "addr": 512, "size": 512, "stream": 0}, "does not match the pending block that is there afterwards"),
     ({"action": "free_completed", "addr": 512, "size": 512, "stream": 0}, "is outside of every segment"),
     ({"action": "segment_alloc", "addr": 512, "size": 512, "stream": 0}, "is outside of every segment"),
 ])
@@ -307,7 +307,7 @@ def test_a_beginning_that_contradicts_itself_is_refused():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(InputError, match="no device 3 in it: it lists 1"):
+    with pytest.raises(InputError, match="it has no device 3: it lists 1"):
         replayed(raw(steps()), device=3)
 
 

@@ -1,4 +1,4 @@
-"""Pickles that are no snapshots: one line each, nothing executed, no great amount of memory."""
+"""Hostile pickles: each is rejected in one line, without execution and without much memory."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""What is read of a snapshot, from every version of PyTorch since 2.1, and fields that are wrong."""
+"""Reading snapshots from every version of PyTorch since 2.1, and invalid fields."""
 
 import bz2
 import copy

@@ -1,4 +1,4 @@
-"""DeepSpeed's AutoTP: what each rank holds, what collectives take, where its degree is said, and what is refused."""
+"""DeepSpeed's AutoTP: memory of each rank, collectives, sources of its degree, and rejected settings."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_page_has_none_of_it(tmp_path):
     (small_llama(intermediate_size=110), {"tensor_parallel_size": 4}, "tensor_parallel_size 4 does not divide "
      "model.layers.0.mlp.gate_proj.weight (110 x 64): ranks that hold unlike parts are not predicted"),
     ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 320}, {}, "tensor_parallel_size 2: "
-     "transformers has no tp_plan for GPT2LMHeadModel: DeepSpeed would go by the names of layers, which is not "
+     "transformers has no tp_plan for GPT2LMHeadModel: DeepSpeed would then choose layers by name, which is not "
      "predicted: leave it out, or use peakcast learn"),
     (TIED, {}, "tensor_parallel_size 2: AutoTP shards embeddings and a head that is tied to them by vocabulary, which "
      "is not predicted yet: use engine torch or ddp"),
@@ -151,7 +151,7 @@ def test_a_page_has_none_of_it(tmp_path):
      | {"data_parallel_size": 4}, "deepspeed: train_batch_size is 8, but 2 samples a GPU x 1 accumulation steps x "
      "data_parallel_size x tensor_parallel_size 8 is 16"),
     (None, config(tensor_parallel={"autotp_size": 2, "preset_model": "llama"}), "deepspeed: "
-     "tensor_parallel.preset_model is not supported: what it does to memory is not modelled yet"),
+     "tensor_parallel.preset_model is not supported: its effect on memory is not modelled yet"),
     (None, config(tensor_parallel={"autotp_size": 2, "tp": {"tp_size": 4}}), "deepspeed: tensor_parallel.tp.tp_size is "
      "4, but tensor_parallel.autotp_size is 2: leave tp out"),
     (None, config(tensor_parallel={"autotp_siz": 2}), 'deepspeed: DeepSpeed has no key "tensor_parallel.autotp_siz" '

@@ -1,4 +1,4 @@
-"""flash_attention_2 on meta tensors: results and temporaries as flash-attn's sources have them."""
+"""flash_attention_2 on meta tensors: results and temporaries as in flash-attn's sources."""
 
 from __future__ import annotations
 

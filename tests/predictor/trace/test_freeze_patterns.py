@@ -1,4 +1,4 @@
-"""Which inputs layers keep for backward, against other people's measurements of freeze patterns.
+"""Inputs that layers keep for backward, against other people's measurements of freeze patterns.
 
 Source: plutonium-239/memsave_torch, experiments/visual_abstract/gathered, commit 154f88c432c3c7db404d1e96aaad421f168b503a
 (MIT, copyright 2024 Samarth Bhatia): peak memory of a forward on a CPU in MiB, ten equal layers with activations of 512

@@ -1,4 +1,4 @@
-"""When Python's collector may run."""
+"""Control of Python's garbage collector during a trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from predictor.trace.garbage_collection import collected, frozen
+from predictor.trace.garbage_collection import collection_paused, existing_objects_skipped
 
 
 @pytest.fixture
@@ -18,20 +18,20 @@ def nothing_frozen():
 
 
 def test_no_collection_runs_inside_and_they_run_again_after_an_error():
-    with pytest.raises(KeyError), collected():
+    with pytest.raises(KeyError), collection_paused():
         assert not gc.isenabled()
         raise KeyError
     assert gc.isenabled()
 
 
 def test_what_is_frozen_is_given_back(nothing_frozen):
-    with frozen():
+    with existing_objects_skipped():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
 
 
 def test_what_somebody_else_froze_stays_frozen(nothing_frozen):
     gc.freeze()
-    with frozen():
+    with existing_objects_skipped():
         pass
     assert gc.get_freeze_count() > 0

@@ -1,4 +1,4 @@
-"""Liger's kernels: what of them allocates, and that nothing of them stays behind."""
+"""Liger's kernels: their allocations, and a trace that leaves no patch behind."""
 
 from __future__ import annotations
 

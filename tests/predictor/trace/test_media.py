@@ -1,4 +1,4 @@
-"""Sound and video: what goes into a model, how many tokens it fills, and what is refused."""
+"""Audio and video: inputs of the models, numbers of tokens, and rejected settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QWEN3_VL = {"model_type": "qwen3_vl", "image_token_id": 319, "video_token_id": 3
 
 def inputs(document, *settings) -> Inputs:
     config = ModelConfig("model", document)
-    return Inputs(config, parser.bare(config, "sdpa"), *settings)
+    return Inputs(config, parser.build_plain(config, "sdpa"), *settings)
 
 
 def prepared(tmp_path, document, **keys):
@@ -72,12 +72,12 @@ def test_video_tokens_are_told_from_those_of_pictures():
 
 @pytest.mark.parametrize("name, keys, line", [
     ("whisper", {"sequence_length": 321}, "the model knows 320 positions only"),
-    ("whisper", {"sequence_length": 20, "padding": "packed"}, "hears one clip for each sample"),
-    ("whisper", {"sequence_length": 20, "images_per_sample": 1}, "takes one clip a sample"),
+    ("whisper", {"sequence_length": 20, "padding": "packed"}, "takes one audio clip for each sample, and clips cannot be packed"),
+    ("whisper", {"sequence_length": 20, "images_per_sample": 1}, "takes one audio clip a sample"),
     ("whisper", {"sequence_length": 20, "image_size": 28}, "takes no images"),
     ("whisper", {"sequence_length": 20, "video_frames": 4}, "takes no videos"),
-    ("qwen2_audio", {"sequence_length": 12}, "no room for 1 clip.s. of sound, which fill 12 tokens: give at least 13"),
-    ("qwen2_5_vl", {"sequence_length": 99, "video_frames": 4}, "takes videos of any size: say which by --image-size"),
+    ("qwen2_audio", {"sequence_length": 12}, "no room for 1 audio clip.s., which fill 12 tokens: give at least 13"),
+    ("qwen2_5_vl", {"sequence_length": 99, "video_frames": 4}, "takes videos of any size: give one with --image-size"),
 ])
 def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys, line):
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
@@ -87,5 +87,5 @@ def test_what_a_model_does_not_take_is_refused(tmp_path, monkeypatch, name, keys
 
 @pytest.mark.parametrize(("mode", "command"), [("training", "learn"), ("inference", "measure")])
 def test_experts_that_run_one_after_another_are_refused(tmp_path, mode, command):
-    with pytest.raises(InputError, match=f"depends on the tokens that each gets: use peakcast {command}"):
+    with pytest.raises(InputError, match=f"depend on the tokens that each gets: use peakcast {command}"):
         prepared(tmp_path, {"model_type": "dbrx", "vocab_size": 320}, sequence_length=20, mode=mode)

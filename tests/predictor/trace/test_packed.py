@@ -1,4 +1,4 @@
-"""Packed batches: samples in one row, told apart by position ids."""
+"""Packed batches: samples in one row, separated by position ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocast on meta tensors does what CUDA's does; what loss scaling adds to a step."""
+"""Autocast on meta tensors makes CUDA's casts; loss scaling adds its tensors to a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracer leaves autograd alone, follows values, and says where it is."""
+"""The tracer does not change autograd, follows values, and knows the current module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from predictor.events.events import Moment
 from predictor.events.sizes import Shape
 from predictor.trace.cuda_paths import as_on_cuda
-from predictor.trace.module_tracker import Places
+from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder
 from predictor.trace.trace import Tracer
 from tests.predictor.small import small_llava, traced_at
@@ -125,7 +125,7 @@ def test_backward_knows_its_module_and_recomputation():
 
 
 def test_places_survive_a_recomputation_that_ends_early():
-    places = Places(small_llava())
+    places = ModuleTracker(small_llava())
     with places.active():
         model = small_llava()
         model.gradient_checkpointing_enable()

@@ -1,4 +1,4 @@
-"""What was never compared with a run is not predicted."""
+"""Combinations that were never compared with a run are rejected."""
 
 from __future__ import annotations
 

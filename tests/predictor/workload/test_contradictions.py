@@ -1,11 +1,11 @@
-"""The table of contradictions names keys that exist, and its order decides which message comes first."""
+"""The table of contradictions names existing keys, and its order decides which message comes first."""
 
 from __future__ import annotations
 
 import pytest
 
 from predictor.workload.completion import complete
-from predictor.workload.contradictions import CONTRADICTIONS, IN_A_DEEPSPEED_CONFIG, THE_ONE_FOUND, check
+from predictor.workload.contradictions import CONTRADICTIONS, IN_A_DEEPSPEED_CONFIG, KEY_FROM_DETAIL, check
 from predictor.workload.deepspeed_keys import READ, SECTIONS, known
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.keys import KEYS
@@ -16,7 +16,7 @@ DEFAULTS = {name: entry.metadata["default"] for name, entry in KEYS.items()}
 
 @pytest.mark.parametrize("line", CONTRADICTIONS, ids=lambda line: "-".join(filter(None, line.keys)))
 def test_every_key_of_a_line_is_one_of_a_workload_or_of_a_deepspeed_config(line):
-    assert set(line.keys) - {THE_ONE_FOUND} <= KEYS.keys() | OF_A_CONFIG
+    assert set(line.keys) - {KEY_FROM_DETAIL} <= KEYS.keys() | OF_A_CONFIG
 
 
 def test_a_config_alone_is_checked_by_the_same_lines():

@@ -1,4 +1,4 @@
-"""A workload is complete when it exists, and never changes; what was merely given is another type."""
+"""A workload is complete and never changes; keys as the user gave them have a type of their own."""
 
 from __future__ import annotations
 

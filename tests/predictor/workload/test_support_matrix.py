@@ -1,4 +1,4 @@
-"""The table of what was compared points to comparisons that exist, and the page of all combinations is up to date."""
+"""The table of comparisons points to existing tests and pages, and the page of all combinations is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workload checks every key, fills in every default, and says which."""
+"""A workload checks every key, fills in every default, and lists the defaults."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from predictor.common.errors import InputError
 from predictor.workload.keys import KEYS
-from predictor.workload.modes import OF_INFERENCE
+from predictor.workload.modes import INFERENCE_KEYS
 from predictor.workload.workload import Workload
 
 ENOUGH = {"model": "llava-1.5-7b", "sequence_length": 1024}
@@ -42,7 +42,7 @@ def test_the_documented_defaults():
 
 def test_filled_in_names_exactly_the_keys_that_were_not_given():
     workload = make(recipe="finetune", max_grad_norm=1.0)
-    assert set(workload.filled_in) == set(KEYS) - {"model", "sequence_length", "recipe", "max_grad_norm", *OF_INFERENCE}
+    assert set(workload.filled_in) == set(KEYS) - {"model", "sequence_length", "recipe", "max_grad_norm", *INFERENCE_KEYS}
 
 
 def test_none_means_not_given():
@@ -195,10 +195,10 @@ def test_switching_off_what_is_not_supported_is_fine(keys):
     ({"attn_implementation": "eager", "sdpa_backend": "flash"},
      "sdpa_backend is flash, which attn_implementation eager does not use"),
     ({"mixed_precision": "fp16", "dtype": "fp16"},
-     "dtype is fp16, but mixed_precision fp16 goes over fp32 weights: leave one of them out"),
+     "dtype is fp16, but mixed_precision fp16 needs fp32 weights: leave one of them out"),
     ({"mixed_precision": "fp16", "zero_stage": 2},
      "mixed_precision is fp16, but DeepSpeed trains without autocast: leave it out and give dtype fp16"),
-    ({"dtype": "fp32", "sdpa_backend": "flash"}, "sdpa_backend is flash, whose kernels take no fp32: leave it out"),
+    ({"dtype": "fp32", "sdpa_backend": "flash"}, "sdpa_backend is flash, whose kernels do not support fp32: leave it out"),
     ({"optim": "rmsprop_bnb"}, "optim is rmsprop_bnb: bitsandbytes has no 32-bit RMSprop for bf16 gradients"),
     ({"per_device_train_batch_size": 65_536, "sequence_length": 65_536}, "sequence_length x per_device_train_batch_size is"),
     ({"zero_stage": 2, "versions": {"deepspeed": "0.12.6"}}, "versions names DeepSpeed 0.12.6: 0.13.2 or later is predicted"),

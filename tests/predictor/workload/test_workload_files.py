@@ -1,4 +1,4 @@
-"""Workload files: YAML and JSON with the same keys, and one line for whatever is wrong with them."""
+"""Workload files: YAML and JSON with the same keys, and one line for every mistake."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The allocator's state as records, and back from records."""
+"""Converts the allocator's state to segment records, and puts an empty allocator into a recorded state."""
 
 from __future__ import annotations
 
@@ -26,39 +26,46 @@ if TYPE_CHECKING:
 _STATES = {name: state for state, name in STATE_NAMES.items()} | {"active_awaiting_free": PENDING}
 
 
-def records(lowest: Iterable[Block]) -> tuple[SegmentRecord, ...]:
-    """What snapshot() lists (CUDACachingAllocator.cpp): an expandable segment by its mapped stretches."""
-    found = []
-    for block in lowest:
+def records(lowest_blocks: Iterable[Block]) -> tuple[SegmentRecord, ...]:
+    """The segments that snapshot() lists (CUDACachingAllocator.cpp), from the lowest block of each.
+
+    An expandable segment gives one record for each contiguous range of mapped blocks.
+    """
+    segments = []
+    for lowest in lowest_blocks:
+        block: Block | None = lowest
         while block is not None:
-            stretch = []
+            mapped = []
             while block is not None and block.state != UNMAPPED:
-                stretch.append(block)
+                mapped.append(block)
                 block = block.next
-            if stretch:
-                found.append(_record(stretch))
+            if mapped:
+                segments.append(_record(mapped))
             if block is not None:
                 block = block.next
-    return tuple(sorted(found, key=lambda segment: segment.address))
+    return tuple(sorted(segments, key=lambda segment: segment.address))
 
 
-def _record(stretch: list[Block]) -> SegmentRecord:
-    arena = stretch[0].arena
+def _record(mapped: list[Block]) -> SegmentRecord:
+    arena = mapped[0].arena
     blocks = tuple(BlockRecord(block.address, block.size, 0 if block.state == FREE else block.requested,
-                               STATE_NAMES[block.state]) for block in stretch)
-    return SegmentRecord(stretch[0].address, sum(block.size for block in stretch), arena.stream,
-                         "small" if arena.pool.is_small else "large", stretch[0].expandable is not None, blocks)
+                               STATE_NAMES[block.state]) for block in mapped)
+    return SegmentRecord(mapped[0].address, sum(block.size for block in mapped), arena.stream,
+                         "small" if arena.pool.is_small else "large", mapped[0].expandable is not None, blocks)
 
 
 def seed(allocator: CachingAllocator, segments: Iterable[SegmentRecord]) -> dict[int, Block]:
-    """Put segments into an allocator that has none; returns the blocks that are not free, by address.
+    """Put segments into an allocator that has none. Returns the blocks that are not free, by address.
 
-    A block that waits for events has none here: it stays pending until ``free_completed``. Mapped stretches of one
-    pool and stream are taken for one expandable segment as far as its range of addresses reaches.
+    The records do not contain events: a pending block stays pending until ``free_completed``. Mapped records of one
+    pool and stream count as one expandable segment, as far as its range of addresses reaches.
+
+    Raises:
+        ValueError: the allocator is not empty, or the segments cannot be true.
     """
     if allocator.reserved_bytes:
         raise ValueError("only an empty allocator can be seeded")
-    taken: dict[int, Block] = {}
+    in_use: dict[int, Block] = {}
     expandable: dict[Arena, ExpandableSegment] = {}
     for record in sorted(segments, key=lambda segment: segment.address):
         arena = allocator.arena(record.pool == "small", record.stream)
@@ -68,14 +75,14 @@ def seed(allocator: CachingAllocator, segments: Iterable[SegmentRecord]) -> dict
             mapped = -(-record.total_size // DRIVER_PAGE) * DRIVER_PAGE
             allocator.driver.adopt(record.address, record.total_size, mapped)
             block = allocator.add_segment(record.address, record.total_size, arena)
-        _fill(allocator, block, record, taken)
+        _fill(allocator, block, record, in_use)
     allocator.reset_peaks()
-    return taken
+    return in_use
 
 
 def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
          expandable: dict[Arena, ExpandableSegment]) -> Block:
-    """The mapped block of a stretch, cut out of its expandable segment."""
+    """The block of one mapped record, cut out of its expandable segment."""
     driver, page = allocator.driver, arena.pool.page_bytes
     segment = expandable.get(arena)
     if segment is None or record.address + record.total_size > segment.address + segment.size:
@@ -85,7 +92,7 @@ def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
         allocator.add_expandable(segment, arena)
     if not driver.map(record.address, page, record.total_size // page):
         raise ValueError("the segments take more than the driver has")
-    block = arena.unmapped[arena.unmapped_addresses[-1]]  # records come by address: the rest is behind the last
+    block = arena.unmapped[arena.unmapped_addresses[-1]]  # records come by address: the last block is the free range
     arena.remove_unmapped(block)
     if record.address > block.address:
         upper = cut(block, record.address - block.address)
@@ -95,22 +102,22 @@ def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
         arena.insert_unmapped(cut(block, record.total_size))
     block.state = FREE
     allocator.reserve(record.total_size)
-    allocator.tell("segment_map", record.address, record.total_size, record.stream)
+    allocator.notify("segment_map", record.address, record.total_size, record.stream)
     return block
 
 
-def _fill(allocator: CachingAllocator, block: Block, record: SegmentRecord, taken: dict[int, Block]) -> None:
-    """Cut a segment's one block into the recorded ones and give them their states."""
+def _fill(allocator: CachingAllocator, block: Block, record: SegmentRecord, in_use: dict[int, Block]) -> None:
+    """Cut the only block of a segment into the recorded blocks, and set their states."""
     if sum(part.size for part in record.blocks) != record.total_size:
         raise ValueError(f"the blocks of the segment at {record.address:#x} do not fill it")
     for number, part in enumerate(record.blocks):
-        upper = cut(block, part.size) if number + 1 < len(record.blocks) else None
+        upper = cut(block, part.size) if number + 1 < len(record.blocks) else block
         block.state = _STATES[part.state]
         if block.state == FREE:
             block.arena.insert(block)
         else:
             block.requested = part.requested_size
-            taken[block.address] = block
+            in_use[block.address] = block
             allocator.requested_bytes += part.requested_size
             if block.state == ALLOCATED:
                 allocator.allocated_bytes += part.size

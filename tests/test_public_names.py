@@ -1,0 +1,34 @@
+"""The public names: what editors, type checkers and careless calls get from them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from predictor import Workload, predict
+from predictor.workload.keys import KEYS
+
+
+def test_type_checkers_know_the_public_names(tmp_path):
+    (tmp_path / "user.py").write_text("from predictor import Workload, predict\n"
+                                      "predict(Workload(model='m')).peak_allocatd_bytes\n")
+    done = subprocess.run([sys.executable, "-m", "mypy", "--follow-imports=silent", "user.py"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert '"Prediction" has no attribute "peak_allocatd_bytes"' in done.stdout
+
+
+def test_the_signature_of_a_workload_lists_its_keys():
+    assert list(inspect.signature(Workload).parameters) == list(KEYS)
+
+
+def test_a_workload_takes_keywords_only():
+    with pytest.raises(TypeError, match="keywords only"):
+        Workload("llava-1.5-7b")
+
+
+def test_a_prediction_is_of_a_workload():
+    with pytest.raises(TypeError, match="takes a Workload, not dict"):
+        predict({"model": "llava-1.5-7b"})
