@@ -49,7 +49,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def peaks(answer) -> tuple[int, ...]:
-    return tuple(getattr(answer, f"peak_{name}").bytes for name in COUNTERS)
+    return tuple(getattr(answer, name).bytes for name in COUNTERS)
 
 
 def test_a_script_with_placeholders_is_predicted_where_it_never_ran(tmp_path, capsys):

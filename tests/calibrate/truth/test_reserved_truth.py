@@ -47,7 +47,7 @@ def test_no_rank_of_real_jobs_has_more_than_the_predicted_worst(tmp_path, engine
     for counter, most in (("requested", SCALARS_BYTES), ("allocated", 512 * SCALARS_BYTES // 8),
                           ("reserved", PAGE_BYTES)):
         measured = max(record.peak(f"{counter}_bytes").bytes for record in records)
-        assert 0 <= measured - getattr(worst, f"peak_{counter}").bytes <= most, counter
+        assert 0 <= measured - getattr(worst, counter).bytes <= most, counter
 
 
 def test_a_job_survives_at_its_least_capacity_and_dies_below(tmp_path):

@@ -91,7 +91,7 @@ def test_a_conversation_goes_on_for_as_many_turns_as_fit(model, batch, share):
     most, context = found.inference.most_turns, found.inference.longest_context_tokens
     assert 3 < most < MOST_TURNS and found.inference.longest_prompt_tokens is None
     assert context == 300 + 8 - 1 + (most - 1) * (200 + 8)
-    assert f"Further turns like the last one that fit: {most - 2}, then" in " ".join(sentences(found))
+    assert f"Further turns like the last one that fit: {most - 2}. The context then" in " ".join(sentences(found))
     for number in (most, most + 1):
         going_on = workload.replace(conversation=[TALK[0]] + [TALK[1]] * (number - 1))
         assert (predict(going_on).verdict == "fits") == (number == most)
