@@ -19,6 +19,7 @@ from predictor.plan.methods import Method
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
+from predictor.workload import deepspeed_document
 from predictor.workload.workload import Workload
 
 
@@ -81,7 +82,7 @@ def files(plan: Plan) -> dict[str, Any]:
     workload = launched(plan)
     if workload is None:
         return {}
-    config = launch.deepspeed(workload, dispatch.prepare(workload).formula.facts.hidden_size)
+    config = deepspeed_document.document(workload, dispatch.prepare(workload).formula.facts.hidden_size)
     keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
     arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
     return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}
