@@ -110,7 +110,7 @@ def answer(question: Question) -> Answer:
     rank = cast(int, workload.rank)  # the watcher always sets the training's own rank
     return Answer(
         verdict=prediction.verdict, line=line, text=stream.getvalue(),
-        advice=tuple(remedies.short(prediction)),
+        advice=tuple(remedies.short(prediction.remedies)),
         predicted=job_prediction.predict_requested(workload, rank))
 
 

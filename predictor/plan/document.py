@@ -34,6 +34,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
         "largest": plan.largest and _shape(plan.largest),
+        "largest_with_expandable_segments": plan.largest_expandable and _shape(plan.largest_expandable),
+        "remedies": [remedy.to_json() for remedy in plan.remedies],
         "ranking": [configuration(row) for row in found.fitting],
         "methods": [_method(method) for method in plan.methods],
         "closest": plan.closest and configuration(plan.closest),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from predictor.answer.prediction import Caution, Prediction, Remedy
+from collections.abc import Sequence
+
+from predictor.answer.prediction import Caution, Remedy
 from predictor.report.units import size_text
 
 MOST = 3
@@ -15,21 +17,16 @@ def caution(row: Caution) -> str:
             f"this may take {size_text(row.more_bytes)} more.")
 
 
-def short(prediction: Prediction) -> list[str]:
+def short(judged: Sequence[Remedy] | None) -> list[str]:
     """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies."""
-    if prediction.remedies is None:
+    if not judged:
         return []
-    fitting = [remedy for remedy in prediction.remedies if remedy.fits]
-    lines = [remedy_text(remedy) for remedy in fitting[:MOST]] or [_nothing(prediction.remedies)]
-    unchecked = [" and ".join(remedy.changes) for remedy in prediction.remedies if remedy.needs_trace]
+    fitting = [remedy for remedy in judged if remedy.fits]
+    lines = [remedy_text(remedy) for remedy in fitting[:MOST]] or [_nothing(judged)]
+    unchecked = [" and ".join(remedy.changes) for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
         lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
     return lines
-
-
-def every(prediction: Prediction) -> list[str]:
-    """All remedies that were judged."""
-    return [remedy_text(remedy) for remedy in prediction.remedies or ()]
 
 
 def remedy_text(remedy: Remedy) -> str:
@@ -46,7 +43,7 @@ def remedy_text(remedy: Remedy) -> str:
     return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
 
 
-def _nothing(remedies: tuple[Remedy, ...]) -> str:
+def _nothing(remedies: Sequence[Remedy]) -> str:
     judged = [remedy for remedy in remedies if remedy.peak_requested_bytes is not None]
     if not judged:
         return "No change could be checked."

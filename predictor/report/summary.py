@@ -17,7 +17,8 @@ def report(console: Console, prediction: Prediction) -> None:
     table.head(console, prediction, brief=True)
     console.print(table.factor_table(prediction, console.width, small=False))
     console.print()
-    for sentence in (*map(remedies.caution, prediction.cautions), *remedies.short(prediction), rest(prediction)):
+    advice = remedies.short(prediction.remedies)
+    for sentence in (*map(remedies.caution, prediction.cautions), *advice, rest(prediction)):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)
 

@@ -218,12 +218,12 @@ def test_a_remedy_that_changes_training_says_so():
 
 
 def test_the_short_answer_names_three_remedies_that_fit():
-    assert len(remedies.short(samples.prediction(remedies=(DIES, *[FIT] * 5, UNKNOWN)))) == 3
+    assert len(remedies.short((DIES, *[FIT] * 5, UNKNOWN))) == 3
 
 
 def test_where_nothing_fits_the_closest_change_and_the_unchecked_ones_are_named():
     worse = replace(DIES, changes=("micro batch 2 → 1",), peak_requested_bytes=2 * GIB)
-    assert remedies.short(samples.prediction(remedies=(worse, DIES, UNKNOWN))) == [
+    assert remedies.short((worse, DIES, UNKNOWN)) == [
         "Nothing that was tried surely fits. Closest: optimizer → host, with which tensors alone need 1.00 GiB.",
         "Not checked, as each needs a trace (add --remedies): optimizer → host."]
 
