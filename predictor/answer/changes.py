@@ -69,7 +69,7 @@ def of(workload: Workload) -> list[tuple[Change, ...]]:
 def _allocator(w: Workload) -> Families:
     if "expandable_segments" not in (w.allocator_conf or ""):
         conf = ",".join(filter(None, [w.allocator_conf, EXPANDABLE]))
-        yield (Change(f"PYTORCH_CUDA_ALLOC_CONF {EXPANDABLE}", {"allocator_conf": conf}, "nothing that is known"),)
+        yield (Change(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", {"allocator_conf": conf}, "nothing that is known"),)
 
 
 def _precision(w: Workload) -> Families:

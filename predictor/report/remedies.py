@@ -37,7 +37,7 @@ def remedy_text(remedy: Remedy) -> str:
     if not remedy.fits:
         return f"Does not surely fit: {change}: tensors alone need {size_text(remedy.peak_requested_bytes or 0)}."
     costs = [cost for cost in remedy.costs if not cost.startswith("nothing")]
-    notes = [f"costs {' and '.join(costs)}" if costs else "",
+    notes = [f"price: {' and '.join(costs)}" if costs else "",
              f"changes training: {', '.join(remedy.differs)}" if remedy.differs else ""]
     note = "; ".join(filter(None, notes))
     return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."

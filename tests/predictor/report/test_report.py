@@ -209,7 +209,7 @@ UNKNOWN = replace(DIES, fits=None, peak_requested_bytes=None, why_not="it has no
 
 
 def test_a_remedy_that_fits_is_named_with_its_bytes_and_its_price():
-    assert remedies.remedy_text(FIT) == "Fits with optimizer → host: 3.00 GiB reserved (costs copies over PCIe)."
+    assert remedies.remedy_text(FIT) == "Fits with optimizer → host: 3.00 GiB reserved (price: copies over PCIe)."
 
 
 def test_a_remedy_that_changes_training_says_so():
