@@ -14,9 +14,10 @@ from predictor.events import timeline
 from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.jobs import survival
-from predictor.jobs.survival import Outcome
+from predictor.jobs.survival import Outcome, Reserved
+from predictor.profile.corrections import Margin
+from predictor.profile.job_traits import COUNTERS
 from predictor.profile.profile import Choice
-from predictor.profile.profile_rules import COUNTERS
 from predictor.workload.engines import ENGINES
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         requested=_bound(run.peak, margin.of("requested")),
         allocated=_bound(peak_allocated, margin.of("allocated")),
         reserved=bound,
-        device=_device(reserved.bytes, job),
+        device=_device(reserved, job),
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
@@ -61,7 +62,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
             workload.source.left_out(workload) if workload.source else ()),
         source=workload.source,
-        provenance=_provenance(job),
+        provenance=_provenance(job, reserved),
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
@@ -113,15 +114,15 @@ def _bound(size: int, relative: tuple[float, float] | None, low: int | None = No
                  math.ceil((size if high is None else high) * (1 + above)))
 
 
-def _device(reserved: int, job: Job) -> Bound | None:
+def _device(reserved: Reserved, job: Job) -> Bound | None:
     """The device peak that ``nvidia-smi`` shows; None without a profile, which has the runtime's size."""
     if job.profile is None:
         return None
     margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
-    inside = _bound(reserved, margin.of("reserved"))
+    inside = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     if inside.low is None or inside.high is None:
-        return Bound(reserved + expected)
-    return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
+        return Bound(reserved.bytes + expected)
+    return Bound(reserved.bytes + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
 
 
 def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
@@ -233,12 +234,27 @@ def _curve(run: Run, points: int = 600) -> Timeline:
         bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
 
 
-def _provenance(job: Job) -> dict:
-    profile = job.profile and {
-        "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
-        "level": {counter: None if job.profile.times(counter) else interval.level
-                  for counter, interval in job.profile.profile.residuals.items() if job.margin.of(counter)},
-        "extrapolates": list(job.profile.extrapolates)}
+def _provenance(job: Job, reserved: Reserved) -> dict:
+    """The versions, profile and formula behind the numbers, and what each interval comes from."""
+    margin, profile = job.margin, job.profile and _calibration(job.profile, job.margin)
+    orders = None if reserved.low is None else {"low_bytes": reserved.low, "high_bytes": reserved.high}
     return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
-            "runtime_bytes": job.margin.runtime_high, "formula": job.formula.provenance,
-            "measured_on": profile["measured_on"] if profile else "assumed"}
+            "runtime_bytes": margin.runtime_high, "formula": job.formula.provenance,
+            "measured_on": profile["measured_on"] if profile else "assumed",
+            "runtime": {"low_bytes": margin.runtime_low, "high_bytes": margin.runtime_high,
+                        "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed"},
+            "completion_orders": orders}
+
+
+def _calibration(choice: Choice, margin: Margin) -> dict:
+    """The profile, and by counter the relative bounds used, their level, and their held-out jobs behind them."""
+    residuals = {counter: interval for counter, interval in choice.profile.residuals.items() if margin.of(counter)}
+    return {
+        "name": choice.name, "measured_on": choice.profile.measured_on,
+        "level": {counter: None if choice.times(counter) else interval.level
+                  for counter, interval in residuals.items()},
+        "extrapolates": list(choice.extrapolates),
+        "samples": {counter: interval.samples for counter, interval in residuals.items()},
+        "relative": {counter: margin.of(counter) for counter in residuals},
+        "outside": [{"what": way, "counters": list(reach.counters), "reason": reach.reason}
+                    for way, reach in choice.outside.items()]}

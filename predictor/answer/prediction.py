@@ -164,6 +164,26 @@ class Paged:
 
 
 @dataclass(frozen=True)
+class ConcurrentMemory:
+    """Memory of ``generate`` with the most concurrent sequences that fit. The last four sum to ``reserved_bytes``.
+
+    Attributes:
+        moment: ``prefill`` or ``decode``: when most is requested. The next three are of that point.
+        cache_bytes: keys and values, with both copies of a layer's while ``torch.cat`` extends them.
+        other_bytes: what the forward pass of all sequences holds beside weights and cache.
+        idle_bytes: reserved by the allocator beyond the requested peak.
+    """
+
+    sequences: int
+    moment: str
+    reserved_bytes: int
+    weights_bytes: int
+    cache_bytes: int
+    other_bytes: int
+    idle_bytes: int
+
+
+@dataclass(frozen=True)
 class Inference:
     """Memory of inference.
 
@@ -182,6 +202,7 @@ class Inference:
         concurrent_sequences: the largest number of concurrent sequences (conversations) that fit; None if the maximum
             load was not searched.
         search_limits: sentences that say where a search ended for another reason than memory.
+        concurrent: memory with ``concurrent_sequences``; None unless paged serving is predicted too, which it explains.
     """
 
     weights_bytes: int
@@ -194,6 +215,7 @@ class Inference:
     longest_context_tokens: int | None = None
     concurrent_sequences: int | None = None
     search_limits: tuple[str, ...] = ()
+    concurrent: ConcurrentMemory | None = None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from predictor.jobs.training_job import Job
 from predictor.model.request import Request
 from predictor.profile import corrections
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin
-from predictor.profile.job_traits import traits_of
+from predictor.profile.job_traits import COUNTERS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, EXTRAPOLATION_FACTOR, Choice, choose
+from predictor.profile.reach import OTHER_VERSION, reaches, versions_of
 from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
 from predictor.version import VERSION
@@ -190,7 +191,8 @@ def _profile(settings: Settings, gpu: str) -> Choice | None:
 
 def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
     chosen = _profile(settings, gpu)
-    return corrections.margin(chosen and replace(chosen, extrapolates=("",) * times), degree)
+    return corrections.margin(chosen and replace(chosen, outside=dict.fromkeys(map(str, range(times)), OTHER_VERSION)),
+                              degree)
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
             "minor": minor, "multiprocessors": gpu.multiprocessors, "measured": gpu.measured,
             "given": settings.base.capacity_bytes is not None,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
-            "not_modelled": not_modelled(chosen, loop),
+            "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),
             "profile": chosen and _calibration(settings, name, chosen, loop)})
     return gpus
 
@@ -234,27 +236,31 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
 def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Mapping[str, Any]:
     """The profile of a GPU: its intervals, its runtime, and what it does not cover."""
     profile = chosen.profile
+    versions: dict[str, Any] = {}
     other: dict[str, Any] = {}
     limited: dict[str, Any] = {}
     for setting, job in settings.jobs.items():
         if setting.backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
             request = Request.of(workload)
-            with_traits = choose(settings.base.profile, gpu, workload.versions, {}, traits_of(request, job.formula))
+            with_traits = choose(settings.base.profile, gpu, versions_of(workload), {}, traits_of(request, job.formula),
+                                 reaches(request, job.formula))
             assert with_traits is not None  # the same profile as ``chosen``
             name = f"{setting.engine} {'on' if setting.checkpointing else 'off'}"
-            other[name] = with_traits.extrapolates[len(chosen.extrapolates):]
-            limited |= with_traits.limited
+            outside = with_traits.outside
+            versions[name] = [way for way, reach in outside.items() if reach is OTHER_VERSION]
+            other[name] = [way for way in outside if way not in versions[name]]
+            limited |= {way: reach.counters for way, reach in outside.items() if reach.counters != COUNTERS}
     degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
     margins = {degree: corrections.margin(chosen, degree) for degree in degrees}
     return {
-        "name": chosen.name, "measured_on": profile.measured_on, "versions": chosen.extrapolates, "kinds": other,
+        "name": chosen.name, "measured_on": profile.measured_on, "versions": versions, "kinds": other,
         "limited": limited, "calibrated": profile.calibrated,
         "residuals": {name: [interval.low, interval.high] for name, interval in profile.residuals.items()},
         "levels": {name: interval.level for name, interval in profile.residuals.items()},
         "runtime": {degree: [margin.runtime_low, margin.runtime_high, profile.runtime.bytes(degree)]
                     for degree, margin in margins.items()},
-        "not_modelled": not_modelled(replace(chosen, extrapolates=(EXTRAPOLATED,)), loop)}
+        "not_modelled": not_modelled(replace(chosen, outside={EXTRAPOLATED: OTHER_VERSION}), loop)}
 
 
 SHAPE = ("per_device_train_batch_size", "sequence_length", "images_per_sample")

@@ -81,7 +81,9 @@ function farFrom(data, setting, {calibrated}) {
     && !(calibrated[key][0] / data.far <= value && value <= calibrated[key][1] * data.far));
 }
 
-const kindsOf = (setting, {kinds}) => kinds[`${setting.engine} ${setting.checkpointing ? "on" : "off"}`];
+const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}`;
+const kindsOf = (setting, {kinds}) => kinds[nameOf(setting)];
+const versionsOf = (setting, {versions}) => versions[nameOf(setting)];
 
 function widened(data, [low, high], times) {
   for (; times > 0; times--) {
@@ -98,7 +100,7 @@ function widened(data, [low, high], times) {
 function marginOf(data, setting, gpu) {
   if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}};
   const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree];
-  const times = gpu.profile.versions.length + farFrom(data, setting, gpu.profile).length;
+  const times = versionsOf(setting, gpu.profile).length + farFrom(data, setting, gpu.profile).length;
   const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[kind] || [counter])
     .includes(counter));
   const relative = Object.fromEntries(Object.entries(gpu.profile.residuals).map(([counter, bounds]) =>
@@ -300,7 +302,7 @@ function predict(data, setting) {
   const peaks = {requested: bound(live[top], margin.relative.requested),
     allocated: bound(simulation.peakAllocated, margin.relative.allocated),
     reserved: bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high),
-    device: deviceBound(reserved.bytes, margin, gpu)};
+    device: deviceBound(reserved, margin, gpu)};
   for (const [name, one] of Object.entries(peaks)) {
     answer[`peak_${name}_bytes`] = one.bytes;
     answer[`peak_${name}_bytes_low`] = one.low;
@@ -316,14 +318,15 @@ function predict(data, setting) {
 
 function deviceBound(reserved, margin, gpu) {
   if (!gpu.profile) return {bytes: null, low: null, high: null};
-  const inside = bound(reserved, margin.relative.reserved);
-  if (inside.low === null) return {bytes: reserved + margin.expected, low: null, high: null};
-  return {bytes: reserved + margin.expected, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
+  const inside = bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high);
+  const bytes = reserved.bytes + margin.expected;
+  if (inside.low === null) return {bytes, low: null, high: null};
+  return {bytes, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
 }
 
 function notModelled(data, setting, gpu) {
   const {profile} = gpu, number = value => value.toLocaleString("en-US", {maximumFractionDigits: 0});
-  const extrapolates = profile ? [...profile.versions, ...farFrom(data, setting, profile).map(([key, value]) =>
+  const extrapolates = profile ? [...versionsOf(setting, profile), ...farFrom(data, setting, profile).map(([key, value]) =>
     `${key.replaceAll("_", " ")} ${number(value)} (calibrated from ${profile.calibrated[key].map(number).join(" to ")})`),
     ...kindsOf(setting, profile)] : [];
   const notes = extrapolates.length ? profile.not_modelled.map(note => note.replace("…", extrapolates.join(", ")))

@@ -257,8 +257,9 @@ class Keys:
     optim: str = key(Choice(tuple(optimizers.OPTIMIZERS), optimizers.LATER), "adamw_torch_fused", "optimizer",
                      "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
     optim_args: FrozenMap = key(_OptimArgs(), FrozenMap({}), "optimizer",
-                                "arguments of sgd, rmsprop and adagrad: momentum=0.9")
-    weight_decay: float = key(Number(), 0.0, "optimizer", "with sgd, rmsprop and adagrad it takes memory")
+                                f"arguments of {optimizers.listed(optimizers.WITH_ARGUMENTS, 'and')}: momentum=0.9")
+    weight_decay: float = key(Number(), 0.0, "optimizer",
+                              f"with {optimizers.listed(optimizers.DECAY_ALLOCATES, 'and')} it takes memory")
     param_groups: str = key(Choice(("huggingface", "single")), "huggingface", "optimizer",
                             "huggingface: one group with weight decay, one without")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "norm that gradients are clipped to; 0: no clipping")
