@@ -267,7 +267,7 @@ def read(form: Format, user_input: UserInput) -> tuple[dict[str, Any], Source]:
         InputError: the framework does not have a key, a key is rejected, or a value is invalid. The message names file
             and key.
     """
-    reading = _with_rules(form, user_input)
+    reading = with_rules(form, user_input)
     keys_of_notes: dict[Note, list[str]] = {}
     for name, written in reading.written.items():
         if not reading.is_listed(name):
@@ -285,7 +285,7 @@ def _list(reading: Reading, name: str, written: str, keys_of_notes: dict[Note, l
     """
     rest = {key: item for key, item in reading.input.values.items() if key not in (written, written.replace("_", "-"))}
     try:
-        other = _with_rules(reading.form, replace(reading.input, values=rest))
+        other = with_rules(reading.form, replace(reading.input, values=rest))
     except InputError:
         reading.rows["recipe"] = reading.rows["recipe"].also_from(reading.input.name, reading.called(name))
         return
@@ -299,7 +299,7 @@ def _list(reading: Reading, name: str, written: str, keys_of_notes: dict[Note, l
         reading.unread.append(written)
 
 
-def _with_rules(form: Format, user_input: UserInput) -> Reading:
+def with_rules(form: Format, user_input: UserInput) -> Reading:
     reading = Reading(form, user_input)
     if user_input.world_size is not None:
         reading.workload["data_parallel_size"] = user_input.world_size

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weight_dtype
+from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
@@ -139,8 +142,35 @@ def _wide(workload: Workload) -> str | None:
     return "" if workload.dtype == "fp32" else None
 
 
+def _checkpoints(item: bool, now: Reading) -> dict[str, bool]:
+    return {"disable_gradient_checkpointing": not item} | ({} if item else {"gradient_checkpointing": False})
+
+
+def _reentrant(item: Mapping[str, Any], now: Reading) -> dict[str, bool] | None:
+    on = now["disable_gradient_checkpointing"]  # the framework sets use_reentrant only where its own key is on
+    return None if on or item.keys() - {"use_reentrant"} else {"use_reentrant_gc": item["use_reentrant"]}
+
+
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"finetuning_type": "lora", "quantization_bit": 4}, "quantization_type",
+                              "double_quantization")
+
+
+OWN = {
+    "recipe": own_keys.parts_or_adapters("finetuning_type", "freeze_vision_tower", "freeze_multi_modal_projector",
+                                         "freeze_language_model"),
+    "quantization": _of_4_bits,
+    "gradient_checkpointing": _checkpoints,
+    "gradient_checkpointing_kwargs": _reentrant,
+    "attn_implementation": own_keys.fixed({"sdpa": {"flash_attn": "sdpa"}, "flash_attention_2": {"flash_attn": "fa2"},
+                                           "eager": {"flash_attn": "disabled"}}),
+    "use_liger_kernel": own_keys.fixed({True: {"enable_liger_kernel": True}}),
+    "image_size": own_keys.pixels("image_max_pixels"),
+    "mixed_precision": own_keys.half,
+    "padding": own_keys.fixed({"packed": {"neat_packing": True}, "none": {"neat_packing": False}}),
+}
 FORMAT = Format(
     "llamafactory", "LLaMA-Factory 0.9.5", ARGUMENTS,
     frozenset(("finetuning_type", "cutoff_len", "lora_target", "dataset_dir", "freeze_vision_tower",
                "disable_gradient_checkpointing", "image_max_pixels")),
-    rules, hf.RENAMED, shares=("transformers", "older"))
+    rules, hf.RENAMED, shares=("transformers", "older"), own=OWN)

@@ -10,7 +10,7 @@ from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import fsdp, trainer, weight_dtype
+from predictor.readers import fsdp, own_keys, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
@@ -103,6 +103,8 @@ CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
 """Callbacks of swift/callbacks that do not change a step's memory."""
 BUCKET = 2e8
 SHARDED = "SHARDED_STATE_DICT"
+STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2_offload": 2, "zero3_offload": 3}
+"""Name of a DeepSpeed config in swift/config -> its stage."""
 FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
     "fsdp_version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     "cpu_ram_efficient_loading": True, "state_dict_type": SHARDED, "activation_checkpointing": True}}
@@ -161,10 +163,9 @@ def builtin(name: Any) -> Any:
 
     The names are ``zero0`` to ``zero3``, and ``zero2_offload`` and ``zero3_offload`` (swift/config).
     """
-    stages = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2_offload": 2, "zero3_offload": 3}
-    if name not in stages if isinstance(name, str) else True:
+    if name not in STAGES if isinstance(name, str) else True:
         return name
-    stage, device = stages[name], "cpu" if name.endswith("offload") else "none"
+    stage, device = STAGES[name], "cpu" if name.endswith("offload") else "none"
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
     if stage:
         zero["offload_optimizer"] = {"device": device, "pin_memory": True}
@@ -306,6 +307,26 @@ def _dtype(reading: Reading) -> None:
         reading.decided_half = "bf16" if loaded == "bf16" else "fp16"
 
 
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"tuner_type": "lora", "quant_method": "bnb", "quant_bits": 4},
+                              "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+
+
+def _length(item: int, now: Reading) -> Mapping[str, Any]:
+    packed = now["packing"] and now["packing_length"]
+    return {"max_length": item} | ({"packing_length": item} if packed else {})
+
+
+OWN = {
+    "recipe": own_keys.parts_or_adapters("tuner_type", "freeze_vit", "freeze_aligner", "freeze_llm"),
+    "quantization": _of_4_bits,
+    "sequence_length": _length,
+    "attn_implementation": own_keys.fixed({"sdpa": {"attn_impl": "sdpa"}, "eager": {"attn_impl": "eager"},
+                                           "flash_attention_2": {"attn_impl": "flash_attn"}}),
+    "image_size": own_keys.pixels("max_pixels", "MAX_PIXELS"),
+    "mixed_precision": own_keys.half,
+    "padding": own_keys.fixed({"packed": {"packing": True}, "none": {"packing": False, "padding_free": False}}),
+}
 FORMAT = Format(
     "swift", "ms-swift 4.6", ARGUMENTS,
     frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "attn_impl",
@@ -313,4 +334,4 @@ FORMAT = Format(
     rules, hf.RENAMED | {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model",
                          "lora_target_modules": "target_modules", "lora_dropout_p": "lora_dropout",
                          "batch_size": "per_device_train_batch_size", "quantization_bit": "quant_bits"},
-    shares=("transformers", "older"))
+    shares=("transformers", "older"), own=OWN, configs={name: builtin(name) for name in STAGES})
