@@ -143,6 +143,7 @@ def given(arguments: argparse.Namespace) -> Given:
     parsed = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
               for name, entry in KEYS.items() if getattr(arguments, name) is not None}
     values, source = _read(arguments, parsed)
+    parsed = {name: item for name, item in parsed.items() if source is None or name not in source.applied}
     if hasattr(arguments, "from_file"):
         _check_model(parsed.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor.common.suggestions import quoted
 from predictor.model import hub
-from predictor.readers import own_keys, trainer, weight_dtype
+from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format
@@ -115,9 +115,13 @@ def _embeddings(reading: Reading) -> None:
 def _pictures(reading: Reading, name: str) -> None:
     processor_settings = dict(reading["processor_kwargs"] or {})
     if isinstance(reading["image_size"], int):
-        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size",
+                         resize=picture_sizes.square(reading["image_size"]))
     elif isinstance(processor_settings.get("max_pixels"), int):
-        trainer.pictures(reading, name, processor_settings.pop("max_pixels"), "processor_kwargs")
+        most, config = processor_settings.pop("max_pixels"), hub.config(name)
+        side = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
+        trainer.pictures(reading, name, most, "processor_kwargs",
+                         resize=picture_sizes.tokens(most, side) if side else None)
     if processor_settings:
         reading.note(f"processor_kwargs {', '.join(map(str, processor_settings))}: what the processor does with "
                      "images")

@@ -38,6 +38,7 @@ class Reading:
         unread: keys without effect on memory.
         foreign: flags that only the user's own script knows.
         left_open: keys that a shell leaves open and an option of peakcast sets.
+        applied: keys of the workload whose options the rules have used, so that they do not replace the values.
     """
 
     def __init__(self, form: Format, user_input: UserInput) -> None:
@@ -51,6 +52,7 @@ class Reading:
         self.unread: list[str] = []
         self.foreign: list[str] = []
         self.left_open: dict[str, Value] = {}
+        self.applied: set[str] = set()
         if len(user_input.values) > MOST_KEYS:
             raise InputError(f"{user_input.name}: has {len(user_input.values):,} keys: no training has more than "
                              f"{MOST_KEYS:,}")
@@ -141,7 +143,7 @@ class Reading:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
         rows = tuple((self.rows | self.left_open).values())
         return Source(self.form.name, self.form.framework, self.input.name, rows, tuple(sorted(self.unread)),
-                      tuple(dict.fromkeys(self.notes)), self._format_keys())
+                      tuple(dict.fromkeys(self.notes)), self._format_keys(), frozenset(self.applied))
 
     def _format_keys(self) -> dict[str, tuple[str, ...]]:
         """Key of a workload -> keys of the format that set it, including older names."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import own_keys, trainer, weight_dtype
+from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
@@ -45,6 +45,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "quantization_type": for_rules(Choice(("nf4", "fp4")), "nf4"),
     "double_quantization": for_rules(FLAG, True),
     "image_max_pixels": for_rules(Whole(1, 1 << 28), 768 * 768, "image_size"),
+    "image_min_pixels": for_rules(Whole(1, 1 << 28), 32 * 32),
     "neat_packing": for_rules(FLAG, False),
     "val_size": for_rules(Number(), 0.0),
     "eval_dataset": for_rules(Any_()),
@@ -87,7 +88,9 @@ def rules(reading: Reading) -> None:
                          "LLaMA-Factory does not recompute: its activations then stay")
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
-    trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
+    most = reading["image_max_pixels"]
+    trainer.pictures(reading, name, most, "image_max_pixels", resize=picture_sizes.llamafactory(
+        most, reading["image_min_pixels"], _is_qwen(name)) if isinstance(most, int) else None)
     trainer.engine(reading, name, unused=False if adapters else None)  # hparams/parser.py, get_train_args
     if reading["pure_bf16"] and reading.workload.get("engine") == "fsdp2":  # model/adapter.py, init_adapter
         reading.put("dtype", "bf16", "pure_bf16")
@@ -96,6 +99,11 @@ def rules(reading: Reading) -> None:
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
                        bool(reading["val_size"] or reading["eval_dataset"]))
+
+
+def _is_qwen(name: str) -> bool:
+    config = hub.config(name)
+    return config is not None and str(config.document["model_type"]).startswith("qwen")
 
 
 def _adapters(reading: Reading, name: str) -> None:

@@ -10,7 +10,7 @@ from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import fsdp, own_keys, trainer, weight_dtype
+from predictor.readers import fsdp, own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
@@ -95,8 +95,6 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
                                      "orthogonal"), default="true"),
     "load_args": refused("the arguments of a checkpoint are not read: give them here", value_type=FLAG),
 }
-SIDES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32}
-"""``model_type`` -> side of an image token in pixels, for models with the variables of qwen_vl_utils (0.0.14)."""
 BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
 """Parts of ``loss_scale`` with no weights other than 0 and 1 (swift/loss_scale)."""
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
@@ -284,7 +282,7 @@ def _pictures(reading: Reading, name: str) -> None:
     """
     variables = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
     config, limits = hub.config(name), {}
-    side = SIDES.get(config.document["model_type"]) if config else None
+    side = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
     for variable, pixels in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", side * side)) if side else ():
         by = "model_kwargs" if variable in variables else variable
         item = variables.pop(variable, reading.input.environment.get(variable))
@@ -293,7 +291,10 @@ def _pictures(reading: Reading, name: str) -> None:
     if reading["max_pixels"] is not None:
         limits["max_pixels"] = reading["max_pixels"]
     least = min(limits, key=limits.__getitem__, default="max_pixels")
-    trainer.pictures(reading, name, limits.get(least), least)
+    steps = [picture_sizes.swift(most) if by == "max_pixels" else picture_sizes.tokens(most, side or 1)
+             for by, most in sorted(limits.items(), key=lambda limit: limit[0] != "max_pixels")]
+    trainer.pictures(reading, name, limits.get(least), least,
+                     resize=picture_sizes.one_after_the_other(*steps) if steps else None)
     if variables:
         reading.note(f"model_kwargs {', '.join(variables)}: what the model's own processor makes of them")
 

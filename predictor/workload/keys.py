@@ -205,8 +205,8 @@ class Keys:
     """The value of every key of a workload."""
 
     model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, "
-                     "module:function of a model in Python, or an id on the Hugging Face hub of a known model or of one "
-                     "in the local cache")
+                     "module:function of a model in Python, or an id on the Hugging Face hub: of a known model, or of "
+                     "one in the local cache")
     mode: str = key(modes.VALUE_TYPE, "training", "model", "inference: what transformers' generate allocates, prefill "
                     "and decoding")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",

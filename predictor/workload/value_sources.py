@@ -105,6 +105,7 @@ class Source:
         without_effect: keys that were given and do not change memory.
         notes: what the framework does and the prediction does not model.
         format_keys: key of a workload -> keys of the format that set it.
+        applied: keys of the workload that peakcast's options gave, and that the framework makes other values of.
         own: expresses changes of the workload in the format's keys; None if the reader cannot.
     """
 
@@ -115,6 +116,7 @@ class Source:
     without_effect: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     format_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    applied: frozenset[str] = frozenset()
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
 
     def in_own_words(self, changes: Mapping[str, Any]) -> OwnChange | None:
@@ -183,7 +185,7 @@ class Source:
     def to_json(self) -> dict[str, Any]:
         """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
         document = asdict(replace(self, values=(), own=None))
-        del document["notes"], document["format_keys"], document["own"]
+        del document["notes"], document["format_keys"], document["applied"], document["own"]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
 
