@@ -10,7 +10,7 @@ from predictor.model import hub
 from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format
+from predictor.readers.fields import Format, Own
 from predictor.readers.loading import on_one_gpu
 from predictor.workload import lora_keys
 
@@ -273,7 +273,7 @@ def _liger(item: bool, now: Reading) -> Mapping[str, Any] | None:
     return {**plugins, **dict.fromkeys(LIGER, True)} if item else None
 
 
-OWN = {
+OWN: Mapping[str, Own] = {
     "recipe": _recipe,
     "quantization": _of_4_bits,
     "gradient_checkpointing": own_keys.fixed({on: {"gradient_checkpointing": on} for on in (True, False)}),
@@ -290,4 +290,4 @@ FORMAT = Format(
     rules, renamed={"model_type": "type_of_model", "model_config": "overrides_of_model_config",
                     "model_kwargs": "overrides_of_model_kwargs", "model_revision": "revision_of_model",
                     "evaluation_strategy": "eval_strategy", "liger_swiglu": "liger_glu_activation",
-                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=(), own=OWN)
+                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=(), own=OWN, starts="axolotl train")

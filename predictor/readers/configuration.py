@@ -143,7 +143,16 @@ class Reading:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
         rows = tuple((self.rows | self.left_open).values())
         return Source(self.form.name, self.form.framework, self.input.name, rows, tuple(sorted(self.unread)),
-                      tuple(dict.fromkeys(self.notes)), self._format_keys(), frozenset(self.applied))
+                      tuple(dict.fromkeys(self.notes)), self._format_keys(), frozenset(self.applied),
+                      self._on_every_gpu())
+
+    def _on_every_gpu(self) -> str:
+        """What starts a process on every GPU of the machine, if the command or the file says no number."""
+        user_input = self.input
+        if user_input.gpus is not None or user_input.world_size is not None:
+            return ""
+        from_file = not user_input.flags and not user_input.started_in
+        return user_input.launched_by or (self.form.starts if from_file else "")
 
     def _format_keys(self) -> dict[str, tuple[str, ...]]:
         """Key of a workload -> keys of the format that set it, including older names."""

@@ -113,6 +113,7 @@ class Format:
         own: key of the workload -> function that gives the keys of the format for its new value, or None if the format
             cannot express it. Keys that are copied need no function.
         optional: keys that the user's script may lack; they are changed only where they are given.
+        starts: the framework's command for a file, if it starts a process on every GPU of the machine.
         configs: name of a DeepSpeed config that the framework has built in -> its content.
     """
 
@@ -126,6 +127,7 @@ class Format:
     open: bool = False
     own: Mapping[str, Own] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
+    starts: str = ""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

@@ -10,7 +10,7 @@ from predictor.model import hub
 from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED
 from predictor.readers.value_types import FLAG, TEXT, Any_, Words
 from predictor.workload.workload import Workload
@@ -164,7 +164,7 @@ def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
                               "double_quantization")
 
 
-OWN = {
+OWN: Mapping[str, Own] = {
     "recipe": own_keys.parts_or_adapters("finetuning_type", "freeze_vision_tower", "freeze_multi_modal_projector",
                                          "freeze_language_model"),
     "quantization": _of_4_bits,
@@ -181,4 +181,4 @@ FORMAT = Format(
     "llamafactory", "LLaMA-Factory 0.9.5", ARGUMENTS,
     frozenset(("finetuning_type", "cutoff_len", "lora_target", "dataset_dir", "freeze_vision_tower",
                "disable_gradient_checkpointing", "image_max_pixels")),
-    rules, hf.RENAMED, shares=("transformers", "older"), own=OWN)
+    rules, hf.RENAMED, shares=("transformers", "older"), own=OWN, starts="llamafactory-cli train")

@@ -12,7 +12,7 @@ from predictor.model import hub
 from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT
 from predictor.workload.workload import Workload
 
@@ -134,15 +134,18 @@ def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
                               "double_quant")
 
 
-OWN = {
+def _reentrant(item: Mapping[str, Any], now: Reading) -> Mapping[str, Any] | None:
+    return None if item.keys() - {"use_reentrant"} else {"gradient_checkpointing_kwargs": dict(item)}
+
+
+OWN: Mapping[str, Own] = {
     "recipe": own_keys.fixed({
         "lora": {"lora_enable": True, "tune_mm_mlp_adapter": False},
         "pretrain": {"tune_mm_mlp_adapter": True, "lora_enable": False},
         "finetune": {"tune_mm_mlp_adapter": False, "lora_enable": False}}),
     "quantization": _of_4_bits,
     "use_liger_kernel": own_keys.fixed({}),  # transformers 4.37 has neither that nor offload of checkpoints
-    "gradient_checkpointing_kwargs": lambda item, now: None if "offload" in item else {
-        "gradient_checkpointing_kwargs": dict(item)},
+    "gradient_checkpointing_kwargs": _reentrant,
     "mixed_precision": own_keys.half,
 }
 FORMAT = Format(

@@ -174,7 +174,8 @@ def _built_in(now: Reading, document: Mapping[str, Any], dotted: Mapping[str, An
 
 def _traits(document: Mapping[str, Any]) -> tuple[Any, bool, bool]:
     config = deepspeed_settings.written(document, "deepspeed")
-    return (config.get(STAGE), *(deepspeed_settings.offloads(config, what) for what in ("optimizer", "param")))
+    return (config.get(STAGE), deepspeed_settings.offloads(config, "optimizer"),
+            deepspeed_settings.offloads(config, "param"))
 
 
 def _fresh(zero: Mapping[str, Any]) -> dict[str, Any]:

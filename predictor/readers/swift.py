@@ -13,7 +13,7 @@ from predictor.model import hub
 from predictor.readers import fsdp, own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 
@@ -318,7 +318,7 @@ def _length(item: int, now: Reading) -> Mapping[str, Any]:
     return {"max_length": item} | ({"packing_length": item} if packed else {})
 
 
-OWN = {
+OWN: Mapping[str, Own] = {
     "recipe": own_keys.parts_or_adapters("tuner_type", "freeze_vit", "freeze_aligner", "freeze_llm"),
     "quantization": _of_4_bits,
     "sequence_length": _length,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Number, Whole
 from predictor.model import hub
 from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import OFF, Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import OFF, Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.workload.keys import PINNED
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
@@ -146,7 +148,7 @@ def _targets(reading: Reading, name: str) -> tuple[str, ...]:
     return targets
 
 
-OWN = {
+OWN: Mapping[str, Own] = {
     "recipe": own_keys.fixed({"lora": {"use_peft": True}, "full": {"use_peft": False}}),
     "mixed_precision": own_keys.half,
 }

@@ -106,6 +106,7 @@ class Source:
         notes: what the framework does and the prediction does not model.
         format_keys: key of a workload -> keys of the format that set it.
         applied: keys of the workload that peakcast's options gave, and that the framework makes other values of.
+        on_every_gpu: what starts a process on every GPU of the machine, where nothing says how many there are.
         own: expresses changes of the workload in the format's keys; None if the reader cannot.
     """
 
@@ -117,6 +118,7 @@ class Source:
     notes: tuple[Note, ...] = ()
     format_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     applied: frozenset[str] = frozenset()
+    on_every_gpu: str = ""
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
 
     def in_own_words(self, changes: Mapping[str, Any]) -> OwnChange | None:
@@ -185,7 +187,8 @@ class Source:
     def to_json(self) -> dict[str, Any]:
         """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
         document = asdict(replace(self, values=(), own=None))
-        del document["notes"], document["format_keys"], document["applied"], document["own"]
+        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own"):
+            del document[name]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
 
