@@ -190,7 +190,9 @@ def _in_script(text: str, before: UserInput, edit: Edit, raw: str) -> str:
             return _spliced(text, *found[0].span("value"), shlex.quote(str(edit.value)))
         start = text.find("\n") + 1 if text.startswith("#!") else 0
         return "" if found else _spliced(text, start, start, f"export {edit.name}={shlex.quote(str(edit.value))}\n")
-    value = r"(?:(?:=|" + BLANK + rf")(?!-)(?P<value>{WORD}(?:{BLANK}(?!-){WORD})*))?"
+    has = before.values.get(raw)
+    further = len(has) - 1 if isinstance(has, list) else 0
+    value = "" if has is True else rf"(?:(?:=|{BLANK})(?!--){WORD}(?:{BLANK}(?!-){WORD}){{0,{further}}})?"
     found = [match for match in re.finditer(rf"(?<![\w-]){_flag(raw)}(?![\w-]){value}", text)
              if "#" not in text[text.rfind("\n", 0, match.start()) + 1:match.start()]]
     if len(found) == 1:
@@ -233,6 +235,9 @@ def _in_words(words: list[str], before: UserInput, edit: Edit, raw: str) -> list
     at = next((at for at, word in enumerate(words) if same.fullmatch(word)), None)
     if at is None:
         shown = [f"--{user_input_name(before, edit.name)}", *new[1:]] if new else []
+        if edit.place:  # a launcher's option stands before the program
+            start = next(at for at, word in enumerate(words) if word in ("launch", "accelerate.commands.launch"))
+            return [*words[:start + 1], f"--{edit.name}", *new[1:], *words[start + 1:]]
         end = next((at for at, word in enumerate(words) if word in ("$@", "$*")), len(words))
         return [*words[:end], *shown, *words[end:]]
     end = next((end for end in range(at + 1, len(words)) if re.match(r"--?[A-Za-z]|\$[@*]$", words[end])), len(words))

@@ -185,7 +185,7 @@ def _inverse(form: Format, key: str, item: Any, now: Reading) -> Mapping[str, An
 
 def _processes(user_input: UserInput, gpus: int) -> list[Edit] | None:
     """The launcher's option, or its environment variable, with another number of processes."""
-    match = re.fullmatch(r"(--)?(\w+) (\d+)", user_input.launched_by)
+    match = re.fullmatch(r"(--)?(\w+) (\d+)", user_input.launched_by.replace("no NPROC_PER_NODE", "NPROC_PER_NODE 1"))
     if not match or not isinstance(gpus, int):
         return None
     return [Edit(match[2], gpus, LAUNCHER)] if match[1] else [Edit(match[2], str(gpus), ENVIRONMENT)]
@@ -242,8 +242,8 @@ def changed(user_input: UserInput, now: Reading | None, edits: Iterable[Edit],
 
 
 def _started(user_input: UserInput, edit: Edit) -> dict[str, Any]:
-    by = user_input.launched_by.rpartition(" ")[0]
-    return {"world_size": int(edit.value), "launched_by": f"{by} {edit.value}"}
+    dashes = "" if edit.place == ENVIRONMENT else "--"
+    return {"world_size": int(edit.value), "launched_by": f"{dashes}{edit.name} {edit.value}"}
 
 
 def flag_value(user_input: UserInput, value: Any) -> str | list[str]:
@@ -338,7 +338,9 @@ def user_input_name(user_input: UserInput, name: str) -> str:
 
 
 def yaml_text(value: Any) -> str:
-    """A value in YAML on one line."""
+    """A value in YAML on one line; a whole number of type float without its point."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and value.lower() not in (
         "true", "false", "yes", "no", "on", "off", "null", "y", "n")
     return str(value) if plain else json.dumps(value)

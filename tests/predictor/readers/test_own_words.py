@@ -65,9 +65,9 @@ def of(form: str, directory: Path, **changes):
     ("axolotl", SMALLER, "micro_batch_size: 2, gradient_accumulation_steps: 16"),
     ("axolotl", {"optim": "adamw_bnb_8bit"}, "optimizer: adamw_bnb_8bit"),
     ("axolotl", {"gradient_checkpointing": True}, "gradient_checkpointing: true"),
-    ("axolotl", QLORA, "adapter: qlora, lora_r: 8, lora_alpha: 8.0, lora_target_linear: true, load_in_4bit: true"),
+    ("axolotl", QLORA, "adapter: qlora, lora_r: 8, lora_alpha: 8, lora_target_linear: true, load_in_4bit: true"),
     ("axolotl", {"attn_implementation": "sdpa", "recipe": "lora"},
-     "flash_attention: false, sdp_attention: true, adapter: lora, lora_r: 8, lora_alpha: 8.0, lora_target_linear: true"),
+     "flash_attention: false, sdp_attention: true, adapter: lora, lora_r: 8, lora_alpha: 8, lora_target_linear: true"),
     ("transformers", {"attn_implementation": "sdpa"}, "attn_implementation: sdpa"),
     ("transformers", {"sequence_length": 256}, "block_size: 256"),
     ("transformers", {"use_liger_kernel": True}, "use_liger_kernel: true"),
@@ -259,3 +259,46 @@ def test_a_written_document_has_the_new_values_and_the_others(suffix, document, 
     except InputError:
         assume(False)
     assert (yaml.safe_load if suffix == "yaml" else json.loads)(changed) == document | values
+
+
+TRAIN = "train.py --output_dir o --model_name_or_path gpt2 --max_length 64 --bf16 True"
+
+
+@pytest.mark.parametrize("line, change, text, changed", [
+    (f"torchrun --nproc_per_node 4 {TRAIN}", {"data_parallel_size": 8}, "--nproc_per_node 8", f"torchrun --nproc_per_node 8 {TRAIN}"),
+    (f"accelerate launch --num_processes=4 {TRAIN}", {"data_parallel_size": 8}, "--num_processes 8", f"accelerate launch --num_processes 8 {TRAIN}"),
+    (f"deepspeed --num_gpus 4 {TRAIN}", {"data_parallel_size": 8}, "--num_gpus 8", f"deepspeed --num_gpus 8 {TRAIN}"),
+    ("swift sft --model gpt2 --max_length 64 --gradient_accumulation_steps 1", {"data_parallel_size": 4}, "NPROC_PER_NODE=4 in front of the command",
+     "NPROC_PER_NODE=4 swift sft --model gpt2 --max_length 64 --gradient_accumulation_steps 1"),
+    (f"accelerate launch --num_processes 4 --use_deepspeed --zero_stage 2 {TRAIN}", {"zero_stage": 3}, "--zero_stage 3",
+     f"accelerate launch --num_processes 4 --use_deepspeed --zero_stage 3 {TRAIN}"),
+    (f"accelerate launch --num_processes 4 --use_deepspeed --zero_stage 2 {TRAIN}", {"offload": "optimizer"}, "--offload_optimizer_device cpu",
+     f"accelerate launch --offload_optimizer_device cpu --num_processes 4 --use_deepspeed --zero_stage 2 {TRAIN}"),
+    (f"python {TRAIN} --no_gradient_checkpointing", {"gradient_checkpointing": True}, "--gradient_checkpointing True",
+     f"python {TRAIN} --gradient_checkpointing True"),
+    (f"python {TRAIN} --per-device-train-batch-size=8", {"per_device_train_batch_size": 2}, "--per-device-train-batch-size 2",
+     f"python {TRAIN} --per-device-train-batch-size 2"),
+    (f"A=1 PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 python {TRAIN}", EXPANDABLE,
+     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in front of the command",
+     f"A=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python {TRAIN}")])
+def test_a_command_is_the_same_with_other_flags(line, change, text, changed):
+    source = read(words=shlex.split(line))[1]
+    assert source.in_own_words(change).text == text
+    assert readers.written(source, change) == changed
+
+
+def test_a_plain_command_without_a_launcher_has_no_deepspeed():
+    assert read(words=shlex.split(f"python {TRAIN}"))[1].in_own_words({"zero_stage": 2}) is None
+
+
+def test_a_flag_whose_value_is_a_variable_is_changed_in_its_place(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\nBATCH=8  # a GPU\nexport PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64\n# --optim adafactor\n"
+                    "python train.py --output_dir o \\\n  --model_name_or_path gpt2 --max_length 64 \\\n"
+                    "  --per_device_train_batch_size $BATCH \"$@\"\n")
+    source = read(path=str(path))[1]
+    text = readers.written(source, {"per_device_train_batch_size": 2, "optim": "adamw_bnb_8bit"} | EXPANDABLE)
+    assert text == (
+        "#!/bin/bash\nBATCH=8  # a GPU\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# --optim adafactor\n"
+        "python train.py --optim adamw_bnb_8bit --output_dir o \\\n  --model_name_or_path gpt2 --max_length 64 \\\n"
+        "  --per_device_train_batch_size 2 \"$@\"\n")
