@@ -302,3 +302,16 @@ def test_a_flag_whose_value_is_a_variable_is_changed_in_its_place(tmp_path):
         "#!/bin/bash\nBATCH=8  # a GPU\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# --optim adafactor\n"
         "python train.py --optim adamw_bnb_8bit --output_dir o \\\n  --model_name_or_path gpt2 --max_length 64 \\\n"
         "  --per_device_train_batch_size 2 \"$@\"\n")
+
+
+@pytest.mark.parametrize("change, made", [
+    (SMALLER, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16}), ({"gradient_checkpointing": True}, {"gradient_checkpointing": True}),
+    ({"gradient_checkpointing_kwargs": {"use_reentrant": True}, "gradient_checkpointing": True}, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
+    ({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_bnb_8bit"}), ({"use_liger_kernel": True}, {"use_liger_kernel": True}),
+    ({"max_grad_norm": 0.5, "weight_decay": 0.25}, {"max_grad_norm": 0.5, "weight_decay": 0.25})])
+def test_transformers_own_parser_takes_the_flags(tmp_path, change, made):
+    transformers = pytest.importorskip("transformers")
+    source = read(words=["python", "train.py", "--output_dir", str(tmp_path), "--model_name_or_path", "gpt2", "--max_length", "64"])[1]
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "True", "--report_to", "none", *shlex.split(source.in_own_words(change).text)]
+    arguments, = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses(words)
+    assert {key: getattr(arguments, key) for key in made} == made
