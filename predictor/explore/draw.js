@@ -87,7 +87,7 @@ function drawTimeline(canvas, data, found) {
     Math.max(a, b)));
   const rounding = curves[data.factors.findIndex(factor => factor.name === "allocator")];
   highest.forEach((event, column) => { rounding[column] += found.curves.allocated[event] - live[event]; });
-  const most = Math.max(live[top], ...reserved), scale = 1.04 * (capacity <= 1.5 * most ? Math.max(most, capacity) : most);
+  const most = Math.max(live[top], ...reserved), scale = 1.04 * (capacity <= 2 * most ? Math.max(most, capacity) : most);
   const y = size => bottom - (bottom - ceiling) * size / scale;
   context.fillStyle = colour("soft");
   context.fillText("GiB", 8, 12);

@@ -29,7 +29,7 @@ def draw(prediction: Prediction) -> str:
     drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT, least=LEAST)
     top = max(max(column.bytes, column.reserved_bytes) for column in drawn) or 1
     capacity = prediction.capacity_bytes
-    scale = 1.04 * (max(top, capacity) if capacity and capacity <= 1.5 * top else top)  # room above the highest line
+    scale = 1.04 * (max(top, capacity) if capacity and capacity <= 2 * top else top)  # room above the highest line
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="13">',
@@ -137,5 +137,5 @@ def _legend(drawn: list[Column]) -> list[str]:
         if any(column.bytes_by_factor.get(factor) for column in drawn):
             lines.append(f'<rect x="{x}" y="{BOTTOM + 50}" width="12" height="12" fill="{COLOURS[factor]}"/>')
             lines.append(f'<text x="{x + 17}" y="{BOTTOM + 60}">{factor.value}</text>')
-            x += 34 + 8 * len(factor.value)
+            x += 33 + 7 * len(factor.value)
     return lines
