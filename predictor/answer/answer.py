@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predictor.answer.attribution import FLAT, attributed
 from predictor.answer.cautions import cautions
 from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.events import timeline
@@ -44,6 +45,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     allocated_run, blocks = outcome.allocated or (run, simulation)
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
     modules, layers = _split(allocated_run, blocks.peak_at, peak_allocated, job)
+    owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job) if with_timeline else ({}, {})
     tag = run.events[int(np.argmax(run.live))].tag
     bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(
@@ -57,6 +59,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, allocated_run.rank),
         factors=_sum(modules), modules=modules, layers=layers,
+        modules_attributed=owners[0], layers_attributed=owners[1],
         moments={moment: _point(run, index) for moment, index in timeline.highest_events(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
@@ -64,7 +67,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         source=workload.source,
         provenance=_provenance(job, reserved),
         candidates=_candidates(run, job) if with_timeline else (),
-        curve=_curve(run) if with_timeline else None,
+        curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
         cautions=cautions(job, outcome.verdict, bound.bytes if bound.high is None else bound.high),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
@@ -186,10 +189,6 @@ def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
             {name: dict(split) for name, split in layers.items()})
 
 
-FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
-"""Factors that ZeRO keeps in flat buffers."""
-
-
 def _shares(job: Job, size: int) -> dict[str, int]:
     """A flat buffer's bytes by modality module, in whole bytes. The largest module takes the rounding remainder."""
     trainable: Counter[str] = Counter()
@@ -224,14 +223,22 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     return tuple(result)
 
 
-def _curve(run: Run, points: int = 600) -> Timeline:
+def _curve(run: Run, allocated: np.ndarray, reserved: np.ndarray, points: int = 600) -> Timeline:
+    """The run in at most ``points`` stretches, each by its highest point.
+
+    Args:
+        allocated, reserved: bytes after each event.
+    """
     stretch = np.linspace(0, len(run.live), min(points, len(run.live)) + 1).astype(int)
-    index = [int(a + np.argmax(run.live[a:b])) for a, b in zip(stretch, stretch[1:])]
+    stretches = list(zip(stretch, stretch[1:]))
+    index = [int(a + np.argmax(run.live[a:b])) for a, b in stretches]
     split = timeline.by_factor(run.events, run.row_bytes)
     return Timeline(
         index=index, moment=[MOMENTS[run.events.moment[i]] for i in index],
         step=[int(run.events.step[i]) for i in index],
-        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
+        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()},
+        allocated_bytes=[int(allocated[a:b].max()) for a, b in stretches],
+        reserved_bytes=[int(reserved[a:b].max()) for a, b in stretches])
 
 
 def _provenance(job: Job, reserved: Reserved) -> dict:

@@ -77,13 +77,16 @@ class Timeline:
     """Live requested bytes after each event, by factor, thinned for drawing.
 
     ``bytes_by_factor[factor][k]`` belongs to event ``index[k]``, in moment ``moment[k]`` of step
-    ``step[k]``. Thinning keeps the highest point of each stretch.
+    ``step[k]``. Thinning keeps the highest point of each stretch. ``allocated_bytes[k]`` and ``reserved_bytes[k]`` are
+    the most that PyTorch's allocator has in blocks and in segments during that stretch, on the same rank.
     """
 
     index: list[int]
     moment: list[Moment]
     step: list[int]
     bytes_by_factor: Mapping[Factor, list[int]]
+    allocated_bytes: list[int] = field(default_factory=list)
+    reserved_bytes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,9 @@ class Prediction:
         factors: allocated bytes at the peak, by factor. They add up to ``peak_allocated_bytes``.
         modules: the same sum by modality module, then by factor.
         layers: requested bytes at the same point by dotted layer path, then by factor.
+        modules_attributed, layers_attributed: the same sums, but with the loss's tensors under the head, flat buffers
+            split among the layers that train, and inputs under the module that reads them; what is left is under
+            the module "shared" and the empty path. Empty unless the timeline was requested.
         moments: the highest requested point of each moment.
         not_modelled: sentences that name what the prediction leaves out.
         provenance: library versions, profile and formula behind the numbers.
@@ -342,6 +348,8 @@ class Prediction:
     samples: Chances | None = None
     source: Source | None = None
     inference: Inference | None = None
+    modules_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
+    layers_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     cautions: tuple[Caution, ...] = ()
     remedies: tuple[Remedy, ...] | None = None
 
