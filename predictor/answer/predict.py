@@ -9,6 +9,7 @@ from typing import cast
 from predictor.answer import inference_details
 from predictor.answer.answer import answer
 from predictor.answer.dataset import Dataset
+from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.maximum_load import searched
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
@@ -57,10 +58,11 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
     elif maximum_load:
         raise InputError("maximum_load is for inference only: add mode inference, or leave it out")
-    if samples is None:
-        return prediction
-    return replace(prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
-                   filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
+    if samples is not None:
+        prediction = replace(
+            prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
+            filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
+    return replace(prediction, assumptions=decisive_defaults(prediction))
 
 
 def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: bool,

@@ -323,6 +323,7 @@ class Prediction:
         inference: memory of inference; None for training.
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
+        assumptions: sentences about defaults that decide the prediction although nobody gave them.
     """
 
     workload: Mapping[str, Any]
@@ -356,6 +357,7 @@ class Prediction:
     layers_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     cautions: tuple[Caution, ...] = ()
     remedies: tuple[Remedy, ...] | None = None
+    assumptions: tuple[str, ...] = ()
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -439,6 +441,7 @@ class Prediction:
             "samples": None if self.samples is None else asdict(self.samples),
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
+            "assumptions": list(self.assumptions),
             "cautions": [asdict(caution) for caution in self.cautions],
             "remedies": None if self.remedies is None else [remedy.to_json() for remedy in self.remedies],
             "not_modelled": list(self.not_modelled),

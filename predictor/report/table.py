@@ -39,6 +39,9 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False) -> No
     console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
     for line in wrapped(console, verdict.title(prediction), indent=0):
         console.print(line, style="dim")
+    for sentence in prediction.assumptions:
+        for line in wrapped(console, sentence, indent=0):
+            console.print(line)
     console.print()
     rows = table("", "", "")
     for peak in verdict.bounds(prediction):

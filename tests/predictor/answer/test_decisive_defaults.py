@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from predictor import readers
-from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.predict import predict
 from predictor.workload.workload import Workload
 from tests.predictor.readers.test_readers import LLAVA
@@ -19,7 +18,7 @@ GPUS, EVERY = "give --data-parallel-size.", "uses every GPU of the machine"
 
 
 def said(workload: Workload) -> tuple[str, ...]:
-    return decisive_defaults(predict(workload))
+    return predict(workload).assumptions
 
 
 def read(options=None, **more) -> Workload:

@@ -200,7 +200,7 @@ activations         21.00    48.3       21.00
 allocator            0.50     1.1        0.50
 total               43.50   100.0       42.50      1.00
 
---details shows 2 further cautions, 17 defaults and all moments; --json has all as data."""
+--details shows 2 further cautions, 18 defaults and all moments; --json has all as data."""
 
 
 FIT = Remedy(("optimizer → host",), {"offload": "optimizer"}, ("copies over PCIe",), (), True, GIB, 2 * GIB, 3 * GIB)
