@@ -53,6 +53,7 @@ class Change:
 
 
 Families = Iterator[tuple[Change, ...]]
+Proposals = tuple[Callable[[Workload], Families], ...]
 
 
 def of(workload: Workload) -> list[tuple[Change, ...]]:
@@ -61,9 +62,13 @@ def of(workload: Workload) -> list[tuple[Change, ...]]:
     Raises:
         InputError: the workload cannot be predicted.
     """
-    table = INFERENCE if workload.mode == "inference" else TRAINING
-    families = [family for propose in table for family in propose(workload) if family]
+    families = proposed(workload, INFERENCE if workload.mode == "inference" else TRAINING)
     return sorted(families, key=lambda family: (family[0].is_hardware, bool(family[0].differs)))
+
+
+def proposed(workload: Workload, table: Proposals) -> list[tuple[Change, ...]]:
+    """The families that these functions propose."""
+    return [family for propose in table for family in propose(workload) if family]
 
 
 def _allocator(w: Workload) -> Families:
@@ -219,8 +224,11 @@ def _served(w: Workload) -> Families:
                           "bitsandbytes", f"weights of {bits} bits"),)
 
 
-Proposals = tuple[Callable[[Workload], Families], ...]
 TRAINING: Proposals = (_allocator, _precision, _batch, _evaluation, _engine, _optimizer, _adapters, _samples, _hardware)
 """Functions that propose changes of a training, in the order in which a person would try them."""
+ADAPTERS: Proposals = (_adapters,)
+"""Those that train adapters in place of the model."""
+SAMPLES: Proposals = (_samples,)
+"""Those that train with less of each sample."""
 INFERENCE: Proposals = (_allocator, _served, _hardware)
 """The same for inference."""

@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_output(parser)
     group.add_argument("--write", metavar="DIR",
                        help="write ds_config.json, training_arguments.json (for Hugging Face's HfArgumentParser) and "
-                       "workload.json of the proposed configuration into a directory (only workload.json for FSDP2)")
+                       "workload.json of the proposed configuration into a directory (only workload.json for FSDP2); "
+                       "with --from, the user's own files instead, changed, and workload.json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,12 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
     wanted = Wanted(gpus=gpus, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
-                    top=arguments.top, vary=arguments.vary, keep=arguments.keep)
+                    top=arguments.top, vary=arguments.vary, keep=arguments.keep,
+                    firm=user.from_options if user.source else None)
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
                   progress=output.progress)
-    documents = document.files(result) if arguments.write is not None else {}
-    if documents:  # there are none if nothing fits, or for a learned job
-        document.write(arguments.write, documents)
+    texts = document.written(result) if arguments.write is not None else {}
+    if texts:  # there are none if nothing fits, or for a learned job
+        document.write(arguments.write, texts, arguments.force)
 
     def report(console: Console) -> None:
         from predictor.report.plan import report

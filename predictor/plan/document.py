@@ -16,9 +16,11 @@ from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.plan import launch
 from predictor.plan.methods import Method
+from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
+from predictor.readers.own_files import COMMAND
 from predictor.workload import deepspeed_document
 from predictor.workload.workload import Workload
 
@@ -45,7 +47,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "kept": list(plan.kept), "standing": plan.standing,
         **{f"standing_{name}": size for name, size in asdict(plan.before).items()},
         "knobs": [asdict(knob) for knob in plan.knobs],
-        "files": files(plan), "frozen": list(frozen(plan)), "unfrozen": list(unfrozen(plan)),
+        "files": files(plan), "own_files": plan.own and _own(plan.own), "frozen": list(frozen(plan)), "unfrozen": list(unfrozen(plan)),
         "no_arguments": _no_arguments(plan),
         "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
         "seconds": round(plan.seconds, 3),
@@ -75,6 +77,11 @@ def _method(method: Method) -> dict[str, Any]:
             "why_none": method.why_none}
 
 
+def _own(own: OwnFiles) -> dict[str, Any]:
+    return {"change": own.change.text, "where": own.change.where, "texts": dict(own.texts),
+            "peak_allocated_bytes": own.peak_allocated_bytes, "peak_reserved_bytes": own.peak_reserved_bytes}
+
+
 def _shape(candidate: Candidate) -> dict[str, Any]:
     return {BATCH: candidate.batch, STEPS: candidate.accumulation, LENGTH: candidate.sequence}
 
@@ -88,6 +95,23 @@ def files(plan: Plan) -> dict[str, Any]:
     keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
     arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
     return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}
+
+
+def written(plan: Plan) -> dict[str, str]:
+    """The text of each file that ``--write`` creates: the user's own files, if they can express the plan."""
+    documents = files(plan)
+    if plan.own:
+        documents = {launch.WORKLOAD: documents[launch.WORKLOAD]}
+    texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
+    return texts | {_inside(path): text for path, text in (plan.own.texts if plan.own else {}).items()}
+
+
+def _inside(path: str) -> str:
+    """A path below the directory that is written: the user's own if it is relative, else its last part."""
+    if path == COMMAND:
+        return "command.sh"
+    parts = Path(path).parts
+    return str(Path(*parts)) if parts and not Path(path).is_absolute() and ".." not in parts else Path(path).name
 
 
 def launched(plan: Plan) -> Workload | None:
@@ -130,19 +154,27 @@ def check_directory(path: str, force: bool) -> None:
                          "directory")
 
 
-def write(path: str, documents: Mapping[str, Any]) -> None:
+def write(path: str, texts: Mapping[str, str], force: bool) -> None:
     """Writes each file atomically, then removes files of an earlier plan that this plan does not have.
 
+    Args:
+        texts: as :func:`written` returns them.
+        force: whether files of the user with these names may be overwritten.
+
     Raises:
-        InputError: a file cannot be written or removed.
+        InputError: a file cannot be written or removed, or is there already.
     """
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{file_name(path)}: cannot be created: {error.strerror}") from None
-    for name, document in documents.items():
-        write_whole(os.path.join(path, name), (json.dumps(document, indent=2) + "\n").encode())
-    for name in launch.FILES - documents.keys():
+    for name in texts.keys() - launch.FILES:
+        if Path(path, name).exists() and not force:
+            raise InputError(f"{file_name(os.path.join(path, name))}: is there already: add --force to overwrite it, "
+                             "or name another directory")
+    for name, text in texts.items():
+        try:
+            Path(path, name).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{file_name(path)}: cannot be created: {error.strerror}") from None
+        write_whole(os.path.join(path, name), text.encode())
+    for name in launch.FILES - texts.keys():
         try:
             Path(path, name).unlink(missing_ok=True)
         except OSError as error:

@@ -21,6 +21,7 @@ from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory, Point
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
+from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.workload.limits import MOST_TOKENS
@@ -31,6 +32,8 @@ MOST_BATCH = 4_096
 """Samples; the largest micro batch that is tried, unless the user sets it."""
 LONGEST, LENGTH_STEP = 131_072, 64
 """Tokens; the longest sequence that is tried, and the step between sequence lengths, unless the user sets it."""
+Group = tuple[int, str, bool, Any]
+"""What the facts of a model depend on: tensor parallelism, recipe, quantization, and picture sizes."""
 COST = Wanted()
 """Default of a search: the lowest cost per sample, on as many GPUs as the keys say."""
 
@@ -54,6 +57,7 @@ class Plan:
         remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
+        own: these files, changed to the proposed configuration; None if nothing was read, or they cannot express it.
         seconds: duration of the search.
     """
 
@@ -78,6 +82,7 @@ class Plan:
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
     source: Source | None
+    own: OwnFiles | None
     seconds: float
 
     @property
@@ -108,7 +113,8 @@ class Waiting:
         queues, left_out, configurations = [], [], 0
         for setting in around.settings:
             try:
-                shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size)
+                shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
+                                    setting.keys.get(LENGTH))
                 configurations += len(shapes)
                 queues.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
             except InputError as error:
@@ -156,7 +162,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     started = time.perf_counter()
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
-    around, memory = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole), Memory(progress, trace)
+    around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
+    memory = Memory(progress, trace)
     examples = Examples(around, memory)
     around = examples.revised()
     waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
@@ -184,7 +191,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
-        source=source, seconds=time.perf_counter() - started)
+        source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
 
 
 def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
@@ -206,12 +213,12 @@ def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Calla
 
 
 class Examples:
-    """A predictable job for each recipe and degree of tensor parallelism. The cost estimate takes facts from it."""
+    """A predictable job for each model that trains. The cost estimate takes facts from it."""
 
     def __init__(self, around: Space, memory: Memory) -> None:
         self.space, self.memory = around, memory
-        self.jobs: dict[tuple[str, int], Job | InputError] = {}
-        self.settings: dict[tuple[str, int], list[Setting]] = {}
+        self.jobs: dict[Group, Job | InputError] = {}
+        self.settings: dict[Group, list[Setting]] = {}
         for setting in around.settings:
             self.settings.setdefault(self._group(setting), []).append(setting)
         self.job = self._of(around.settings[0])
@@ -230,7 +237,7 @@ class Examples:
     @property
     def tensor_parallel(self) -> bool:
         """Whether any job uses tensor parallelism."""
-        return any(degree > 1 and isinstance(job, Job) for (_, degree), job in self.jobs.items())
+        return any(degree > 1 and isinstance(job, Job) for (degree, *_), job in self.jobs.items())
 
     def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
         """The cost estimate of a setting, and the bytes that it needs at least.
@@ -238,7 +245,7 @@ class Examples:
         The estimate is a function of arrays of batch, accumulation and sequence.
         """
         job, whole = self._of(setting), None
-        if self._group(setting)[1] > 1:
+        if self._group(setting)[0] > 1:
             alone = {"engine": "torch", "ddp": None, **NOT_DEEPSPEED, DATA: 1, TENSOR: 1}
             whole = self._of(replace(setting, keys={**setting.keys, **alone}))
         workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
@@ -269,22 +276,23 @@ class Examples:
         return problem
 
     @staticmethod
-    def _group(setting: Setting) -> tuple[str, int]:
+    def _group(setting: Setting) -> Group:
         workload = setting.workload(1, 1, None)
-        return workload.recipe, workload.tensor_parallel_size
+        return workload.tensor_parallel_size, workload.recipe, bool(workload.quantization), workload.image_size
 
 
 def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
-                degree: int) -> list[Candidate]:
+                degree: int, length: int | None) -> list[Candidate]:
     """Every shape that agrees with the keys that the user fixed.
 
     Args:
         degree: number of data-parallel replicas.
+        length: tokens of a sample, unless the longest are sought.
 
     Raises:
         InputError: a fixed key contradicts the goal of the search.
     """
-    batch, steps, length = (fixed.get(key) for key in (BATCH, STEPS, LENGTH))
+    batch, steps = (fixed.get(key) for key in (BATCH, STEPS))
     facts, maximize, total = job.formula.facts, wanted.maximize, wanted.global_batch_size
     sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
     if sought is not None and sought in fixed:
@@ -337,6 +345,12 @@ def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candi
 
 def _most_batch(length: int | None) -> int:
     return min(MOST_BATCH, MOST_TOKENS // (length or 1))
+
+
+def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None) -> OwnFiles | None:
+    if whole is None or source is None or best is None:
+        return None
+    return own_files(Workload.from_mapping(whole).read_from(source), workload_of(best))
 
 
 def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:

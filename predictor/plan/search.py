@@ -29,6 +29,11 @@ WORTH = 0.01
 exact than that."""
 
 
+Priority = tuple[tuple[bool, int], int, bool, float]
+"""Sort key of a shape: whether samples are cut and in how many ways training differs, the goal, whether a plain loop
+ranks before it, and the cost."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The goal and the limits of a search.
@@ -39,6 +44,7 @@ class Wanted:
         maximize: the first criterion of the ranking, one of :data:`GOALS`.
         top: number of configurations to find.
         vary, keep: names of axes (:data:`predictor.plan.space.AXES`) to vary also, and not to vary.
+        firm: given keys that no other way to train may replace; None: all of them.
     """
 
     gpus: int | None = None
@@ -47,6 +53,7 @@ class Wanted:
     top: int = 5
     vary: Collection[str] = ()
     keep: Collection[str] = ()
+    firm: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         if self.maximize not in GOALS:
@@ -76,14 +83,14 @@ class Queue:
 
     setting: Setting
     candidates: list[Candidate]
-    keys: list[tuple[int, int, bool, float]]
+    keys: list[Priority]
     estimated: Callable[..., Estimate]
     at: int = 0
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
 
     @property
-    def key(self) -> tuple[int, int, bool, float]:
+    def key(self) -> Priority:
         """The setting's priority in the walk."""
         return self.keys[self.at]
 
@@ -133,7 +140,8 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
     later = [alone and goal != "cost"] * len(order)
     ranked = cost[order] * (1 + WORTH) if alone else cost[order]
-    keys = list(zip([len(setting.differs)] * len(order), first[order].tolist(), later, ranked.tolist()))
+    others = (setting.cuts, len(setting.differs))
+    keys = list(zip([others] * len(order), first[order].tolist(), later, ranked.tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 

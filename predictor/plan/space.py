@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from predictor.answer import changes
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid
 from predictor.formula.learned import is_learned_file
@@ -39,19 +40,23 @@ class Choice:
         differs: how the trained model, or the training loop, differs from that without this choice. Configurations that
             differ rank after all others. Empty if nothing differs.
         gpus: smallest and largest number of GPUs that it is for.
+        instead: whether its keys replace those that were read from the user's own configuration.
+        cuts: whether it trains with less of each sample. Such configurations rank after all others.
     """
 
     name: str
     keys: Mapping[str, Any]
     differs: str = ""
     gpus: tuple[int, int] = (1, 1 << 16)
+    instead: bool = False
+    cuts: bool = False
 
     def agrees(self, fixed: Mapping[str, Any], gpus: int) -> bool:
         """Whether the choice is for this number of GPUs and agrees with the fixed keys.
 
         A mapping agrees with any value that the user fixed, because the user's mapping overrides it.
         """
-        return self.gpus[0] <= gpus <= self.gpus[1] and all(
+        return self.gpus[0] <= gpus <= self.gpus[1] and all(self.instead or
             fixed[key] == value or (isinstance(value, Mapping) and fixed[key] is not None)
             for key, value in self.keys.items() if key in fixed)
 
@@ -119,6 +124,8 @@ ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
 """Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
 verified with tensor parallelism."""
+ADAPTED = ({"engine": ("deepspeed",)}, {"optim": IN_8_BITS})
+"""Values that are not tried with adapters in place of the model: on one GPU they save nothing then."""
 
 
 def engines(gpus: int, asked: int, dtypes: Sequence[Precision]) -> Axis:
@@ -155,12 +162,14 @@ class Setting:
         rest: names of the other choices.
         differs: how the trained model, or the training loop, differs from the usual; empty if it does not.
         keys: the workload's keys.
+        cuts: whether it trains with less of each sample.
     """
 
     method: str
     rest: tuple[str, ...]
     differs: tuple[str, ...]
     keys: Mapping[str, Any] = field(hash=False, compare=False)
+    cuts: bool = False
 
     @property
     def name(self) -> str:
@@ -207,7 +216,7 @@ class Space:
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
           label: Callable[[str], str] = str, gpus: int | None = None,
-          whole: Mapping[str, Any] | None = None) -> Space:
+          whole: Mapping[str, Any] | None = None, firm: Collection[str] | None = None) -> Space:
     """Every valid combination of choices that agrees with the given keys.
 
     Args:
@@ -216,6 +225,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         vary, keep: names of axes that vary although they usually do not, and of axes that do not vary.
         label: the name of a key in messages.
         whole: the user's present configuration, if it is known.
+        firm: given keys that no choice may replace; None: all of them.
 
     Raises:
         InputError: an axis does not exist, a workload may not have the keys, or the degrees do not match the number of
@@ -232,14 +242,18 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # only the shape of a learned job can vary
     table = () if is_learned_file(given.get("model")) else (
-        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:])
+        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:],
+        _instead(whole or given, given.keys() if firm is None else firm))
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
     settings: list[Setting] = []
     problem: InputError | None = None
     for choices in product(*varied):
-        keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items() if key not in fixed}}
-        if any(all(keys.get(key) in values for key, values in rule.items()) for rule in SENSELESS):
+        keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items()
+                            if choice.instead or key not in fixed}}
+        adapts = any(choice.instead and not choice.cuts for choice in choices)
+        rules = SENSELESS + (() if not adapts or "engine" in fixed else ADAPTED)
+        if any(all(keys.get(key) in values for key, values in rule.items()) for rule in rules):
             continue
         try:
             Workload.from_mapping(keys, label)
@@ -251,6 +265,23 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
                                     "offload, optim, dtype or mixed_precision")
     return Space(tuple(settings), fixed, given, mine)
+
+
+def _instead(whole: Mapping[str, Any], firm: Collection[str]) -> Axis:
+    """What else could train on one GPU: adapters, or the same model with shorter sequences or smaller pictures.
+
+    Args:
+        whole: the user's present configuration, as far as it is known.
+        firm: keys that no choice may replace.
+    """
+    choices = [Choice("", {})]
+    with suppress(InputError):  # the present configuration may be no valid workload
+        workload = Workload.from_mapping(whole)
+        for table in (changes.ADAPTERS, changes.SAMPLES):
+            choices += [Choice(change.text, change.keys, change.differs, ONE, True, table is changes.SAMPLES)
+                        for family in changes.proposed(workload, table) for change in family
+                        if change.keys.keys().isdisjoint(firm)]
+    return Axis("instead", tuple(choices))
 
 
 def _degrees(gpus: int, fixed: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, int]:
@@ -285,7 +316,8 @@ def _setting(choices: Sequence[Choice], keys: Mapping[str, Any]) -> Setting:
     method = [choice.name for choice in choices if {"engine", "offload"} & choice.keys.keys() and choice.name]
     return Setting(" · ".join(method) or "as given",
                    tuple(choice.name for choice in choices if choice.name and choice.name not in method),
-                   tuple(choice.differs for choice in choices if choice.differs), keys)
+                   tuple(choice.differs for choice in choices if choice.differs), keys,
+                   any(choice.cuts for choice in choices))
 
 
 def _fixed(given: Mapping[str, Any], mine: Precision | None) -> dict[str, Any]:

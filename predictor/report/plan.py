@@ -179,6 +179,11 @@ def _files(console: Console, plan: Plan) -> None:
     workload = document.launched(plan)
     if workload is None:
         return
+    if plan.own:
+        _print(console, f"Change {plan.own.change.text} ({plan.own.change.where}): "
+               f"{size_text(plan.own.peak_reserved_bytes)} reserved. --write DIR writes the changed files.")
+        console.print()
+        return
     why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)
     _print(console, f"Files: {launch.WORKLOAD} alone, {why}." if why else f"Arguments: {launch.command_line(workload)}")
     steps = ["load the model with from_pretrained(…, distributed_config=DistributedConfig(tp_size="
