@@ -179,7 +179,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     except InputError as error:  # the user's present configuration cannot be predicted
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
-    workload = standing.workload
+    given_as_is = whole is not None and source is not None and standing.name == "given"
+    workload = standing.workload.read_from(source) if given_as_is else standing.workload
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
