@@ -19,6 +19,8 @@ EXAMPLES = """examples:
   peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
+  peakcast predict llava-1.5-7b --sequence-length 2048 --data-parallel-size 8 --zero-stage 2 \\
+      --gpu h100-80gb --maximum-load
   peakcast predict llava-1.5-7b --mode inference --sequence-length 700 --max-new-tokens 256 \\
       --per-device-eval-batch-size 8 --gpu a100-40gb --maximum-load
 
@@ -36,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also search the smallest GPU memory in which the job survives (a second or two; with "
                        "max_split_size_mb up to a minute)")
     group.add_argument("--maximum-load", action="store_true",
-                       help="for inference: also search the longest prompt (for a conversation: the number of turns "
-                       "if it goes on with turns like its last one) and the most sequences at once that fit")
+                       help="also search what fits at most: the largest batch and the longest sequence; for inference "
+                       "the longest prompt (for a conversation: the number of turns if it goes on with turns like its "
+                       "last one) and the most sequences at once")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history for https://pytorch.org/memory_viz; if the job "

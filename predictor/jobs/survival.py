@@ -167,6 +167,12 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
     return replace(_worst(plays, None, failing_first), verdict="does_not_fit", failure=possible.failure)
 
 
+def survives(runs: Iterable[Run], settings: AllocatorSettings, capacity_bytes: int, limit_bytes: int | None) -> bool:
+    """Whether every run survives where PyTorch can reserve ``limit_bytes``; it ends at the first one that fails."""
+    plays = Plays(settings, capacity_bytes)
+    return all(end.failed_at is None for run in runs for end in plays.ends(run, limit_bytes))
+
+
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:
     """The outcome over all ranks, with the highest requested, allocated and reserved peaks.
 
