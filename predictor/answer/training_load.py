@@ -73,12 +73,13 @@ class Search:
     def _longest_sequence(self) -> tuple[int, tuple[str, ...]]:
         """The longest sequence that fits at the given batch, 0 if none does, and sentences about its limits."""
         attempt = attempts(lambda tokens: self.prepare(self.workload.replace(sequence_length=tokens), False))
-        facts, given = self.job.formula.facts, self.workload.sequence_length
-        assert given is not None  # the model takes tokens
+        facts = self.job.formula.facts
+        assert self.workload.sequence_length is not None  # the model takes tokens
         most = min(facts.positions or MOST_TOKENS, MOST_TOKENS // self.workload.per_device_train_batch_size)
         images = -(-self.job.shape.images // self.job.shape.batch)
         if self.samples is not None:
             most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
+        given = min(self.workload.sequence_length, most)
         least = given if _fits(attempt, given) else facts.room(images) + images + 1  # text between images
         found = largest_size.longest_that_fits(attempt, least, most)
         if self.samples is not None and found == int(self.samples.tokens.max()):

@@ -20,8 +20,5 @@ def sentences(prediction: Prediction) -> list[str]:
 
 def _batch(load: MaximumLoad) -> str:
     batch, expandable = load.per_device_train_batch_size, load.per_device_train_batch_size_expandable
-    if not batch and not expandable:
-        return "No batch fits."
-    other = "" if expandable is None else f" ({expandable:,} with expandable_segments:True)"
-    return f"The largest batch that fits is {batch:,}{other}." if batch else \
-        f"No batch fits{other.replace('(', '(one of ', 1)}."
+    other = f" ({expandable:,} with expandable_segments:True)" if expandable else ""
+    return f"{f'The largest batch that fits is {batch:,}' if batch else 'No batch fits'}{other}."
