@@ -13,7 +13,7 @@ table is profiles/pages/maximum_load.md.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from calibrate.measure import measure as measuring
 from predictor.answer import maximum_load, training_load
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction
+from predictor.common.errors import InputError
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 
@@ -35,10 +36,11 @@ SHARED: dict[str, Any] = {"mode": "inference", "profile": "none"}
 HEAD = """# What is said to fit, tried
 
 The most that `peakcast predict --maximum-load` says to fit, then one more, each run on an emulated GPU with what the
-prediction leaves to PyTorch. A training job runs as the rank with the highest predicted peak, and *expandable* is the
-largest batch with `expandable_segments:True`. Of a conversation *turns* are those of its file, gone on with turns like
-the last one. Made by `python scripts/check.py maximum_load` on {date} from `evidence/maximum_load.jsonl`, which has the
-date of each measurement. {right} of {all} came out as predicted.
+prediction leaves to PyTorch. Of several ranks two run: the one with the highest predicted peak, and the first one
+that is predicted to die with one more. The most must survive on both. *Expandable* is the largest batch with
+`expandable_segments:True`. Of a conversation *turns* are those of its file, gone on with turns like the last one. Made
+by `python scripts/check.py maximum_load` on {date} from `evidence/maximum_load.jsonl`, which has the date of each
+measurement. {right} of {all} came out as predicted.
 
 | job | what is searched | found | the most | one more |
 | --- | --- | ---: | --- | --- |
@@ -56,21 +58,44 @@ def searched(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def searches(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each search of a job: its maximum, and the outcomes of that load and of one more."""
+    """Each search of a job that memory ends: its maximum, and the outcomes of that load and of one more."""
     workload = Workload(**{**SHARED, **job})
-    prediction, capacity = predict(workload, maximum_load=True), workload.capacity
-    assert capacity is not None  # every job of the list names a GPU
-    share, _ = dispatch.prepare(workload).margin.limits(capacity)
-    for what, most, at in loads(workload, prediction):
-        outcomes = []
-        for size in (most, most + 1):
-            died = measuring.measure(at(size).replace(capacity_bytes=share)).job.out_of_memory
-            outcomes.append(died and {"moment": died.moment.value, "call": died.step})
-        yield {"what": what, "most": most, "outcomes": outcomes}
+    assert workload.capacity is not None  # every job of the list names a GPU
+    share, _ = dispatch.prepare(workload).margin.limits(workload.capacity)
+    for what, most, at in loads(workload, predict(workload, maximum_load=True)):
+        try:
+            ranks = ranks_to_run(at(most + 1), share)
+        except InputError:
+            continue  # what is not predicted need not die
+        outcomes = [outcome([at(size).replace(capacity_bytes=share, rank=rank) for rank in ranks])
+                    for size in (most, most + 1)]
+        yield {"what": what, "most": most, "ranks": ranks, "outcomes": outcomes}
+
+
+def ranks_to_run(too_large: Workload, share_bytes: int) -> list[int]:
+    """The rank with the highest predicted peak, and the first one that is predicted to die if that is another.
+
+    Ranks whose peaks are equal may leave different gaps between their blocks.
+
+    Args:
+        share_bytes: what PyTorch certainly gets of the GPU.
+    """
+    ranks = dispatch.prepare(too_large).ranks(share_bytes)
+    dies = next(rank for rank in ranks if not dispatch.prepare(too_large.replace(rank=rank)).fits())
+    return list(dict.fromkeys((ranks[0], dies)))
+
+
+def outcome(workloads: Sequence[Workload]) -> dict[str, Any] | None:
+    """Where the first of these jobs that dies runs out of memory; None if all survive."""
+    for workload in workloads:
+        died = measuring.measure(workload).job.out_of_memory
+        if died is not None:
+            return {"moment": died.moment.value, "call": died.step}
+    return None
 
 
 def loads(workload: Workload, prediction: Prediction) -> Iterator[tuple[str, int, Callable[[int], Workload]]]:
-    """Each maximum that only memory limits: its name, its size, and the workload of a size."""
+    """Each maximum that was searched: its name, its size, and the workload of a size."""
     def keyed(key: str, **others: Any) -> Callable[[int], Workload]:
         return lambda size: workload.replace(**{key: size}, **others)
 
@@ -86,10 +111,7 @@ def loads(workload: Workload, prediction: Prediction) -> Iterator[tuple[str, int
                  ("expandable", training.per_device_train_batch_size_expandable,
                   keyed(batch, allocator_conf=training_load.EXPANDABLE)),
                  ("sequence", training.sequence_length, keyed("sequence_length")))
-    limits = [line for load in (inference, training) if load is not None for line in load.search_limits]
-    for what, most, at in found:
-        if most is not None and not any(what in line.lower() for line in limits):
-            yield what, most, at
+    yield from ((what, most, at) for what, most, at in found if most is not None)
 
 
 measure = results_file.Kept(EVIDENCE / "maximum_load.jsonl", results_file.compact_row(searched), forked=True)

@@ -58,6 +58,16 @@ def reason(attempt: Attempt, size: int) -> InputError | None:
     return tried if isinstance(tried, InputError) else None
 
 
+def least_predicted(attempt: Attempt, least: int, given: int) -> int:
+    """The first of ``least``, twice that, and so on up to ``given`` that is predicted; ``given`` if none is.
+
+    Small sizes may not be predicted, because some kernels handle few rows in another way.
+    """
+    while least < given and reason(attempt, least) is not None:
+        least *= 2
+    return min(least, given)
+
+
 def not_predicted(what: str, problem: InputError | None) -> tuple[str, ...]:
     """A sentence that says why sizes are not predicted; empty without a problem."""
     return () if problem is None else (f"{what} are not predicted: {problem}.",)

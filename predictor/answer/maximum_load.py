@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from predictor.answer import largest_size
-from predictor.answer.largest_size import attempts, not_predicted, reason
+from predictor.answer.largest_size import attempts, least_predicted, not_predicted, reason
 from predictor.answer.prediction import Inference
 from predictor.engine.generation import extended_call
 from predictor.jobs.inference_job import InferenceJob, prepare, unpredicted_prompts
@@ -95,9 +95,7 @@ def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) ->
 
     attempt = attempts(lambda batch: prepare(workload.replace(per_device_eval_batch_size=batch), progress,
                                              one_length=True))
-    doubled = [1 << power for power in range(job.shape.batch.bit_length())]  # small batches may not be predicted
-    least = job.shape.batch if job.fits() else next(size for size in (*doubled, job.shape.batch)
-                                                    if reason(attempt, size) is None)
+    least = job.shape.batch if job.fits() else least_predicted(attempt, 1, job.shape.batch)
     most = min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // sequence_bytes)
     return largest_size.largest_that_fits(attempt, least, most)
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from predictor.answer import largest_size
-from predictor.answer.largest_size import Attempt, attempts, not_predicted, reason
+from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
 from predictor.answer.prediction import MaximumLoad
+from predictor.common.errors import InputError
+from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
 from predictor.workload.samples import Samples
@@ -63,12 +65,11 @@ class Search:
         if _fits(attempt, given):
             found = largest_size.largest_that_fits(attempt, given, MOST_SAMPLES)
         else:
-            sizes = [*(1 << power for power in range(1, given.bit_length())), given]
-            least = next((size for size in sizes if reason(attempt, size) is None), given)
+            least = least_predicted(attempt, 2, given)
             found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES) or int(_fits(attempt, 1))
             if not found:
                 return 0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1)))
-        return found, not_predicted(larger, reason(attempt, found + 1))
+        return found, _less_sure("Batch", attempt, found) + not_predicted(larger, reason(attempt, found + 1))
 
     def _longest_sequence(self) -> tuple[int, tuple[str, ...]]:
         """The longest sequence that fits at the given batch, 0 if none does, and sentences about its limits."""
@@ -80,18 +81,28 @@ class Search:
         if self.samples is not None:
             most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
         given = min(self.workload.sequence_length, most)
-        least = given if _fits(attempt, given) else facts.room(images) + images + 1  # text between images
+        text = facts.room(images) + images + 1  # a sample has text between its images
+        least = given if _fits(attempt, given) else least_predicted(attempt, text, given)
         found = largest_size.longest_that_fits(attempt, least, most)
         if self.samples is not None and found == int(self.samples.tokens.max()):
             return found, (f"No sample has more than {found:,} tokens.",)
         if not found:
             return 0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1)))
-        return found, not_predicted("Longer sequences", reason(attempt, found + 1))
+        return found, (*_less_sure("Sequence length", attempt, found),
+                       *not_predicted("Longer sequences", reason(attempt, found + 1)))
 
 
 def _fits(attempt: Attempt, size: int) -> bool:
     """Whether a size is predicted and fits."""
     return bool(largest_size.largest_that_fits(attempt, size, size))
+
+
+def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:
+    """Sentences on how a size is outside of those that a learned formula was recorded at; empty for other formulas."""
+    tried = attempt(size)
+    if isinstance(tried, InputError) or not isinstance(tried.job, LearnedJob):
+        return ()
+    return tuple(f"{what} {size:,} is less sure ({note})." for note in tried.job.beyond)
 
 
 def _with_free_batch(workload: Workload) -> Workload:
