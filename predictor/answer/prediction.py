@@ -207,7 +207,8 @@ class MaximumLoad:
             that already.
         sequence_length: the longest sequence that fits at the given batch, in tokens; 0 if none fits, None for a model
             that takes no tokens.
-        search_limits: sentences that say where a search ended for another reason than memory.
+        search_limits: sentences that say where a search ended for another reason than memory, or at a size that a
+            learned formula was not recorded at.
     """
 
     per_device_train_batch_size: int

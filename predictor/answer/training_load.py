@@ -81,8 +81,7 @@ class Search:
         if self.samples is not None:
             most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
         given = min(self.workload.sequence_length, most)
-        text = facts.room(images) + images + 1  # a sample has text between its images
-        least = given if _fits(attempt, given) else least_predicted(attempt, text, given)
+        least = given if _fits(attempt, given) else facts.room(images) + images + 1  # text between images
         found = largest_size.longest_that_fits(attempt, least, most)
         if self.samples is not None and found == int(self.samples.tokens.max()):
             return found, (f"No sample has more than {found:,} tokens.",)

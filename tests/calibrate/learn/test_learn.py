@@ -271,6 +271,8 @@ def test_the_maximum_load_of_a_learned_formula_fits_and_the_next_larger_does_not
     for key in ("per_device_train_batch_size", "sequence_length"):
         most = getattr(found, key)
         assert [predict(asked.replace(**{key: size})).verdict == "fits" for size in (most, most + 1)] == [True, False]
+    assert (f"Batch {found.per_device_train_batch_size:,} is less sure (extrapolated: batch "
+            f"{found.per_device_train_batch_size:,} is outside the recorded 2 to 4).") in found.search_limits
 
 
 def test_the_maximum_load_of_a_formula_learned_at_one_shape_says_that_others_are_not_predicted(tmp_path):
