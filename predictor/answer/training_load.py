@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from predictor.answer import largest_size
 from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
@@ -106,7 +107,7 @@ def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:
 
 def _with_free_batch(workload: Workload) -> Workload:
     """The workload without what its DeepSpeed config says about the batch. Accumulation steps stay."""
-    config = workload.deepspeed or {}
+    config: Mapping[str, Any] = workload.deepspeed or {}
     if not any(config.get(key, "auto") != "auto" for key in DECIDE_BATCH):
         return workload
     return workload.replace(deepspeed={key: value for key, value in config.items() if key not in DECIDE_BATCH},
