@@ -102,7 +102,7 @@ CHECKS = {
         writes=("profiles/evidence/inference.jsonl", "profiles/pages/inference.md"),
         tolerance=dict.fromkeys(("requested_bytes", "allocated_bytes", "reserved_bytes", "moments"), 0.01)),
     "maximum_load": Check(
-        "calibrate.checks.maximum_load", "does the predicted maximum load of inference survive, and one more die?",
+        "calibrate.checks.maximum_load", "does the predicted maximum load survive, and one more die?",
         takes="some minutes", table_takes="at once",
         writes=("profiles/evidence/maximum_load.jsonl", "profiles/pages/maximum_load.md"),
         tolerance={"jobs that came out otherwise": 0}),

@@ -12,10 +12,12 @@ from predictor.answer.dataset import Dataset
 from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.maximum_load import searched
 from predictor.answer.prediction import Prediction
+from predictor.answer.training_load import Search
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.jobs import dispatch
 from predictor.jobs.inference_job import InferenceJob
+from predictor.jobs.training_job import Job
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -32,33 +34,33 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         minimum_capacity: also search the smallest GPU memory in which the job survives. It takes a second or two, with
             ``max_split_size_mb`` up to a minute. Pass a function instead of True to receive each limit, in bytes, that
             the search tries.
-        maximum_load: for inference, also search the longest prompt (or the number of turns) and the largest number of
-            concurrent sequences that fit. It takes some seconds.
+        maximum_load: also search what fits at most: for training the largest batch and the longest sequence, for
+            inference the longest prompt (or the number of turns) and the largest number of concurrent sequences. It
+            takes some seconds, and longer where a model must be traced for each size.
         samples: lengths and image counts of the dataset's samples. The prediction is for its worst batch, and says how
             likely other batches fit.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
 
     Raises:
-        InputError: an unknown model, a shape without room for its images, a setting that is not
-            modelled, or a model that must be traced while torch is not installed.
+        InputError: an unknown model, a shape without room for its images, a setting that is not modelled, a model that
+            must be traced while torch is not installed, or ``maximum_load`` of a workload that names no GPU.
     """
     if not isinstance(workload, Workload):
         raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
     if samples is not None and workload.mode == "inference":
         raise InputError("samples are for training only: leave them out, or leave out mode inference")
-    if samples is not None:
-        dataset = Dataset.of(workload, samples, progress)
-        job = dataset.worst()
-    else:
-        job = dispatch.prepare(workload, progress)
+    if maximum_load and workload.capacity is None:
+        raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
+    dataset = None if samples is None else Dataset.of(workload, samples, progress)
+    job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
     listeners = [minimum_capacity] if callable(minimum_capacity) else []
     prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                         minimum_capacity_bytes=job.minimum_capacity(*listeners) if minimum_capacity else None)
     if workload.mode == "inference":
         prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
     elif maximum_load:
-        raise InputError("maximum_load is for inference only: add mode inference, or leave it out")
-    if samples is not None:
+        prediction = replace(prediction, maximum_load=_search(workload, job, samples, progress).result())
+    if dataset is not None:
         prediction = replace(
             prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
@@ -71,3 +73,11 @@ def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: boo
     details = searched(job, details, progress) if maximum_load else details
     no_room = details.paged is not None and not details.paged.sequences
     return replace(prediction, inference=details, verdict="does_not_fit" if no_room else prediction.verdict)
+
+
+def _search(workload: Workload, job: Job, samples: Samples | None, progress: Progress | None) -> Search:
+    """The search for the maximum load in training; with samples each batch is the worst one of them."""
+    if samples is None:
+        return Search(workload, job, lambda other, one_length: dispatch.prepare(other, progress, one_length=one_length))
+    return Search(workload.fill(sequence_length=int(samples.tokens.max())), job,
+                  lambda other, _: Dataset.of(other, samples, progress).worst(), samples)

@@ -273,6 +273,28 @@ class Caution:
     free_bytes: int
 
 
+@dataclass(frozen=True)
+class MaximumLoad:
+    """The largest loads that surely fit in training. Each is searched alone: all other keys keep their values.
+
+    Each fits, and the next larger size does not fit or is not predicted (``search_limits`` then says why).
+
+    Attributes:
+        per_device_train_batch_size: the largest batch that fits, in samples; 0 if none fits.
+        per_device_train_batch_size_expandable: the same with ``expandable_segments:True``; None if the workload has
+            that already.
+        sequence_length: the longest sequence that fits at the given batch, in tokens; 0 if none fits, None for a model
+            that takes no tokens.
+        search_limits: sentences that say where a search ended for another reason than memory, or at a size that a
+            learned formula was not recorded at.
+    """
+
+    per_device_train_batch_size: int
+    per_device_train_batch_size_expandable: int | None
+    sequence_length: int | None
+    search_limits: tuple[str, ...] = ()
+
+
 def _deprecated(name: str, interval: str) -> property:
     """A property that still returns the interval under its old name, with a warning that names the new attributes."""
     def get(prediction: Prediction) -> Bound | None:
@@ -321,6 +343,8 @@ class Prediction:
         samples: memory of other batches of the dataset; None unless samples were passed.
         source: the files that the workload's values came from, if a framework's configuration was read.
         inference: memory of inference; None for training.
+        maximum_load: the largest batch and the longest sequence that fit; None unless they were searched, and for
+            inference, where ``inference`` has what fits.
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
@@ -353,6 +377,7 @@ class Prediction:
     samples: Chances | None = None
     source: Source | None = None
     inference: Inference | None = None
+    maximum_load: MaximumLoad | None = None
     modules_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     layers_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     cautions: tuple[Caution, ...] = ()
@@ -441,6 +466,7 @@ class Prediction:
             "samples": None if self.samples is None else asdict(self.samples),
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
+            "maximum_load": None if self.maximum_load is None else asdict(self.maximum_load),
             "assumptions": list(self.assumptions),
             "cautions": [asdict(caution) for caution in self.cautions],
             "remedies": None if self.remedies is None else [remedy.to_json() for remedy in self.remedies],

@@ -19,6 +19,8 @@ EXAMPLES = """examples:
   peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
+  peakcast predict llava-1.5-7b --sequence-length 2048 --data-parallel-size 8 --zero-stage 2 \\
+      --gpu h100-80gb --maximum-load
   peakcast predict llava-1.5-7b --mode inference --sequence-length 700 --max-new-tokens 256 \\
       --per-device-eval-batch-size 8 --gpu a100-40gb --maximum-load
 
@@ -39,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="also search the smallest GPU memory in which the job survives (a second or two; with "
                        "max_split_size_mb up to a minute)")
     group.add_argument("--maximum-load", action="store_true",
-                       help="for inference: also search the longest prompt (for a conversation: the number of turns "
-                       "if it goes on with turns like its last one) and the most sequences at once that fit")
+                       help="also search what fits at most: the largest batch and the longest sequence; for inference "
+                       "the longest prompt (for a conversation: the number of turns if it goes on with turns like its "
+                       "last one) and the most sequences at once")
     group.add_argument("--remedies", action="store_true",
                        help="judge every change that may help, even if the job fits, and trace the model for those "
                        "that need it (minutes); without it, a job that does not surely fit gets the first that do")

@@ -12,15 +12,19 @@ from predictor.model.request import Request
 from predictor.workload.workload import Workload
 
 
-def prepare(workload: Workload, progress: Progress | None = None) -> Job:
+def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """Prepares the job of a workload: finds its formula, and fills in the defaults that depend on the model.
+
+    Args:
+        one_length: the caller will not ask for other sequence lengths. Then a regime that does not hold for all batches
+            is traced at this shape only.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
     if learned.is_learned_file(workload.model):
         return learned_job.prepare(workload)
-    return _of(workload).prepare(workload, progress)
+    return _of(workload).prepare(workload, progress, one_length=one_length)
 
 
 def resolve(workload: Workload) -> Request:

@@ -198,19 +198,26 @@ class Job:
         capacity = self.workload.capacity
         return None if capacity is None else survival.fitting(runs, self.setup.allocator, capacity, self.margin)
 
+    def fits(self) -> bool:
+        """Whether the job surely fits its GPU."""
+        return self.fitting() is not None
+
     def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
         """The smallest GPU memory that the job fits, in bytes; ``tell`` is called with each limit that is tried."""
         return survival.minimum_capacity(self.runs, self.setup.allocator, self.margin, tell)
 
 
-def prepare(workload: Workload, progress: Progress | None = None) -> Job:
+def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """Prepares the job of a training workload: finds its formula, and fills in the defaults that depend on the model.
+
+    Args:
+        one_length: as :func:`predictor.jobs.dispatch.prepare`.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
     request = resolve(workload)
-    job = job_of_request(request, progress)
+    job = job_of_request(request, progress, one_length=one_length)
     check_shape(request, job.formula)
     return job
 
@@ -247,10 +254,10 @@ def resolve(workload: Workload) -> Request:
     return Request(workload, config, gpu_of(workload), shape_of(workload))
 
 
-def job_of_request(request: Request, progress: Progress | None = None) -> Job:
+def job_of_request(request: Request, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """The job of a request, as :func:`prepare` makes it, but without checking the shape against the model."""
     workload, shape, gpu = request.workload, request.shape, request.gpu
-    formula, evaluation = find_formula(request, progress), None
+    formula, evaluation = find_formula(request, progress, one_length=one_length), None
     chosen = profile.choose(workload.profile, gpu.name, versions_of(workload),
                             profile.quantities(shape, workload.data_parallel_size), traits_of(request, formula),
                             reaches(request, formula))
@@ -266,7 +273,7 @@ def job_of_request(request: Request, progress: Progress | None = None) -> Job:
         batch = workload.per_device_eval_batch_size
         assert workload.images_per_sample is not None  # a request's workload has its defaults filled in
         evaluated = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
-        forward = find_formula(request.at(evaluated), progress, evaluation=True)
+        forward = find_formula(request.at(evaluated), progress, evaluation=True, one_length=one_length)
         evaluation = with_workspaces(forward.micro, evaluated), evaluated
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
@@ -284,13 +291,14 @@ def needs_trace(request: Request) -> bool:
                          for regime in regimes.regimes_from_widest(key.regime, request.shape))
 
 
-def find_formula(request: Request, progress: Progress | None = None, *, evaluation: bool = False) -> Formula:
+def find_formula(request: Request, progress: Progress | None = None, *, evaluation: bool = False,
+                 one_length: bool = False) -> Formula:
     """The formula of a request's regime, or of its evaluation. It is traced now if it is neither shipped nor cached."""
     assert request.config is not None  # only learned formulas have none, and they are not traced
     key = formula_key(request)
     if evaluation:
         key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
-    return formula_of(request.config, key, request.shape, request.workload.dtype, progress)
+    return formula_of(request.config, key, request.shape, request.workload.dtype, progress, one_length=one_length)
 
 
 def check_shape(request: Request, formula: Formula) -> None:

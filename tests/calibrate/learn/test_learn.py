@@ -264,6 +264,25 @@ def test_without_a_home_what_is_recorded_lies_in_a_directory_of_this_process(mon
 
 # the file and what it answers -------------------------------------------------------------------------
 
+def test_the_maximum_load_of_a_learned_formula_fits_and_the_next_larger_does_not(tmp_path):
+    asked = Workload(model=on_disk(tmp_path), per_device_train_batch_size=3, sequence_length=120, profile="none",
+                     gpu="h100-80gb", capacity_bytes=(1 << 30) + (200 << 20))
+    found = predict(asked, maximum_load=True).maximum_load
+    for key in ("per_device_train_batch_size", "sequence_length"):
+        most = getattr(found, key)
+        assert [predict(asked.replace(**{key: size})).verdict == "fits" for size in (most, most + 1)] == [True, False]
+    assert (f"Batch {found.per_device_train_batch_size:,} is less sure (extrapolated: batch "
+            f"{found.per_device_train_batch_size:,} is outside the recorded 2 to 4).") in found.search_limits
+
+
+def test_the_maximum_load_of_a_formula_learned_at_one_shape_says_that_others_are_not_predicted(tmp_path):
+    asked = Workload(model=on_disk(tmp_path, [job(2, 64)]), per_device_train_batch_size=2, sequence_length=64,
+                     profile="none", gpu="h100-80gb")
+    found = predict(asked, maximum_load=True).maximum_load
+    assert (found.per_device_train_batch_size, found.sequence_length) == (2, 64)
+    assert [line.partition(" are not predicted")[0] for line in found.search_limits] == ["Larger batches", "Longer sequences"]
+
+
 def test_a_learned_formula_answers_at_a_shape_that_was_not_recorded(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), per_device_train_batch_size=3, sequence_length=120,
                               profile="none"))

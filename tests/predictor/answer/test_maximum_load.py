@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.answer import maximum_load
+from predictor.answer import largest_size, maximum_load
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, inference_job
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
@@ -97,8 +97,8 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
-    monkeypatch.setattr("predictor.answer.maximum_load._fits", lambda job: job.workload.sequence_length <= most)
-    monkeypatch.setattr("predictor.answer.maximum_load._room", lambda job: most - job.workload.sequence_length)
+    monkeypatch.setattr("predictor.jobs.inference_job.InferenceJob.fits", lambda job: job.workload.sequence_length <= most)
+    monkeypatch.setattr("predictor.answer.largest_size.room", lambda job: most - job.workload.sequence_length)
     job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
     assert inference_job.unpredicted_prompts([256], 128) == [(130, 191)]
     assert maximum_load.longest_prompt(job) == longest
@@ -142,4 +142,4 @@ def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart):
         return None if size > least + more - 7 else limit - int(size ** power)
 
     expected = max((size for size in range(least, least + more - 6) if room(size) >= apart), default=least - 1)
-    assert maximum_load.largest(room, lambda size: room(size) >= apart, least, least + more) == expected
+    assert largest_size.largest(room, lambda size: room(size) >= apart, least, least + more) == expected

@@ -1,0 +1,167 @@
+"""The search for the largest size whose job fits: a batch, a sequence length, or a number of turns.
+
+Fitting need not be monotone in the size, because the allocator's blocks depend on every size. The search starts where
+the requested peak reaches the limit, and goes down from there (:func:`largest`). So its result fits and the next larger
+size does not; a much smaller size may also fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from predictor.common.errors import InputError
+from predictor.jobs.training_job import Job
+
+LEAPS = 12
+"""Sizes that are tried by extrapolating along a line; after that the search halves."""
+STEP_TOKENS = 8
+"""Tokens; the first step of a search for a length, because rows of attention masks are padded to multiples of 8."""
+
+
+class Tried(NamedTuple):
+    """The job of one size.
+
+    Attributes:
+        room_bytes: bytes that the requested peak leaves of what PyTorch certainly gets; negative if the job cannot fit.
+    """
+
+    job: Job
+    room_bytes: int
+
+
+Attempt = Callable[[int], Tried | InputError]
+"""Tries a size: its job, or the reason why it is not predicted."""
+
+
+def attempts(job_at: Callable[[int], Job]) -> Attempt:
+    """Tries each size once.
+
+    Args:
+        job_at: prepares the job of a size.
+    """
+    @cache
+    def attempt(size: int) -> Tried | InputError:
+        try:
+            job = job_at(size)
+            return Tried(job, room(job))
+        except InputError as error:
+            return error
+
+    return attempt
+
+
+def reason(attempt: Attempt, size: int) -> InputError | None:
+    """The reason why a size is not predicted; None if it is predicted."""
+    tried = attempt(size)
+    return tried if isinstance(tried, InputError) else None
+
+
+def least_predicted(attempt: Attempt, least: int, given: int) -> int:
+    """The first of ``least``, twice that, and so on up to ``given`` that is predicted; ``given`` if none is.
+
+    Small sizes may not be predicted, because some kernels handle few rows in another way.
+    """
+    while least < given and reason(attempt, least) is not None:
+        least *= 2
+    return min(least, given)
+
+
+def not_predicted(what: str, problem: InputError | None) -> tuple[str, ...]:
+    """A sentence that says why sizes are not predicted; empty without a problem."""
+    return () if problem is None else (f"{what} are not predicted: {problem}.",)
+
+
+def room(job: Job) -> int:
+    """Bytes that the requested peak leaves of what PyTorch certainly gets. This needs no simulation of the allocator.
+
+    The job's workload has a capacity.
+    """
+    assert job.workload.capacity is not None
+    certain, _ = job.margin.limits(job.workload.capacity)
+    return certain - job.run(certain).peak
+
+
+def largest_that_fits(attempt: Attempt, least: int, most: int) -> int:
+    """The largest size from ``least`` to ``most`` whose job fits; 0 if not even ``least`` fits.
+
+    A size that is not predicted counts as one that does not fit.
+    """
+    def room_at(size: int) -> int | None:
+        tried = attempt(size)
+        return None if isinstance(tried, InputError) else tried.room_bytes
+
+    def fits_at(size: int) -> bool:
+        tried = attempt(size)
+        return not isinstance(tried, InputError) and tried.job.fits()
+
+    size = largest(room_at, fits_at, least, most)
+    return size if size >= least else 0
+
+
+def longest_that_fits(attempt: Attempt, least: int, most: int) -> int:
+    """As :func:`largest_that_fits`, for lengths in tokens: first among multiples of 8, then up to the next of them."""
+    longest = STEP_TOKENS * largest_that_fits(lambda steps: attempt(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
+                                              most // STEP_TOKENS)
+    first = longest + 1 if longest else least
+    rest = range(min(most, -(-first // STEP_TOKENS) * STEP_TOKENS - 1), first - 1, -1)
+    return next((tokens for tokens in rest if largest_that_fits(attempt, tokens, tokens)), longest)
+
+
+def largest(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The largest size from ``least`` to ``most`` that fits; ``least - 1`` if none fits.
+
+    The search starts at the largest size with room, and goes up or down from there.
+
+    Args:
+        room: an upper bound on the bytes that a size leaves free: negative if it cannot fit; None if it is not
+            predicted. Quick.
+        fits: whether a size fits. Slow.
+    """
+    def holds(size: int) -> bool:
+        left = room(size)
+        return left is not None and left >= 0 and fits(size)
+
+    low, high, step = least - 1, most + 1, 1
+    if least <= (size := _end_of_room(room, least, most)) and holds(size):
+        low = size
+        while low + step < high and holds(low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, high)
+    else:
+        high = max(size, least)
+        while high - step > low and not holds(high - step):
+            high, step = high - step, 2 * step
+        low = max(high - step, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _end_of_room(room: Callable[[int], int | None], least: int, most: int) -> int:
+    """About the largest size from ``least`` to ``most`` that leaves room; ``least - 1`` if none does.
+
+    Room shrinks almost linearly as sizes grow. So the next size to try is the zero of the line through the last two
+    sizes. It is at most four times the largest size that left room, because much larger sizes may take long to trace.
+    """
+    low, high = least - 1, most + 1
+    tried: list[tuple[int, int | None]] = []
+    while high - low > 1:
+        size = (_zero(*tried[-2:]) if 1 < len(tried) <= LEAPS else None) or (low + high) // 2
+        if tried and size == low:
+            break
+        size = max(low + 1, min(size, 4 * low, high - 1)) if tried else least
+        left = room(size)
+        low, high = (low, size) if left is None or left < 0 else (size, high)
+        tried.append((size, left))
+    return low
+
+
+def _zero(first: tuple[int, int | None], second: tuple[int, int | None]) -> int | None:
+    """The zero of the line through two sizes and their room, rounded down; None if room does not shrink."""
+    (smaller, more), (larger, less) = sorted((first, second))
+    if more is None or less is None or more <= less:
+        return None
+    return larger + less * (larger - smaller) // (more - less)

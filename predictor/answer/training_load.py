@@ -1,0 +1,115 @@
+"""The maximum load of a GPU in training: the largest batch and the longest sequence that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.answer import largest_size
+from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
+from predictor.answer.prediction import MaximumLoad
+from predictor.common.errors import InputError
+from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.training_job import Job
+from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
+from predictor.workload.samples import Samples
+from predictor.workload.workload import Workload
+
+EXPANDABLE = "expandable_segments:True"
+DECIDE_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu")
+"""Keys of a DeepSpeed config that fix the batch."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search around one workload.
+
+    Attributes:
+        workload: the workload, with a capacity. Each size is searched alone: all other keys keep their values.
+        job: its job. With samples that is the job of their worst batch.
+        prepare: prepares the job of another workload. The second argument says whether all of them have one sequence
+            length.
+        samples: the dataset that batches are drawn from; None without one.
+    """
+
+    workload: Workload
+    job: Job
+    prepare: Callable[[Workload, bool], Job]
+    samples: Samples | None = None
+
+    def result(self) -> MaximumLoad:
+        """The largest batch, also with expandable segments, and the longest sequence."""
+        batch, limits = self._largest_batch(self.workload, "Larger batches")
+        expandable, length = None, None
+        if not self.job.setup.allocator.expandable_segments:
+            conf = str(replace(self.job.setup.allocator, expandable_segments=True))
+            expandable, more = self._largest_batch(self.workload.replace(allocator_conf=conf),
+                                                   f"Larger batches with {EXPANDABLE}")
+            limits += () if expandable == batch else more
+        if self.job.shape.sequence:
+            length, more = self._longest_sequence()
+            limits += more
+        return MaximumLoad(batch, expandable, length, limits)
+
+    def _largest_batch(self, workload: Workload, larger: str) -> tuple[int, tuple[str, ...]]:
+        """The largest batch that fits, 0 if none does, and sentences about what is not predicted.
+
+        If the given batch does not fit, the search begins at the smallest power of 2 that is predicted. A batch of one
+        sample comes last, because it allocates unlike all others, so that it needs a formula of its own.
+
+        Args:
+            larger: name of larger batches at the start of a sentence.
+        """
+        free, given = _with_free_batch(workload), workload.per_device_train_batch_size
+        attempt = attempts(lambda size: self.prepare(free.replace(per_device_train_batch_size=size), True))
+        if _fits(attempt, given):
+            found = largest_size.largest_that_fits(attempt, given, MOST_SAMPLES)
+        else:
+            least = least_predicted(attempt, 2, given)
+            found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES) or int(_fits(attempt, 1))
+            if not found:
+                return 0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1)))
+        return found, _less_sure("Batch", attempt, found) + not_predicted(larger, reason(attempt, found + 1))
+
+    def _longest_sequence(self) -> tuple[int, tuple[str, ...]]:
+        """The longest sequence that fits at the given batch, 0 if none does, and sentences about its limits."""
+        attempt = attempts(lambda tokens: self.prepare(self.workload.replace(sequence_length=tokens), False))
+        facts = self.job.formula.facts
+        assert self.workload.sequence_length is not None  # the model takes tokens
+        most = min(facts.positions or MOST_TOKENS, MOST_TOKENS // self.workload.per_device_train_batch_size)
+        images = -(-self.job.shape.images // self.job.shape.batch)
+        if self.samples is not None:
+            most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
+        given = min(self.workload.sequence_length, most)
+        least = given if _fits(attempt, given) else facts.room(images) + images + 1  # text between images
+        found = largest_size.longest_that_fits(attempt, least, most)
+        if self.samples is not None and found == int(self.samples.tokens.max()):
+            return found, (f"No sample has more than {found:,} tokens.",)
+        if not found:
+            return 0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1)))
+        return found, (*_less_sure("Sequence length", attempt, found),
+                       *not_predicted("Longer sequences", reason(attempt, found + 1)))
+
+
+def _fits(attempt: Attempt, size: int) -> bool:
+    """Whether a size is predicted and fits."""
+    return bool(largest_size.largest_that_fits(attempt, size, size))
+
+
+def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:
+    """Sentences on how a size is outside of those that a learned formula was recorded at; empty for other formulas."""
+    tried = attempt(size)
+    if isinstance(tried, InputError) or not isinstance(tried.job, LearnedJob):
+        return ()
+    return tuple(f"{what} {size:,} is less sure ({note})." for note in tried.job.beyond)
+
+
+def _with_free_batch(workload: Workload) -> Workload:
+    """The workload without what its DeepSpeed config says about the batch. Accumulation steps stay."""
+    config: Mapping[str, Any] = workload.deepspeed or {}
+    if not any(config.get(key, "auto") != "auto" for key in DECIDE_BATCH):
+        return workload
+    return workload.replace(deepspeed={key: value for key, value in config.items() if key not in DECIDE_BATCH},
+                            per_device_train_batch_size=workload.per_device_train_batch_size,
+                            gradient_accumulation_steps=workload.gradient_accumulation_steps)
