@@ -53,17 +53,18 @@ class _Trial:
 
     def remedy(self) -> Remedy:
         """The result for the user."""
-        peaks: dict[str, int] = {}
-        if self.outcome:
-            blocks = self.outcome.allocated[1] if self.outcome.allocated else self.outcome.simulation
-            peaks = {"peak_allocated_bytes": blocks.peak_allocated_bytes,
-                     "peak_reserved_bytes": self.outcome.reserved.bytes}
-        own = {"own_words": self.own.text, "where": self.own.where} if self.own else {}
-        return Remedy(
+        remedy = Remedy(
             tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
-            why_not=self.why_not, needs_trace=self.needs_trace, **peaks, **own)
+            why_not=self.why_not, needs_trace=self.needs_trace)
+        if self.own:
+            remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
+        if self.outcome:
+            blocks = self.outcome.allocated[1] if self.outcome.allocated else self.outcome.simulation
+            remedy = replace(remedy, peak_allocated_bytes=blocks.peak_allocated_bytes,
+                             peak_reserved_bytes=self.outcome.reserved.bytes)
+        return remedy
 
 
 def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = False, trace: bool = False,

@@ -32,7 +32,7 @@ exit codes: 0 a configuration fits, 1 none fits, 2 bad input
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the workload, of the search and of the output."""
     from predictor.plan.search import GOALS
-    from predictor.plan.space import AXES
+    from predictor.plan.space import AXES, INSTEAD
 
     options.add_workload(parser)
     options.add_from(parser)
@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        "longest sequence first")
     usual, asked = (", ".join(axis.name for axis in AXES if axis.asked is flag) for flag in (False, True))
     group.add_argument("--vary", metavar="AXIS,…", type=_names, default=(), help=f"also vary: {asked}")
-    group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}")
+    group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, {INSTEAD} (on one GPU: "
+                       "adapters, shorter sequences, smaller pictures)")
     group.add_argument("--top", metavar="N", type=_count, default=5, help="number of configurations to rank; default: "
                        "5; on one GPU the cheapest plain loop is always added")
     group.add_argument("--no-trace", action="store_true",

@@ -117,6 +117,8 @@ AXES = (
         Choice("Liger", {"use_liger_kernel": True})), asked=True),
 )
 """All choices that are tried, unless the user fixed their keys."""
+INSTEAD = "instead"
+"""Name of the axis of :func:`_instead`, whose choices depend on the workload."""
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
@@ -231,7 +233,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         InputError: an axis does not exist, a workload may not have the keys, or the degrees do not match the number of
             GPUs.
     """
-    names = [axis.name for axis in AXES]
+    names = [axis.name for axis in AXES] + [INSTEAD]
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")
@@ -243,7 +245,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     # only the shape of a learned job can vary
     table = () if is_learned_file(given.get("model")) else (
         engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:],
-        _instead(whole or given, given.keys() if firm is None else firm))
+        _instead(whole or given, {key for axis in AXES if axis.name in vary for choice in axis.choices
+                                  for key in choice.keys}.union(given if firm is None else firm)))
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
     settings: list[Setting] = []
@@ -281,7 +284,7 @@ def _instead(whole: Mapping[str, Any], firm: Collection[str]) -> Axis:
             choices += [Choice(change.text, change.keys, change.differs, ONE, True, table is changes.SAMPLES)
                         for family in changes.proposed(workload, table) for change in family
                         if change.keys.keys().isdisjoint(firm)]
-    return Axis("instead", tuple(choices))
+    return Axis(INSTEAD, tuple(choices))
 
 
 def _degrees(gpus: int, fixed: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, int]:

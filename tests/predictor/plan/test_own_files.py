@@ -1,0 +1,74 @@
+"""A plan of a framework's configuration comes as that framework's own files, and with what they were predicted to need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from predictor import Workload, predict, readers
+from predictor.common.errors import InputError
+from predictor.plan import document
+from predictor.plan.own_files import own_files
+from predictor.plan.space import space
+
+CONFIG = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
+          "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}}
+JOB = {"model_name_or_path": "llava-hf/llava-1.5-7b-hf", "deepspeed": "zero2.json", "bf16": True, "per_device_train_batch_size": 16,
+       "output_dir": "out", "gradient_checkpointing": True, "optim": "adamw_torch_fused", "max_grad_norm": 1.0}
+EIGHT = {"data_parallel_size": 8, "gpu": "h100-80gb", "sequence_length": 1024, "recipe": "finetune"}
+ONE = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "a100-80gb"}
+
+
+@pytest.fixture
+def present(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zero2.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    values, source = readers.read(path="job.yaml", form="transformers", options=EIGHT)
+    return Workload.from_mapping(values | EIGHT).read_from(source)
+
+
+def test_own_files_read_again_are_the_workload_whose_peaks_stand_beside_them(present, tmp_path):
+    proposed = present.replace(per_device_train_batch_size=8, gradient_accumulation_steps=2)
+    own = own_files(present, proposed)
+    assert own is not None and own.change.text == "per_device_train_batch_size: 8, gradient_accumulation_steps: 2"
+    for path, text in own.texts.items():
+        (tmp_path / path).write_text(text)
+    values, _ = readers.read(path="job.yaml", form="transformers", options=EIGHT)
+    prediction = predict(Workload.from_mapping(values | EIGHT))
+    assert (prediction.peak_allocated_bytes, prediction.peak_reserved_bytes) == (own.peak_allocated_bytes, own.peak_reserved_bytes)
+
+
+def test_there_are_no_own_files_for_what_does_not_fit(present):
+    assert own_files(present, present.replace(per_device_train_batch_size=512)) is None
+
+
+def test_there_are_no_own_files_for_what_the_framework_cannot_express(present):
+    plain = present.replace(deepspeed=None, zero_stage=None, engine="fsdp2", dtype="bf16")
+    assert own_files(present, plain) is None
+
+
+def test_a_file_of_the_user_is_not_overwritten_unasked(tmp_path):
+    (tmp_path / "job.yaml").write_text("mine")
+    with pytest.raises(InputError, match="job.yaml: is there already: add --force"):
+        document.write(str(tmp_path), {"job.yaml": "other"}, False)
+    document.write(str(tmp_path), {"job.yaml": "other"}, True)
+    assert (tmp_path / "job.yaml").read_text() == "other"
+
+
+def test_on_one_gpu_other_trainings_are_tried_and_keep_what_the_user_fixed():
+    by_name = {setting.name: setting for setting in space(ONE, firm={"model"}).settings}
+    adapted = [setting for setting in by_name.values() if setting.workload(1, 1, 1024).recipe == "lora"]
+    shorter = [setting for setting in by_name.values() if setting.keys["sequence_length"] < 1024]
+    assert adapted and shorter and all(setting.differs for setting in adapted + shorter)
+    assert all(setting.workload(1, 1, 1024).engine == "torch" and not setting.cuts for setting in adapted)
+    assert all(setting.cuts for setting in shorter)
+    kept = space(ONE, firm=None).settings
+    assert {setting.keys["sequence_length"] for setting in kept} == {1024}
+
+
+def test_on_several_gpus_what_trains_stays():
+    settings = space(ONE | {"data_parallel_size": 8}, firm={"model"}).settings
+    assert {setting.workload(1, 1, 1024).recipe for setting in settings} == {"finetune"} and not any(setting.cuts for setting in settings)
