@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        "longest sequence first")
     usual, asked = (", ".join(axis.name for axis in AXES if axis.asked is flag) for flag in (False, True))
     group.add_argument("--vary", metavar="AXIS,…", type=_names, default=(), help=f"also vary: {asked}")
-    group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, {INSTEAD} (on one GPU: "
-                       "adapters, shorter sequences, smaller pictures)")
+    group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, "
+                       f"{INSTEAD} (on one GPU: adapters, shorter sequences, smaller pictures)")
     group.add_argument("--top", metavar="N", type=_count, default=5, help="number of configurations to rank; default: "
                        "5; on one GPU the cheapest plain loop is always added")
     group.add_argument("--no-trace", action="store_true",
