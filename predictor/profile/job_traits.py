@@ -76,6 +76,12 @@ def _checkpointing(request: Request, _: Formula) -> str:
     return _joined("on", modules, no_grad, _options(workload.gradient_checkpointing_kwargs))
 
 
+def _loop(request: Request, _: Formula) -> str:
+    workload = request.workload
+    return _joined("" if workload.keep_outputs == "none" else f"keep_outputs {workload.keep_outputs}",
+                   "" if workload.zero_grad == "after_step" else f"zero_grad {workload.zero_grad}") or "reference"
+
+
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
@@ -93,11 +99,13 @@ class Trait(NamedTuple):
         keys: the keys of a workload that decide it.
         text: gives its value for a request and its formula.
         counters: the counters of ``predictor.profile.profile_rules.COUNTERS`` that it can change; None for all.
+        before: the values that profiles cover which are older than the trait.
     """
 
     keys: tuple[str, ...]
     text: Callable[[Request, Formula], str]
     counters: tuple[str, ...] | None = None
+    before: tuple[str, ...] = ()
 
 
 BLOCK_COUNTERS = ("allocated", "reserved", "device")
@@ -120,6 +128,7 @@ TRAITS: Mapping[str, Trait] = {
                        lambda request, _: "one" if request.workload.evaluates else "none"),
     "accumulation": Trait(("gradient_accumulation_steps",),
                          lambda request, _: "several" if request.workload.gradient_accumulation_steps > 1 else "one"),
+    "loop": Trait(("keep_outputs", "zero_grad"), _loop, before=("reference",)),
     "allocator_conf": Trait(("allocator_conf",), lambda request, _: request.workload.allocator_conf or "default",
                            BLOCK_COUNTERS),
 }

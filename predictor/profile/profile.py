@@ -312,11 +312,15 @@ def _other_traits(profile: Profile, traits: Mapping[str, str]) -> dict[str, tupl
     if traits and not profile.covered:
         return {"job traits (the profile is older than their record)": None}
     return {_other_trait(profile, name, value): TRAITS[name].counters
-            for name, value in traits.items() if value not in profile.covered.get(name, ())}
+            for name, value in traits.items() if value not in _covered(profile, name)}
+
+
+def _covered(profile: Profile, name: str) -> tuple[str, ...]:
+    return profile.covered.get(name, TRAITS[name].before)
 
 
 def _other_trait(profile: Profile, name: str, value: str) -> str:
     moved = TRAITS[name].counters
     kept = [counter for counter in COUNTERS if moved and counter not in moved]
-    return (f"{name} {value} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
+    return (f"{name} {value} (calibrated with {', '.join(_covered(profile, name)) or 'none'})"
             + (f", on which {' and '.join(kept)} bytes do not depend" if kept else ""))
