@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from predictor.events.events import MOMENTS, EventType, Moment
+from predictor.engine.zero2_backward import backward_end
+from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 
+CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
@@ -18,8 +20,9 @@ def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: 
     """Bytes by which the requested peak would rise, at most, if the job's loop were another one.
 
     The default is the loop of a plain script, ``outputs = model(**batch); loss = outputs.loss; loss.backward(); …``,
-    whose output lives until the next one has its name. The bytes are an upper bound: of all that is freed at the end of
-    forward, the output is taken to hold everything, although some of it belongs to the model's local variables.
+    whose output lives until the next one has its name. The bytes are an upper bound: of what is freed at the end of
+    forward, the output is taken to hold everything but the fp32 copy of the logits that the loss makes, although some
+    of it may belong to the model's local variables.
 
     Args:
         job: of :func:`predictor.jobs.dispatch.prepare`.
@@ -42,18 +45,36 @@ def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: 
 
 
 def _keeping(micro: MicroStep) -> MicroStep:
-    """The micro-step whose output holds all that the reference loop frees between forward and backward."""
+    """The micro-step whose output holds what the reference loop frees between forward and backward.
+
+    The fp32 copy of the loss still dies there, and the other buffers and the loss later.
+    """
     events = micro.events
     end = int(np.argmax(events.moment == _BACKWARD))
     begin = 1 + int(np.flatnonzero(events.kind[:end] == EventType.ALLOCATE)[-1])
+    held = [place for place in range(begin, end) if not _is_copy_of_later(events, place, end)]
+    held += range(backward_end(micro) + 1, len(events))  # freed with the loss, which the output holds, too
     stay = np.ones(len(events), dtype=bool)
-    stay[begin:end] = False
+    stay[held] = False
 
     def moved(rows: np.ndarray) -> np.ndarray:
         earlier = rows.copy()
-        earlier[:, 0] -= np.clip(rows[:, 0] - begin, 0, end - begin)
+        earlier[:, 0] -= np.searchsorted(held, rows[:, 0]).astype(rows.dtype)
         return earlier
 
     columns = {name: getattr(events, name)[stay] for name in ("kind", "buffer", "moment", "step")}
     return replace(micro, events=replace(events, **columns), ready=moved(micro.ready),
-                   marks=None if micro.marks is None else moved(micro.marks), outputs=events.buffer[begin:end])
+                   marks=None if micro.marks is None else moved(micro.marks), outputs=events.buffer[held])
+
+
+def _is_copy_of_later(events: EventList, place: int, end: int) -> bool:
+    """Whether the buffer freed at ``place`` is an fp32 copy of a 16-bit one that is freed later, before ``end``.
+
+    The loss makes such a copy of the logits (transformers 5.17, loss/loss_utils.py, ``ForCausalLMLoss``), which its
+    function frees before the model returns them. If the output held the copy, the original would be freed first.
+    """
+    rows, sizes = events.buffers.size, events.sizes.coefficients
+    if events.names[events.buffers.operator[events.buffer[place]]] != CAST:
+        return False
+    later = events.buffer[place + 1:end]
+    return bool((2 * sizes[rows[later]] == sizes[rows[events.buffer[place]]]).all(axis=1).any())

@@ -125,8 +125,18 @@ def test_the_kept_buffers_are_in_the_file_and_checked(job, tmp_path):
                          ids=str)
 def test_the_difference_is_an_upper_bound_and_no_wide_one(job, keys):
     known = job(keep_outputs="next_forward", **keys).run(None).peak - job(**keys).run(None).peak
-    hidden = 4 * 2 * TOKENS * 64
+    hidden = 2 * TOKENS * 64
     assert known <= loop_difference(job(**keys)) <= known + hidden
+
+
+def test_the_difference_of_a_large_model_is_the_logits_and_the_features_of_its_images():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb", profile="none")
+    assert loop_difference(dispatch.prepare(asked)) == 2 * 1024 * 32064 + 2 * 576 * 4096
+
+
+def test_inference_has_no_loop():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, mode="inference", gpu="h100-80gb", profile="none")
+    assert loop_difference(dispatch.prepare(asked)) is None
 
 
 def test_the_difference_of_gradients_is_that_of_the_key(job):
