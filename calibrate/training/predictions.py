@@ -90,7 +90,7 @@ class TrainingPredictions:
     def predicts(self, feature: str) -> bool:
         """Whether a feature of ``predictor.workload.compared`` is predicted with the keys that were read."""
         return self._reading is not None and compared.goes_with(feature, {
-            "engine": "deepspeed" if "deepspeed" in self.keys else "torch"} | self.keys)
+            "engine": "deepspeed" if "deepspeed" in self.keys else "torch", **self.keys})
 
     def set_keys(self, **keys: Any) -> None:
         """Set keys that the loop has shown. If they are new, known batches are predicted again."""

@@ -195,14 +195,26 @@ LOOP = """
             optimizer.zero_grad()
             w.step()
 """
+KEEPING = """            outputs = model(**inputs, use_cache=False)
+            loss = outputs.loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            w.step()
+"""
+"""The steps of a script that keeps the model's output, and the last step's gradients through forward."""
 
 
 @pytest.fixture(scope="module")
 def loop(directory, formula_cache) -> Ran:
+    return watched(directory / "loop", LOOP)
+
+
+def watched(made: Path, script: str) -> Ran:
+    """A loop with ``watch`` on the emulated GPU."""
     document = small_config()
-    made = directory / "loop"
     made.mkdir()
-    (made / "train.py").write_text(textwrap.dedent(LOOP.format(
+    (made / "train.py").write_text(textwrap.dedent(script.format(
         kind=document.pop("model_type"), document=document, batch=BATCH, sequence=SEQUENCE, record=str(made / "run.json"),
         snapshot=str(made / "run.pickle"))))
     with open(made / "errors.txt", "w+") as errors:
@@ -218,6 +230,16 @@ def test_a_loop_with_adapters_is_predicted_from_its_first_batch(loop):
     assert made.workload["recipe"] == "lora" and made.workload["lora"]["r"] == 8
     assert made.in_training.batches == (f"{BATCH} x {SEQUENCE} tokens",)
     at = made.peak("requested_bytes")
+    assert (at.moment, at.step) == (said.moment, said.step)
+    assert abs(at.bytes - said.bytes) < SCALARS_BYTES
+
+
+def test_a_loop_that_keeps_outputs_and_gradients_is_predicted_so(directory, formula_cache):
+    head, _ = LOOP.split("            model(")
+    ran = watched(directory / "keeping", (head + KEEPING).replace("range(3)", "range(4)"))
+    assert (ran.record.workload["keep_outputs"], ran.record.workload["zero_grad"]) == ("next_forward", "before_backward")
+    assert any("the model's output stays alive during backward" in line for line in ran.said)
+    at, said = ran.record.peak("requested_bytes"), ran.record.predicted.peak_requested
     assert (at.moment, at.step) == (said.moment, said.step)
     assert abs(at.bytes - said.bytes) < SCALARS_BYTES
 
