@@ -218,10 +218,10 @@ class Watcher:
 
     def _check_output(self, output: Any) -> None:
         """Predict the loop that keeps this output, or warn if it is not predicted. ``output`` None: it keeps none."""
-        keys = self._predictions.keys
-        if not output or keys.get("keep_outputs", "none") != "none":
+        held = sum(value.nbytes for value in output.values() if getattr(value, "ndim", 0)) if output else 0
+        if not held or self._predictions.keys.get("keep_outputs", "none") != "none":
             return
-        size = size_text(sum(value.nbytes for value in output.values() if getattr(value, "ndim", 0)))
+        size = size_text(held)
         if self._predictions.predicts("keep_outputs"):
             self._messages.say(f"the model's output stays alive during backward ({size}): predicted again with "
                                "keep_outputs; loss = model(…).loss keeps only the loss")

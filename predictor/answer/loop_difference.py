@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,15 +12,33 @@ from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
+from predictor.workload.compared import goes_with
 
+_KEEPING = "outputs = model(…); loss = outputs.loss"
 CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
+
+
+def other_loops(job: Job) -> Iterator[tuple[str, int]]:
+    """What else the loop may do, in words, and the bytes that it would take more; nothing if the loop is known.
+
+    First the loop that keeps the model's output; then, if it takes still more, the one that keeps gradients, too.
+    """
+    outputs = loop_difference(job)
+    if not outputs:
+        return
+    yield (f"the model's output is assumed to be freed before backward; {_KEEPING} keeps it (keep_outputs "
+           "next_forward)"), outputs
+    both = loop_difference(job, zero_grad="before_backward") or 0
+    if both > outputs:
+        yield (f"gradients are assumed to be freed right after the optimizer step; {_KEEPING}; optimizer.zero_grad(); "
+               "loss.backward() keeps the output and them (keep_outputs next_forward, zero_grad before_backward)"), both
 
 
 def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> int | None:
     """Bytes by which the requested peak would rise, at most, if the job's loop were another one.
 
-    The default is the loop of a plain script, ``outputs = model(**batch); loss = outputs.loss; loss.backward(); …``,
+    The default is the loop of a plain script, ``outputs = model(…); loss = outputs.loss; loss.backward(); …``,
     whose output lives until the next one has its name. The bytes are an upper bound: of what is freed at the end of
     forward, the output is taken to hold everything but the fp32 copy of the logits that the loss makes, although some
     of it may belong to the model's local variables.
@@ -29,13 +48,14 @@ def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: 
         keep_outputs, zero_grad: the keys of the other loop.
 
     Returns:
-        None if the loop is known: the job does not train, was learned from a recorded loop, was read from a framework's
-        own configuration (Hugging Face's Trainer, which all of these run, drops the output before backward:
-        transformers 5.17, trainer.py, ``Trainer.compute_loss``), or its workload gives one of the keys.
+        None if the loop is known, because the workload gives one of the keys, or the job was learned from a recorded
+        loop; or if the job does not train; or if it has a setting with which the other loop was not compared.
     """
     workload = job.workload
     known = {"keep_outputs", "zero_grad"} - set(workload.filled_in)
-    if workload.mode != "training" or isinstance(job, LearnedJob) or workload.source is not None or known:
+    if known or isinstance(job, LearnedJob) or workload.mode != "training":
+        return None
+    if not goes_with("keep_outputs", vars(workload)):
         return None
     by_hand = "after_step" if workload.engine == "deepspeed" else zero_grad  # which frees gradients itself
     other = replace(job, formula=replace(job.formula, micro=_keeping(job.formula.micro)),

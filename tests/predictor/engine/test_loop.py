@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from predictor.answer.loop_difference import loop_difference
+from predictor import readers
+from predictor.answer.loop_difference import loop_difference, other_loops
 from predictor.common.errors import InputError
 from predictor.engine.setup import STEPS
 from predictor.events.events import MOMENTS, Moment
@@ -142,6 +143,30 @@ def test_inference_has_no_loop():
 def test_the_difference_of_gradients_is_that_of_the_key(job):
     known = job(keep_outputs="next_forward", zero_grad="before_backward").run(None).peak
     assert loop_difference(job(), zero_grad="before_backward") >= known - job().run(None).peak
+
+
+def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_takes(job):
+    (outputs, one), (gradients, both) = other_loops(job(gradient_checkpointing=False))
+    assert "the model's output is assumed to be freed before backward" in outputs and "keep_outputs next_forward" in outputs
+    assert "zero_grad before_backward" in gradients
+    assert 0 < one == loop_difference(job(gradient_checkpointing=False)) < both
+    assert list(other_loops(job(keep_outputs="none"))) == []
+
+
+def test_a_loop_that_was_not_compared_is_not_estimated(job):
+    assert loop_difference(job(use_liger_kernel=True)) is None
+
+
+@pytest.mark.parametrize(("read", "known"), [
+    ({"model_name_or_path": "llava-hf/llava-1.5-7b-hf", "max_length": 1024, "output_dir": "x", "bf16": True}, True),
+    ({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}, False),
+], ids=["trainer", "deepspeed"])
+def test_a_framework_has_a_loop_of_its_own_and_deepspeed_has_none(tmp_path, read, known):
+    (tmp_path / "read.json").write_text(json.dumps(read))
+    keys, source = readers.read(path=str(tmp_path / "read.json"))
+    asked = Workload.from_mapping({"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb"} | keys)
+    assert (loop_difference(dispatch.prepare(asked.read_from(source))) is None) is known
+    assert source.knows("keep_outputs") is source.knows("zero_grad") is known
 
 
 @pytest.mark.parametrize("keys", [{"keep_outputs": "none"}, {"keep_outputs": "backward"}, {"zero_grad": "after_step"}], ids=str)
