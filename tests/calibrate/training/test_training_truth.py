@@ -21,7 +21,7 @@ from predictor import Workload, snapshot
 from predictor.answer.predict import predict
 from predictor.events.events import Moment
 from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator
-from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
+from tests.calibrate.trainer import FROZEN_TOWER, SCALARS_BYTES, ZERO2_CONFIG, train
 from tests.predictor.small import small_config
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -139,6 +139,24 @@ def test_an_evaluation_that_finds_no_memory_is_recorded_as_the_end(directory):
     assert (failure.moment, failure.step, made.record.predicted.peak_requested.moment) == (Moment.EVALUATION, 4, Moment.EVALUATION)
     comparison = compare(files.read([made.path])[0][0])
     assert comparison.verdict == "does_not_fit" and comparison.verdict_hit
+
+
+KEEPING_TRAINER = FROZEN_TOWER + """
+class Trainer(Trainer):
+    def compute_loss(self, *arguments, return_outputs=False, **keywords):
+        loss, self.outputs = super().compute_loss(*arguments, return_outputs=True, **keywords)
+        return (loss, self.outputs) if return_outputs else loss
+"""
+
+
+@pytest.mark.parametrize("arguments", [{}, {"deepspeed": ZERO2_CONFIG, "bf16": True, "world_size": 8}], ids=["plain", "zero2"])
+def test_a_trainer_that_keeps_the_output_is_predicted_so(directory, arguments):
+    name = "run-rank0.json" if arguments else "run.json"
+    made = ran(directory / f"keeping-{len(arguments)}", name, prepare=KEEPING_TRAINER, **arguments)
+    at, said = made.record.peak("requested_bytes"), made.record.predicted.peak_requested
+    assert made.record.workload["keep_outputs"] == "next_forward"
+    assert (at.moment, at.step) == (said.moment, said.step)
+    assert 0 < at.bytes - said.bytes < SCALARS_BYTES
 
 
 # --- what is said ---------------------------------------------------------------------------------------
