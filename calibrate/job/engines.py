@@ -45,7 +45,7 @@ Loop = tuple[Callable[..., Any], Callable[[torch.Tensor], Any], Callable[[], Any
 
 
 def plain(job: Job) -> Loop:
-    """Plain PyTorch: clips gradients, takes the optimizer step, sets gradients to None."""
+    """Plain PyTorch: clips gradients, takes the optimizer step, sets gradients to None when ``zero_grad`` says."""
     return _plain_loop(job, job.model)
 
 
@@ -95,7 +95,7 @@ def fsdp2(job: Job) -> Loop:
     for unit in units:
         job.to_device(fsdp.managed_modules(unit, units))
         fully_shard(unit, mp_policy=policy, reshard_after_forward=fsdp_keys.reshards(keys, paths[unit]))
-    _, backward, step = _plain_loop(job, job.model)
+    call, backward, step = _plain_loop(job, job.model)
     micro_steps = job.workload.gradient_accumulation_steps
     micro_step = 0
 
@@ -103,7 +103,7 @@ def fsdp2(job: Job) -> Loop:
         nonlocal micro_step
         micro_step += 1
         job.model.set_requires_gradient_sync(keys["sync_each_batch"] or micro_step % micro_steps == 0)
-        return job.model(**batch)
+        return call(**batch)
 
     return forward, backward, step
 
@@ -193,6 +193,16 @@ def _plain_loop(job: Job, model: Any) -> Loop:
     scaler = torch.amp.grad_scaler.GradScaler("cuda", enabled=workload.mixed_precision == "fp16")
     micro_steps = 0
 
+    def zero_grad(place: str) -> None:
+        if workload.zero_grad == place and micro_steps % workload.gradient_accumulation_steps == 0:
+            torch_optimizer.zero_grad(set_to_none=True)
+
+    def forward(**batch: torch.Tensor) -> Any:
+        zero_grad("before_forward")
+        output = model(**batch)
+        zero_grad("before_backward")
+        return output
+
     def backward(loss: torch.Tensor) -> None:
         scaler.scale(loss).backward()
 
@@ -210,6 +220,6 @@ def _plain_loop(job: Job, model: Any) -> Loop:
                 torch.nn.utils.clip_grad_norm_(parameters, workload.max_grad_norm)
         scaler.step(torch_optimizer)
         scaler.update()
-        torch_optimizer.zero_grad(set_to_none=True)
+        zero_grad("after_step")
 
-    return model, backward, step
+    return forward, backward, step

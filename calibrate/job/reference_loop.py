@@ -1,7 +1,8 @@
 """The reference loop of training: the real model and engine, three steps, on this process's CUDA device.
 
 The trace follows the same loop. The batch is made once and stays on the device from the first forward on. The output
-object is freed before backward. Gradients are set to None after the optimizer step.
+object is freed before backward, unless ``keep_outputs`` says otherwise. Gradients are set to None after the optimizer
+step, or when ``zero_grad`` says.
 """
 
 from __future__ import annotations
@@ -67,10 +68,16 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
             enter(Moment.FORWARD, number)
             if number == 1 and micro_step == 0:
                 batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
-            loss = code_models.loss_of(forward(**batch, **inputs.options))
+            output = forward(**batch, **inputs.options)
+            loss = code_models.loss_of(output)
+            if workload.keep_outputs == "none":
+                del output
             enter(Moment.BACKWARD, number)
             backward(loss)
-            del loss
+            if workload.keep_outputs == "backward":
+                del output
+            if workload.keep_outputs != "next_forward":
+                del loss
             enter(Moment.OPTIMIZER_STEP, number)
             step()
     if workload.per_device_eval_batch_size:

@@ -11,6 +11,7 @@ from calibrate.measure.measure import ALLOCATOR_VARIABLES
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.readers import trainer
+from predictor.readers.configuration import LOOP
 from predictor.readers.trainer_detection import TRL, TRL_MESSAGE
 from predictor.readers.training_arguments import NOT_PREDICTED
 from predictor.workload import deepspeed_config
@@ -49,7 +50,7 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
         raise InputError("FSDP is not read from the training arguments: give a Workload with engine fsdp2")
     zero = getattr(args, "hf_deepspeed_config", None)
     keys = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "use_liger_kernel": bool(args.use_liger_kernel)}
+            "use_liger_kernel": bool(args.use_liger_kernel), **LOOP}
     if zero is not None:
         return keys | deepspeed_keys(zero.config, optimizer)
     keys["max_grad_norm"] = args.max_grad_norm

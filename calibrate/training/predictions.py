@@ -13,6 +13,7 @@ from calibrate.training.messages import RankMessages
 from calibrate.training.reading import Reading
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
+from predictor.workload import compared
 from predictor.workload.workload import Workload
 
 SHOW_CHOICES = ("line", "full", "nothing")
@@ -80,6 +81,16 @@ class TrainingPredictions:
         size = extent(batch)
         if size is not None and not any(map(size.within, self._evaluated)):
             self._evaluated = (*(known for known in self._evaluated if not known.within(size)), size)
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The keys that were read so far."""
+        return self._reading.keys if self._reading else {}
+
+    def predicts(self, feature: str) -> bool:
+        """Whether a feature of ``predictor.workload.compared`` is predicted with the keys that were read."""
+        return self._reading is not None and compared.goes_with(feature, {
+            "engine": "deepspeed" if "deepspeed" in self.keys else "torch", **self.keys})
 
     def set_keys(self, **keys: Any) -> None:
         """Set keys that the loop has shown. If they are new, known batches are predicted again."""
@@ -192,7 +203,7 @@ class TrainingPredictions:
             if assumptions:
                 self._messages.say(f"assumed about the loop: {assumptions}; if that is wrong, pass watch(…, KEY=VALUE)."
                                    " The model's output is assumed to be freed before backward, as after loss = "
-                                   "model(…).loss")
+                                   "model(…).loss, until the loop shows that it is not")
             for note in self._reading.notes:
                 self._messages.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):

@@ -86,12 +86,13 @@ class Watcher:
         self._accumulation, self._step, self._micro = accumulation or 1, 1, 0
         self._accumulation_given, self._forwards = accumulation is not None, 0
         self._output: weakref.ref | None = None
+        self._has_gradients = False
         self._used, self._written, self._covers_evaluation = 0, False, False
         self._files: dict[str, str] = {}  # of this rank
         self._failure: OutOfMemory | None = None
         self._messages = RankMessages(self._tell, rank)
         speaks = rank == 0 or SETTING in os.environ  # a dry run has one rank of many
-        self._predictions = TrainingPredictions(self._messages, self._show, speaks)
+        self._predictions, self._model = TrainingPredictions(self._messages, self._show, speaks), model
         with self._harmless():
             self._files = {path: training_record.rank_path(path, rank, ranks)
                            for path in (self._path, self._snapshot) if path}
@@ -194,20 +195,47 @@ class Watcher:
         self._forwards += 1
         if self._step == self._forwards == 1:
             self._at_first(model, keywords)
+        # in the first forward of the second step gradients exist only if the loop has kept those of the first step
+        second = self._step == 2 and self._micro == 0
+        self._has_gradients = second and any(parameter.grad is not None for parameter in model.parameters())
         self._predictions.before_batch(batch)
 
     def _after_forward(self, model: Any, output: Any) -> None:
-        """The model's forward has returned."""
+        """The model's forward has returned. A plain script still has its last output, until it binds the new one."""
+        if model.training and self._live_output() and self._predictions.keys.get("keep_outputs") == "backward":
+            self._predictions.set_keys(keep_outputs="next_forward")
         self._output = weakref.ref(output) if model.training and isinstance(output, dict) else None
 
     def _before_backward(self) -> None:
-        """Warn if the model's output is still alive: the predicted loop has freed it by now."""
-        output = self._output and self._output()
-        if output:
-            size = sum(value.nbytes for value in output.values() if getattr(value, "ndim", 0))
-            self._messages.warn("output", f"the model's output stays alive during backward: {size_text(size)} that are "
-                                          "not predicted: keep only the loss, as loss = model(…).loss does")
+        """Look whether the loop still holds the model's output, or gradients of the last step."""
+        self._check_output(self._live_output())
+        if self._has_gradients and self._model is not None:
+            self._check_gradients(self._model)
         self._enter(Moment.BACKWARD)
+
+    def _live_output(self) -> Any:
+        return self._output and self._output()
+
+    def _check_output(self, output: Any) -> None:
+        """Predict the loop that keeps this output, or warn if it is not predicted. ``output`` None: it keeps none."""
+        held = sum(value.nbytes for value in output.values() if getattr(value, "ndim", 0)) if output else 0
+        if not held or self._predictions.keys.get("keep_outputs", "none") != "none":
+            return
+        size = size_text(held)
+        if self._predictions.predicts("keep_outputs"):
+            self._messages.say(f"the model's output stays alive during backward ({size}): predicted again with "
+                               "keep_outputs; loss = model(…).loss keeps only the loss")
+            return self._predictions.set_keys(keep_outputs="backward")
+        self._messages.warn("output", f"the model's output stays alive during backward: {size} that are not predicted: "
+                                      "keep only the loss, as loss = model(…).loss does")
+
+    def _check_gradients(self, model: Any) -> None:
+        """Predict the loop that has set the last step's gradients to None after forward."""
+        self._has_gradients = False
+        if self._predictions.predicts("zero_grad") and all(p.grad is None for p in model.parameters()):
+            self._messages.say("gradients of the last step stay alive during forward: predicted again with zero_grad "
+                               "before_backward; zero_grad() right after step() frees them")
+            self._predictions.set_keys(zero_grad="before_backward")
 
     @property
     def _enough_steps(self) -> bool:

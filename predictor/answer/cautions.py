@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from predictor.answer.loop_difference import other_loops
 from predictor.answer.prediction import Caution
 from predictor.jobs.training_job import Job
 
@@ -25,11 +26,11 @@ def cautions(job: Job, verdict: str | None, reserved_bytes: int) -> tuple[Cautio
         return ()
     assert job.workload.capacity is not None  # there is no verdict without
     free = job.workload.capacity - reserved_bytes - job.margin.runtime_high
-    seen = [Caution(text, more, free) for source in SOURCES for text, more in source(job) if more > free]
+    seen = [Caution(text, more, free) for source in SOURCES for text, more in source(job, free) if more > free]
     return tuple(sorted(seen, key=lambda caution: -caution.more_bytes)[:MOST])
 
 
-def _runtime(job: Job) -> Iterator[tuple[str, int]]:
+def _runtime(job: Job, _: int) -> Iterator[tuple[str, int]]:
     """The CUDA context, NCCL and libraries, unless they were measured."""
     if job.profile is not None and job.profile.profile.runtime.measured_on == "device":
         return
@@ -39,5 +40,6 @@ def _runtime(job: Job) -> Iterator[tuple[str, int]]:
            SEEN_OUTSIDE[several] - job.margin.runtime_high)
 
 
-SOURCES: tuple[Callable[[Job], Iterator[tuple[str, int]]], ...] = (_runtime,)
-"""Functions that yield a cause in words, with the bytes that it may take more than predicted."""
+SOURCES: tuple[Callable[[Job, int], Iterator[tuple[str, int]]], ...] = (_runtime, other_loops)
+"""Functions that yield a cause in words, with the bytes that it may take more than predicted, if these may be more than
+those that stay free, which are passed."""

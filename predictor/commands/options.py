@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from predictor.workload.value_sources import Source
 
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
-          "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
-          "gpu": "GPU and software"}
+          "inference": "inference (mode inference)", "optimizer": "optimizer", "loop": "a training loop of your own",
+          "engine": "engine", "gpu": "GPU and software"}
 CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
 """Suffixes of files that ``--from`` reads."""
 

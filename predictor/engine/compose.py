@@ -43,6 +43,10 @@ class Rises(NamedTuple):
     first: Rise
     later: Rise
 
+    def plus(self, highest: int, growth: int) -> Rises:
+        """The same rises with these bytes added to their maxima and to their ends."""
+        return Rises(*(Rise(rise.highest + highest, rise.growth + growth) for rise in self))
+
 
 class RankPeak(NamedTuple):
     """Peak requested bytes of a rank: of its whole run, and of its steps without start-up.

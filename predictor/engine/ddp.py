@@ -45,6 +45,8 @@ class Ddp(AlikeRanks):
         self.takes_gradients = setup.ddp["gradient_as_bucket_view"]
         _check_sharded(tensors)
         self._accumulates = setup.micro_steps > 1
+        self._gradients_live = self._accumulates or setup.zero_grad == "before_backward"
+        """Whether gradients exist when the buckets are rebuilt."""
         self._trainable = [tensor for tensor in tensors if tensor.trainable]
         self._model_buffers = [tensor for tensor in tensors if tensor.buffer]
         vocabulary, start = Vocabulary(micro), Tape()
@@ -78,15 +80,15 @@ class Ddp(AlikeRanks):
     def _rebuild(self, tape: Tape) -> None:
         """``rebuild_buckets``: broadcasts rank 0's assignment, then replaces the first buckets.
 
-        Accumulated gradients that are views of the first buckets are copied into one new bucket after another. Then
-        the first buckets are freed last.
+        Gradients that exist and are views of the first buckets are copied into one new bucket after another. Then the
+        first buckets are freed last.
         """
         tape.moment = Moment.FORWARD
         order = tape.allocate(INT32 * (len(self._trainable) + 1), Factor.COMMUNICATION, "ddp::sync_bucket_indices")
         counts = tape.allocate(INT32 * len(self._rebuilt), Factor.COMMUNICATION, "ddp::sync_bucket_indices")
         tape.free(counts)
         tape.free(order)
-        stay = self.takes_gradients and self._accumulates
+        stay = self.takes_gradients and self._gradients_live
         for bucket in () if stay else self._first:
             tape.free(~bucket)
         for bucket in self._rebuilt:

@@ -32,6 +32,7 @@ class Setup:
         zero: None without DeepSpeed.
         capacity_bytes: bytes that PyTorch can reserve; None for no limit.
         loss_scaling: whether a ``torch.amp.GradScaler`` scales the loss.
+        keep_outputs, zero_grad: when the loop frees the model's output and the gradients, as the workload's keys say.
     """
 
     facts: ModelFacts = field(hash=False)  # long, and equal formulas share it
@@ -52,6 +53,8 @@ class Setup:
     weight_decay: float = 0.0
     loss_scaling: bool = False
     tensor_parallel_size: int = 1
+    keep_outputs: str = "none"
+    zero_grad: str = "after_step"
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:

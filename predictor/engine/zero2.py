@@ -20,7 +20,7 @@ from predictor.engine.setup import FP32, Setup
 from predictor.engine.zero2_backward import Release
 from predictor.engine.zero2_template import RankMicroStep
 from predictor.engine.zero_partition import Group, Slice, partition
-from predictor.events.events import Buffers, EventList, EventType, Factor, Moment
+from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
 SWITCHES = {
@@ -116,8 +116,13 @@ class Zero2:
         Args:
             traced_bytes: the size of each traced buffer, in bytes.
         """
+        outputs = 0 if self.micro.outputs is None else int(traced_bytes[self.micro.outputs].sum())
+        late = outputs if self.setup.keep_outputs == "next_forward" else 0
         changes = [template.change(traced_bytes) for template in self.backward]
-        return [self._peak(rank, changes, traced_bytes) for rank in ranks]
+        for template, change in zip(self.backward, changes):  # the last micro-step's outputs live through forward
+            change[np.argmax(template.passing)] += late
+            change[np.argmax(template.columns[2] == MOMENTS.index(Moment.BACKWARD))] -= late
+        return [self._peak(rank, changes, traced_bytes, outputs, late) for rank in ranks]
 
     def host(self) -> Host:
         """The bytes that the first rank offloads; the others hold nearly the same."""
@@ -151,11 +156,13 @@ class Zero2:
         self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
-    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray) -> RankPeak:
+    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray, outputs: int,
+              late: int) -> RankPeak:
+        """The peak of a rank, where micro-steps leave ``outputs`` bytes, of which ``late`` live through ``step()``."""
         parts, tape = self._step(rank)
         live, peak = self.start_rise.growth, 0
-        rises = [part.rises(change, traced_bytes) for part, change in zip(parts, changes)]
-        rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)))
+        rises = [part.rises(change, traced_bytes).plus(0, -outputs) for part, change in zip(parts, changes)]
+        rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)).plus(late, 0))
         for rise in [*(pair.first for pair in rises), *(pair.later for pair in rises)]:
             peak, live = max(peak, live + rise.highest), live + rise.growth
         return RankPeak(max(self.start_rise.highest, peak), peak)

@@ -40,7 +40,7 @@ class MicroStep:
     """Forward and backward of one micro-batch, without the allocations of an engine.
 
     Attributes:
-        events: allocations and frees; gradients and persistent buffers are not freed in it.
+        events: allocations and frees; gradients, persistent buffers and ``outputs`` are not freed in it.
         ready: ``int32[k, 3]``, completed gradients: position in ``events`` (hooks run before that event), index of the
             parameter, buffer of the gradient.
         persistent: ``int32[p]``, buffers that are allocated once, in the first micro-step of a run.
@@ -51,6 +51,8 @@ class MicroStep:
         cuts: ``int32[f]``, for a call of ``generate``: positions at which its second and later forwards begin.
         cache: ``int32[c, 2]``, for a call of ``generate``: buffers of keys and values before the call (-1: none) and
             after its last forward.
+        outputs: ``int32[b]``, buffers that die with the model's output, in this order, if the loop keeps it through
+            backward (:mod:`predictor.engine.loop`).
     """
 
     events: EventList
@@ -60,3 +62,4 @@ class MicroStep:
     owners: np.ndarray | None = None
     cuts: np.ndarray | None = None
     cache: np.ndarray | None = None
+    outputs: np.ndarray | None = None

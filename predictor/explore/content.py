@@ -101,8 +101,8 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[StartUp]
         limits: bytes that PyTorch may reserve, for all GPUs of the page.
         starts: start-ups of this engine at this degree, which formulas share. They are added if they are missing.
     """
-    engine = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
-    runs = {rank: engine.rank(rank) for rank in job.different_ranks()}
+    setup = replace(job.setup, capacity_bytes=None)
+    runs = {rank: training_job.compose(job.formula, setup, rank) for rank in job.different_ranks()}
     highest = candidates(runs, job.lowest())
     packed: dict[int, PackedRun] = {}
     for rank in sorted({*job.judged_ranks(), *highest.rank.tolist()}):
@@ -143,7 +143,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
 
     def at(limit: int | None) -> tuple[tuple[int, ...], int]:
         if limit not in known:
-            run = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=limit)).rank(0)
+            run = training_job.compose(job.formula, replace(job.setup, capacity_bytes=limit), 0)
             known[limit] = packing.pack_run(run, job.formula.micro, tables), int(start_up(run).max())
         packed, highest = known[limit]
         if packed.steps != known[None][0].steps:

@@ -14,6 +14,7 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.events.events import EventList, EventType
+from predictor.events.instances import instances
 from predictor.events.micro_step import MicroStep
 from predictor.explore.columns import Store
 
@@ -73,7 +74,7 @@ def pack_run(run: EventList, micro: MicroStep, tables: Tables) -> PackedRun:
     Raises:
         InputError: the run does not have the layout that the module's docstring describes.
     """
-    instance, traced = _instances(run, micro)
+    instance, traced = instances(run, micro)
     events, of, begun = micro.events, instance[run.buffer], traced[run.buffer]
     _, own_place = _in_order(run.kind[of < 0], run.buffer[of < 0], len(run.buffers))
     _, traced_place = _in_order(events.kind, events.buffer, len(events.buffers))
@@ -128,22 +129,6 @@ def _made(run: EventList, rows: np.ndarray, tables: Tables) -> list[int]:
     return [tables.made((constants[size], stream, factor, names[module], names[operator])) for
             size, stream, factor, module, operator in zip(*(getattr(buffers, name)[rows].tolist() for name in
                                                             ("size", "stream", "factor", "module", "operator")))]
-
-
-def _instances(run: EventList, micro: MicroStep) -> tuple[np.ndarray, np.ndarray]:
-    """For each buffer of a run: the number of its micro-step (-1 for the engine's own), and its traced buffer."""
-    ours, theirs = run.buffers, micro.events.buffers
-    count, first = len(theirs), int(theirs.size[0])
-    instance, traced = np.full(len(ours), -1), np.zeros(len(ours), dtype=np.int64)
-    begin = number = 0
-    starts = np.flatnonzero((ours.size == first) & (ours.operator == theirs.operator[0])
-                            & (ours.module == theirs.module[0]))
-    for start in starts.tolist():
-        if start >= begin and all(np.array_equal(getattr(ours, name)[start: start + count], getattr(theirs, name))
-                                  for name in ("size", "operator", "module")):
-            instance[start: start + count], traced[start: start + count] = number, np.arange(count)
-            begin, number = start + count, number + 1
-    return instance, traced
 
 
 def _check(run: EventList, micro: MicroStep, is_traced: np.ndarray, of: np.ndarray, begun: np.ndarray) -> None:

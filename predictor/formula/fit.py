@@ -61,7 +61,8 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
             expressions[key] = _expression(solve, key)
         size[index] = rows.setdefault(expressions[key], len(rows))
     return MicroStep(_event_list(first, size, _table(list(rows))), _ready(first, parameters), _persistent(first),
-                     *_of_sharded(first), *_of_generation(first))
+                     *_of_sharded(first), *_of_generation(first),
+                     outputs=None if first.outputs is None else np.array(first.outputs, dtype=np.int32))
 
 
 def same_list(first: Recording, other: Recording, shape: Shape) -> None:
@@ -73,7 +74,7 @@ def same_list(first: Recording, other: Recording, shape: Shape) -> None:
 def signature(recording: Recording) -> list:
     """The parts of a recording that are equal within one regime: everything but the bytes."""
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
-            recording.cuts, recording.cache,
+            recording.cuts, recording.cache, recording.outputs,
             [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
              for b in recording.buffers]]
 
@@ -219,6 +220,6 @@ def _of_generation(recording: Recording) -> tuple[np.ndarray | None, np.ndarray 
 
 
 def _persistent(recording: Recording) -> np.ndarray:
-    freed = {-event - 1 for event in recording.events if event < 0}
+    freed = {-event - 1 for event in recording.events if event < 0} | set(recording.outputs or ())
     return np.array([row for row, buffer in enumerate(recording.buffers)
                      if row not in freed and buffer.role != "gradient"], dtype=np.int32)

@@ -23,8 +23,9 @@ from predictor.events.sizes import Monomial, Polynomial, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS
 
 SCHEMA_VERSION = 1
-OPTIONAL = ("marks", "owners", "cuts", "cache")
-"""Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the others to ``generate``."""
+OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
+"""Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
+the last to loops that keep the model's output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ def _checked(formula: Formula) -> Formula:
     ready, buffers = formula.micro.ready, len(events.buffers)
     if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
                                  (formula.micro.persistent, buffers), *_limits_of_sharded(formula),
-                                 *_limits_of_generation(formula))
+                                 *_limits_of_generation(formula), *_limits_of_outputs(formula))
             and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
             and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
         raise ValueError("inconsistent")
@@ -139,6 +140,12 @@ def _limits_of_generation(formula: Formula) -> list[Rows]:
     cuts, cache, events = formula.micro.cuts, formula.micro.cache, formula.micro.events
     return [] if cuts is None or cache is None else [(cuts, len(events) + 1),
                                                      (np.maximum(cache, 0).ravel(), len(events.buffers))]
+
+
+def _limits_of_outputs(formula: Formula) -> list[Rows]:
+    """The column of buffers that the model's output keeps, with its limit."""
+    outputs = formula.micro.outputs
+    return [] if outputs is None else [(outputs, len(formula.micro.events.buffers))]
 
 
 def term_to_json(term) -> list:

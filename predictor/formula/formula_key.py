@@ -55,7 +55,8 @@ def formula_key(request: Request) -> store.Key:
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
         quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
         video_frames=workload.video_frames, no_grad=workload.no_grad,
-        tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp)
+        tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
+        keeps_outputs=workload.keep_outputs != "none")
 
 
 def check_pictures(workload: Workload, config: ModelConfig) -> None:

@@ -55,6 +55,7 @@ class Key:
         tensor_parallel: number of ranks that share each layer.
         autotp: whether DeepSpeed's AutoTP shards the layers, rather than transformers.
         generation: the call of ``generate`` that is traced; None for a training step.
+        keeps_outputs: whether the loop keeps the model's output through backward.
     """
 
     fingerprint: str
@@ -84,6 +85,7 @@ class Key:
     tensor_parallel: int = 1
     autotp: bool = False
     generation: Generation | None = None
+    keeps_outputs: bool = False
 
     def forward_shape(self, shape: Shape) -> Shape:
         """The shape of the first forward's inputs; in a later turn of a conversation, only the turn's new tokens."""

@@ -109,7 +109,7 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
     """Records a training step, an evaluation or a call of ``generate``, as the key says, at one shape."""
-    from predictor.trace.trace import trace, trace_evaluation, trace_generation
+    from predictor.trace.trace import Loop, trace, trace_evaluation, trace_generation
 
     new = key.forward_shape(shape)
     batch = inputs.batch(new, key.padding)
@@ -118,7 +118,7 @@ def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
         return trace_generation(model, batch, key.generation, shape.sequence - new.sequence, **style)
     if key.evaluation:
         return trace_evaluation(model, batch, **style)
-    return trace(model, batch, inputs.options, sharded=key.sharded, wrapped=key.wrapped, **style)
+    return trace(model, batch, inputs.options, loop=Loop(key.sharded, key.wrapped, key.keeps_outputs), **style)
 
 
 def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:

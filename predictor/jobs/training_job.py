@@ -10,6 +10,7 @@ from typing import Any, cast
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
+from predictor.engine import loop
 from predictor.engine.engines import Engine, Offloading, load
 from predictor.engine.evaluation import with_evaluation
 from predictor.engine.setup import STEPS, Setup
@@ -297,7 +298,7 @@ def find_formula(request: Request, progress: Progress | None = None, *, evaluati
     assert request.config is not None  # only learned formulas have none, and they are not traced
     key = formula_key(request)
     if evaluation:
-        key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
+        key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=(), keeps_outputs=False)
     return formula_of(request.config, key, request.shape, request.workload.dtype, progress, one_length=one_length)
 
 
@@ -340,6 +341,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
         fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16",
         quantization=workload.quantization, tensor_parallel_size=workload.tensor_parallel_size,
+        keep_outputs=workload.keep_outputs, zero_grad=workload.zero_grad,
         autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 
@@ -352,4 +354,4 @@ def engine_of(formula: Formula, setup: Setup) -> Engine:
 @lru_cache(maxsize=32)
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     """The events of a whole run of one rank, independent of the shape."""
-    return engine_of(formula, setup).rank(rank)
+    return loop.with_frees(engine_of(formula, setup).rank(rank), formula.micro, setup)

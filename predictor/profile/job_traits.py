@@ -85,6 +85,12 @@ def _allocator_conf(request: Request, _: Formula) -> str:
     return "default" if AllocatorSettings.parse(text).same_as_default else text
 
 
+def _loop(request: Request, _: Formula) -> str:
+    workload = request.workload
+    return _joined("" if workload.keep_outputs == "none" else f"keep_outputs {workload.keep_outputs}",
+                   "" if workload.zero_grad == "after_step" else f"zero_grad {workload.zero_grad}") or "reference"
+
+
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
@@ -103,12 +109,14 @@ class Trait(NamedTuple):
         text: gives its value for a request and its formula.
         reason: why another value can change the counters.
         counters: the counters of :data:`COUNTERS` that it can change.
+        before: the values that profiles cover which are older than the trait.
     """
 
     keys: tuple[str, ...]
     text: Callable[[Request, Formula], str]
     reason: str
     counters: tuple[str, ...] = COUNTERS
+    before: tuple[str, ...] = ()
 
 
 TRAITS: Mapping[str, Trait] = {
@@ -138,6 +146,8 @@ TRAITS: Mapping[str, Trait] = {
     "accumulation": Trait(("gradient_accumulation_steps",),
                          lambda request, _: "several" if request.workload.gradient_accumulation_steps > 1 else "one",
                          "gradients stay between micro-steps"),
+    "loop": Trait(("keep_outputs", "zero_grad"), _loop, "it decides how long outputs and gradients live",
+                  before=("reference",)),
     "allocator_conf": Trait(("allocator_conf",), _allocator_conf,
                            "it decides how requests become blocks and segments, and no tensor",
                            ("allocated", "reserved", "device")),

@@ -323,7 +323,7 @@ def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[
         return {"job traits (the profile is older than their record)": OLD_PROFILE}
     result = {}
     for name, value in traits.items():
-        covered = profile.covered.get(name, ())
+        covered = profile.covered.get(name, TRAITS[name].before)
         if value not in covered:
             reach = reaches.get(name) or Reach(TRAITS[name].counters, TRAITS[name].reason)
             kept = [counter for counter in COUNTERS if counter not in reach.counters]

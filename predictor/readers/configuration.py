@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MOST_KEYS = 1_000
 SETTINGS = for_rules(TEXT, option="allocator_conf")
+LOOP = {"keep_outputs": "none", "zero_grad": "after_step"}
+"""Keys of the loop of transformers' Trainer, which trains in every format with rules (5.17, trainer.py:
+``compute_loss`` returns only the loss, and ``zero_grad`` follows the optimizer step)."""
 
 
 class Reading:
@@ -330,6 +333,8 @@ def with_rules(form: Format, user_input: UserInput) -> Reading:
     if reading["bf16"] in (True, "full") and reading["fp16"]:  # transformers 5.17, training_args.py, __post_init__
         raise reading.wrong("fp16", f"is true, and so is {reading.called('bf16')}: keep one")
     form.rules(reading)
+    for name, item in LOOP.items():
+        reading.put(name, item, because="the Trainer's loop")
     reading.note("inputs of a step's further micro-batches, which the Trainer fetches in advance", _accumulates)
     return reading
 

@@ -54,6 +54,7 @@ class Recording:
         owners: pairs of a module's number and the index of a parameter that it gathers.
         cuts: positions in ``events`` at which the second and later forwards of a call of ``generate`` begin.
         cache: pairs of rows of keys and values, before (-1: none) and after a call of ``generate``.
+        outputs: rows that die with the model's output, in this order; None if it is dropped before backward.
     """
 
     buffers: list[RecordedBuffer] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Recording:
     owners: list[tuple[int, int]] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     cache: list[tuple[int, int]] = field(default_factory=list)
+    outputs: list[int] | None = None
 
 
 Place = Callable[[], tuple[str, bool]]
@@ -136,6 +138,13 @@ class Recorder(TorchDispatchMode):
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 self.watch(value, name, role="input")
+
+    def frees_as_outputs(self, begin: int) -> None:
+        """Moves the frees from event ``begin`` on to ``outputs``, because the loop decides when they happen."""
+        recording = self.recording
+        recording.outputs = [-event - 1 for event in recording.events[begin:]]
+        del recording.events[begin:], recording.moments[begin:]
+        recording.marks = [(min(position, begin), mark, index) for position, mark, index in recording.marks]
 
     def closed(self) -> Recording:
         """Ends and returns the recording; later events go to a new one."""

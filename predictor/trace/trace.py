@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -103,22 +103,39 @@ def _tensors(out) -> list[torch.Tensor]:
     return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
 
 
+class Loop(NamedTuple):
+    """The loop around the model of a traced step.
+
+    Attributes:
+        sharded: whether ZeRO-3's hooks run.
+        wrapped: names of FSDP2's units (:func:`predictor.model.fsdp.units`); empty: without FSDP2.
+        keeps_outputs: whether the model's output lives through backward.
+    """
+
+    sharded: bool = False
+    wrapped: tuple[str, ...] = ()
+    keeps_outputs: bool = False
+
+
+REFERENCE = Loop()
+
+
 def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sdpa_backend: str,
-          sharded: bool = False, wrapped: tuple[str, ...] = (), mixed_precision: str = "none") -> Recording:
+          mixed_precision: str = "none", loop: Loop = REFERENCE) -> Recording:
     """Records one micro-step of the reference loop, on meta tensors.
 
     Args:
         batch: the model's inputs (``inputs.Inputs.batch``).
         options: further keyword arguments of the model.
         sdpa_backend: preferred kernel of scaled dot-product attention (``cuda_paths.KERNELS``).
-        sharded: whether to trace with the hooks of ZeRO-3.
-        wrapped: names of FSDP2's units (:func:`predictor.model.fsdp.units`); empty: without FSDP2.
         mixed_precision: ``none``, ``bf16`` or ``fp16``.
     """
     scaler = GradScaler("meta") if mixed_precision == "fp16" else None
     with _on_cuda(model, batch, sdpa_backend, mixed_precision) as (tracer, places, batch):
-        hooks = Zero3Hooks(model, tracer) if sharded else Fsdp2Hooks(model, tracer, wrapped) if wrapped else None
-        return record_micro_step(model, batch | options, tracer, places, hooks, scaler)
+        hooks = Zero3Hooks(model, tracer) if loop.sharded else \
+            Fsdp2Hooks(model, tracer, loop.wrapped) if loop.wrapped else None
+        return record_micro_step(model, batch | options, tracer, places, hooks, scaler,
+                                 keeps_outputs=loop.keeps_outputs)
 
 
 def trace_evaluation(model, batch: dict[str, torch.Tensor], *, sdpa_backend: str,
@@ -149,11 +166,12 @@ def _on_cuda(model, batch: dict[str, torch.Tensor], sdpa_backend: str,
 
 def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: ModuleTracker,
                       engine_hooks: Zero3Hooks | Fsdp2Hooks | None = None,
-                      scaler: GradScaler | None = None) -> Recording:
+                      scaler: GradScaler | None = None, *, keeps_outputs: bool = False) -> Recording:
     """Runs forward, loss and backward of the reference loop under a recorder.
 
-    The model's output is freed before backward, and gradients are kept. Buffers that the recording does not free are
-    inputs, gradients (listed in ``gradients``) or workspaces that are never freed.
+    The model's output is freed before backward, unless the loop keeps it, and gradients are kept. Buffers that the
+    recording does not free are inputs, gradients (listed in ``gradients``), what the kept output holds (listed in
+    ``outputs``) or workspaces that are never freed.
     """
     recorder.ignore(map(local_part, (*model.parameters(), *model.buffers(), *row_maxima(model))))
     recorder.moment = Moment.FORWARD
@@ -163,12 +181,20 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
              for name, parameter in model.named_parameters() if parameter.requires_grad]
     try:
         with collection_paused(), places.active(), engine_hooks.active() if engine_hooks else nullcontext(), recorder:
-            loss = loss_of(model(**batch))
+            output = model(**batch)
+            loss = loss_of(output)
+            if not keeps_outputs:
+                del output
             if engine_hooks:
                 engine_hooks.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
             (scaler.scale(loss) if scaler else loss).backward()
+            returned = len(recorder.recording.events)
+            if keeps_outputs:
+                del output
             del loss
+            if keeps_outputs:
+                recorder.frees_as_outputs(returned)
             if engine_hooks:
                 recorder.recording.owners = engine_hooks.owners()
             return recorder.closed()

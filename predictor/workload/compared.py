@@ -26,6 +26,9 @@ PLAIN: Seen = BF16 | {
     "quantization": (None,), "offload": (None,), "use_liger_kernel": (False,), "padding": ("none", "right"),
     "attn_implementation": ("sdpa", "eager"), "per_device_eval_batch_size": (None,)}
 """Values that an engine is compared with first. An engine without a line in ``OF_ENGINES`` may have only these."""
+LOOP: Seen = {"attn_implementation": ("sdpa", "eager"), "tensor_parallel_size": (1,), "use_liger_kernel": (False,),
+              "offload": (None,), "gradient_checkpointing_kwargs.offload": (None, False)}
+"""Values that loops other than the reference loop are compared with."""
 TRUTH, RECIPES = "tests/calibrate/truth/test_{}_truth.py", "profiles/pages/recipes.md#{}"
 MEASURED = "::test_a_measured_job_is_predicted"
 
@@ -151,6 +154,14 @@ FEATURES: dict[str, Line] = {
         lambda k: k["mode"] == "training" and k["per_device_eval_batch_size"] is not None,
         {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")},
         (TRUTH.format("evaluation") + MEASURED, RECIPES.format("evaluation"))),
+    "keep_outputs": Line(
+        lambda k: k["keep_outputs"] != "none", LOOP | {"ddp.find_unused_parameters": (None, False)},
+        (TRUTH.format("loop") + MEASURED, TRUTH.format("loop") + "::test_an_engine_holds_what_is_predicted"),
+        {"ddp.find_unused_parameters": "ddp find_unused_parameters: DDP clones the outputs, which is not predicted "
+                                       "with keep_outputs: leave one of them out"}),
+    "zero_grad": Line(
+        lambda k: k["zero_grad"] != "after_step", LOOP | {"engine": ("torch", "ddp", "fsdp2")},
+        (TRUTH.format("loop") + MEASURED, TRUTH.format("loop") + "::test_an_engine_holds_what_is_predicted")),
     "sharded parameters": Line(
         lambda k: not getattr(ENGINES.get(name_of(k["engine"], k["zero_stage"])), "whole", True),
         {"per_device_eval_batch_size": (None,)},

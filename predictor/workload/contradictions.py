@@ -359,6 +359,8 @@ CONTRADICTIONS = (
                   lambda c: c.offloads_states and bool(optimizers.OPTIMIZERS[c["optim"]].arguments.get("is_paged")),
                   lambda c, _: f"is {c['optim']}, but offloaded optimizer states cannot be paged: use an optimizer "
                                "that is not paged"),
+    Contradiction(("zero_grad", "engine"), lambda c: c["zero_grad"] != "after_step" and _by_deepspeed(c),
+                  lambda c, _: f"is {c['zero_grad']}, but DeepSpeed frees gradients itself, in step(): leave it out"),
     Contradiction(("optim", "engine", "dtype"), _refused_optimizer, lambda c, why: f"is {c['optim']}: {why}"),
     NOT_COMPARED["sharded parameters"],
     # layers of 4 or 8 bits

@@ -285,6 +285,14 @@ class Keys:
                             "huggingface: one group with weight decay, one without")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "norm that gradients are clipped to; 0: no clipping")
 
+    keep_outputs: str = key(Choice(("none", "backward", "next_forward")), "none", "loop", "how long a loop of your own "
+                            "keeps the model's output, logits included: none: freed before backward, as the Trainer "
+                            "does; backward: until a function that trains one micro batch returns; next_forward: "
+                            "until the next call of the model has returned, as in a plain script")
+    zero_grad: str = key(Choice(("after_step", "before_forward", "before_backward")), "after_step", "loop",
+                         "when the loop calls optimizer.zero_grad(): before_backward keeps the last step's gradients "
+                         "through forward")
+
     engine: str = key(Choice(engines.choices(), {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}), None, "engine",
                       "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")

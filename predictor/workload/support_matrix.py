@@ -37,6 +37,8 @@ ROWS: dict[str, Mapping[str, Any]] = {
     "offload all": {"offload": "all", "zero_stage": 3, **_TWO_GPUS},
     "tensor_parallel_size": {"tensor_parallel_size": 2},
     "per_device_eval_batch_size": {"per_device_eval_batch_size": 8},
+    "keep_outputs": {"keep_outputs": "next_forward"},
+    "zero_grad": {"zero_grad": "before_backward"},
     "a model from code": {"model": "model.py:make", "gradient_checkpointing": False},
     "mode inference": {"mode": "inference"},
     "mode inference and quantization": {"mode": "inference", "quantization": {"load_in_4bit": True}},

@@ -298,21 +298,71 @@ def test_what_a_loop_shows_is_predicted_again_and_no_longer_assumed(monkeypatch)
     assert (found.largest, found.smaller) == (("2 x 1,024 tokens",), ("2 x 512 tokens",))
 
 
-def test_an_output_that_lives_through_backward_is_said_with_its_size():
+def watched_loop(lines: list[str], **keys) -> Watcher:
+    """A watcher of a plain loop with these keys, between start-up and the first forward."""
+    watcher = Watcher(loop="watch", record=None, steps=3, show="line", snapshot=None, tell=lines.append)
+    watcher.begin(lambda: reading.Reading({"model": "llava-1.5-7b", **keys}, {}), None, None, 0, 1, 1)
+    watcher._peaks = RunningPeaks(Counted())
+    return watcher
+
+
+def forward_of(watcher: Watcher):
+    """A forward's output, as the watcher's hook sees it before the loop does."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
+    output = CausalLMOutputWithPast(loss=torch.zeros(()), logits=torch.zeros(2, 64, 2048))
+    watcher._after_forward(torch.nn.Linear(1, 1), output)
+    return output
+
+
+def test_an_output_that_lives_through_backward_is_predicted_so():
     lines: list[str] = []
-    watcher = Watcher(loop="watch", record=None, steps=3, show="line", snapshot=None, tell=lines.append)
-    watcher.begin(lambda: READ, None, None, 0, 1, 1)
-    watcher._peaks = RunningPeaks(Counted())
-    for kept in (False, True):
-        output = CausalLMOutputWithPast(loss=torch.zeros(()), logits=torch.zeros(2, 64, 2048))
-        watcher._after_forward(torch.nn.Linear(1, 1), output)
-        if not kept:
-            del output
-        watcher._before_backward()
-        assert lines == (["warning: the model's output stays alive during backward: 1.00 MiB that are not predicted: keep only "
-                          "the loss, as loss = model(…).loss does"] if kept else [])
+    watcher = watched_loop(lines)
+    forward_of(watcher)
+    watcher._before_backward()
+    assert "keep_outputs" not in watcher._predictions.keys and lines == []
+    output = forward_of(watcher)
+    watcher._before_backward()
+    assert watcher._predictions.keys["keep_outputs"] == "backward"
+    assert lines == ["the model's output stays alive during backward (1.00 MiB): predicted again with keep_outputs; "
+                     "loss = model(…).loss keeps only the loss"]
+    del output
+    forward_of(watcher)
+    assert watcher._predictions.keys["keep_outputs"] == "backward"
+
+
+def test_an_output_that_lives_through_the_next_forward_is_predicted_so():
+    watcher = watched_loop([])
+    output = forward_of(watcher)
+    watcher._before_backward()
+    output = forward_of(watcher)
+    assert watcher._predictions.keys["keep_outputs"] == "next_forward"
+    del output
+
+
+def test_an_output_that_lives_through_backward_is_warned_of_where_it_is_not_predicted():
+    lines: list[str] = []
+    watcher = watched_loop(lines, use_liger_kernel=True)
+    output = forward_of(watcher)
+    watcher._before_backward()
+    assert output and lines == ["warning: the model's output stays alive during backward: 1.00 MiB that are not predicted: "
+                                "keep only the loss, as loss = model(…).loss does"]
+
+
+@pytest.mark.parametrize(("zeroed", "expected"), [("before", None), ("between", "before_backward"), ("never", None)])
+def test_gradients_that_live_through_forward_are_predicted_so(zeroed, expected):
+    """``never``: set to zero, as zero_grad(set_to_none=False) does, and alive in backward, too."""
+    model = torch.nn.Linear(1, 1)
+    watcher = watched_loop([])
+    watcher._model, watcher._step = model, 2
+    model.weight.grad = torch.zeros_like(model.weight)
+    if zeroed == "before":
+        model.weight.grad = None
+    watcher._before_forward(model, (), {})
+    if zeroed == "between":
+        model.weight.grad = None
+    watcher._before_backward()
+    assert watcher._predictions.keys.get("zero_grad") == expected
 
 
 def test_a_loop_that_ends_too_early_is_said_to_leave_no_record(tmp_path):

@@ -128,7 +128,8 @@ def test_the_trainers_arguments_say_the_rest(tmp_path):
     args = arguments(tmp_path, gradient_accumulation_steps=4, max_grad_norm=0.5)
     keys = loop_keys.trainer_keys(args, ADAMW, samples=3)
     assert keys == {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "use_liger_kernel": False, "max_grad_norm": 0.5,
-                    "optim": "adamw_torch_fused", "optim_args": {}, "param_groups": "single", "weight_decay": 0.01}
+                    "optim": "adamw_torch_fused", "optim_args": {}, "param_groups": "single", "weight_decay": 0.01,
+                    "keep_outputs": "none", "zero_grad": "after_step"}
 
 
 @pytest.mark.parametrize("changes", [{"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4},

@@ -21,7 +21,7 @@ from predictor import Workload, snapshot
 from predictor.answer.predict import predict
 from predictor.events.events import Moment
 from tests.calibrate.small_jobs import BATCH, SEQUENCE, needs_emulator
-from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
+from tests.calibrate.trainer import FROZEN_TOWER, SCALARS_BYTES, ZERO2_CONFIG, train
 from tests.predictor.small import small_config
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -141,6 +141,24 @@ def test_an_evaluation_that_finds_no_memory_is_recorded_as_the_end(directory):
     assert comparison.verdict == "does_not_fit" and comparison.verdict_hit
 
 
+KEEPING_TRAINER = FROZEN_TOWER + """
+class Trainer(Trainer):
+    def compute_loss(self, *arguments, return_outputs=False, **keywords):
+        loss, self.outputs = super().compute_loss(*arguments, return_outputs=True, **keywords)
+        return (loss, self.outputs) if return_outputs else loss
+"""
+
+
+@pytest.mark.parametrize("arguments", [{}, {"deepspeed": ZERO2_CONFIG, "bf16": True, "world_size": 8}], ids=["plain", "zero2"])
+def test_a_trainer_that_keeps_the_output_is_predicted_so(directory, arguments):
+    name = "run-rank0.json" if arguments else "run.json"
+    made = ran(directory / f"keeping-{len(arguments)}", name, prepare=KEEPING_TRAINER, **arguments)
+    at, said = made.record.peak("requested_bytes"), made.record.predicted.peak_requested
+    assert made.record.workload["keep_outputs"] == "next_forward"
+    assert (at.moment, at.step) == (said.moment, said.step)
+    assert 0 < at.bytes - said.bytes < SCALARS_BYTES
+
+
 # --- what is said ---------------------------------------------------------------------------------------
 
 
@@ -195,14 +213,26 @@ LOOP = """
             optimizer.zero_grad()
             w.step()
 """
+KEEPING = """            outputs = model(**inputs, use_cache=False)
+            loss = outputs.loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            w.step()
+"""
+"""The steps of a script that keeps the model's output, and the last step's gradients through forward."""
 
 
 @pytest.fixture(scope="module")
 def loop(directory, formula_cache) -> Ran:
+    return watched(directory / "loop", LOOP)
+
+
+def watched(made: Path, script: str) -> Ran:
+    """A loop with ``watch`` on the emulated GPU."""
     document = small_config()
-    made = directory / "loop"
     made.mkdir()
-    (made / "train.py").write_text(textwrap.dedent(LOOP.format(
+    (made / "train.py").write_text(textwrap.dedent(script.format(
         kind=document.pop("model_type"), document=document, batch=BATCH, sequence=SEQUENCE, record=str(made / "run.json"),
         snapshot=str(made / "run.pickle"))))
     with open(made / "errors.txt", "w+") as errors:
@@ -218,6 +248,16 @@ def test_a_loop_with_adapters_is_predicted_from_its_first_batch(loop):
     assert made.workload["recipe"] == "lora" and made.workload["lora"]["r"] == 8
     assert made.in_training.batches == (f"{BATCH} x {SEQUENCE} tokens",)
     at = made.peak("requested_bytes")
+    assert (at.moment, at.step) == (said.moment, said.step)
+    assert abs(at.bytes - said.bytes) < SCALARS_BYTES
+
+
+def test_a_loop_that_keeps_outputs_and_gradients_is_predicted_so(directory, formula_cache):
+    head, _ = LOOP.split("            model(")
+    ran = watched(directory / "keeping", (head + KEEPING).replace("range(3)", "range(4)"))
+    assert (ran.record.workload["keep_outputs"], ran.record.workload["zero_grad"]) == ("next_forward", "before_backward")
+    assert any("the model's output stays alive during backward" in line for line in ran.said)
+    at, said = ran.record.peak("requested_bytes"), ran.record.predicted.peak_requested
     assert (at.moment, at.step) == (said.moment, said.step)
     assert abs(at.bytes - said.bytes) < SCALARS_BYTES
 

@@ -25,8 +25,9 @@ ZERO2 = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000, "overla
     ("train", {"sequence_length": 100, "deepspeed": ZERO2, "data_parallel_size": 4, "rank": 3,
                "gradient_accumulation_steps": 2}),
     ("rotary", {"sequence_length": 200, "per_device_train_batch_size": 3}),
+    ("rotary", {"sequence_length": 200, "keep_outputs": "next_forward", "zero_grad": "before_backward"}),
     ("masked", {"sequence_length": 200, "per_device_train_batch_size": 3}),
-], ids=["ddp-fp32", "mixed-precision", "evaluation", "zero2", "rotary", "no-buffer"])
+], ids=["ddp-fp32", "mixed-precision", "evaluation", "zero2", "rotary", "keeping", "no-buffer"])
 def test_a_measured_job_is_predicted(function, changes):
     asked = Workload(model=f"{OWN}:{function}", gpu="h100-80gb", profile="none", **changes)
     record, run, simulation = measured_and_predicted(asked)

@@ -175,10 +175,11 @@ def test_a_mark_of_a_row_that_is_not_there_is_no_formula(tmp_path):
 
 def test_a_sharded_trace_marks_each_gradient_and_leaves_the_model_as_it_was():
     from predictor.events.sizes import Shape
+    from predictor.trace.trace import Loop
 
     model = small_llava()
     shapes = [parameter.shape for parameter in model.parameters()]
-    recording = traced_at(model, Shape(1, 12, 1), padding="none", sdpa_backend="cudnn", sharded=True)
+    recording = traced_at(model, Shape(1, 12, 1), padding="none", sdpa_backend="cudnn", loop=Loop(sharded=True))
     ready = [index for _, kind, index in recording.marks if kind == Mark.READY]
     assert ready == list(range(len(recording.gradients)))
     assert {parameter for _, parameter in recording.owners} == set(range(len(shapes)))

@@ -229,6 +229,14 @@ def test_a_remedy_is_named_as_the_key_or_the_engine_that_changes():
     assert changed[gpu] == {"gpu"} and gpu == f"gpu {names[gpu]['gpu']}"
 
 
+@pytest.mark.parametrize("keys, engine", [({"keep_outputs": "next_forward"}, "zero2"), ({"keep_outputs": "backward"}, "ddp"),
+                                          ({"keep_outputs": "next_forward", "zero_grad": "before_backward"}, "ddp")], ids=str)
+def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, keys, engine):
+    setting = SETTING | {"engine": engine}
+    answer, expected = Scripts(made(**keys))(ANSWER, setting), predicted(setting, **keys)
+    assert answer == {name: expected[name] for name in answer}
+
+
 def test_an_answer_says_all_that_the_page_shows():
     assert set(scripts()(ANSWER, SETTING)) > {
         "peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "verdict",

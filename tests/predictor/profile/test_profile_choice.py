@@ -176,6 +176,15 @@ def test_a_model_of_other_parts_is_extrapolation(tmp_path):
         "qwen2 and siglip_vision_model)",)
 
 
+@pytest.mark.parametrize(("keys", "loop"), [
+    ({"keep_outputs": "backward"}, "keep_outputs backward"),
+    ({"keep_outputs": "next_forward", "zero_grad": "before_backward"}, "keep_outputs next_forward zero_grad before_backward"),
+])
+def test_a_loop_that_is_not_the_reference_loop_is_outside_of_a_profile_without_one(keys, loop):
+    said = traits_of(asked(workload(**keys)), Traced({"key": {"sdpa_backend": "cudnn"}}))
+    assert profile.choose(None, "h100-80gb", PINNED, {}, said).extrapolates == (f"loop {loop} (calibrated with reference)",)
+
+
 def test_a_profile_from_before_kinds_were_kept_claims_none(tmp_path):
     document = to_plain(calibration())
     del document["covered"]

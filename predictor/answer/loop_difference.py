@@ -1,0 +1,121 @@
+"""The memory that a training loop of the user's own takes beyond the reference loop, without another trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from predictor.engine.zero2_backward import backward_end
+from predictor.events.events import MOMENTS, EventList, EventType, Moment
+from predictor.events.micro_step import MicroStep
+from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.training_job import Job
+from predictor.workload.compared import goes_with
+
+_KEEPING = "outputs = model(…); loss = outputs.loss"
+CAST = "aten::_to_copy"
+_BACKWARD = MOMENTS.index(Moment.BACKWARD)
+
+
+def other_loops(job: Job, free_bytes: int = 0) -> Iterator[tuple[str, int]]:
+    """What else the loop may do, in words, and the bytes that it would take more; nothing if the loop is known.
+
+    First the loop that keeps the model's output; then, if it takes still more, the one that keeps gradients, too.
+
+    Args:
+        free_bytes: nothing is computed if no other loop can take more than this.
+    """
+    if not is_assumed(job) or _most(job) <= free_bytes:
+        return
+    outputs = loop_difference(job)
+    if not outputs:
+        return
+    yield (f"the model's output is assumed to be freed before backward; {_KEEPING} keeps it (keep_outputs "
+           "next_forward)"), outputs
+    both = loop_difference(job, zero_grad="before_backward") or 0
+    if both > outputs:
+        yield (f"gradients are assumed to be freed right after the optimizer step; {_KEEPING}; optimizer.zero_grad(); "
+               "loss.backward() keeps the output and them (keep_outputs next_forward, zero_grad before_backward)"), both
+
+
+def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> int | None:
+    """Bytes by which the requested peak would rise, at most, if the job's loop were another one.
+
+    The default is the loop of a plain script, ``outputs = model(…); loss = outputs.loss; loss.backward(); …``,
+    whose output lives until the next one has its name. The bytes are an upper bound: of what is freed at the end of
+    forward, the output is taken to hold everything but the fp32 copy of the logits that the loss makes, although some
+    of it may belong to the model's local variables.
+
+    Args:
+        job: of :func:`predictor.jobs.dispatch.prepare`.
+        keep_outputs, zero_grad: the keys of the other loop.
+
+    Returns:
+        None if :func:`is_assumed` is false.
+    """
+    if not is_assumed(job):
+        return None
+    workload = job.workload
+    by_hand = "after_step" if workload.engine == "deepspeed" else zero_grad  # which frees gradients itself
+    other = replace(job, formula=replace(job.formula, micro=_keeping(job.formula.micro)),
+                    setup=replace(job.setup, keep_outputs=keep_outputs, zero_grad=by_hand))
+    limit = workload.capacity
+    return max(0, other.run(limit).peak - job.run(limit).peak)
+
+
+def is_assumed(job: Job) -> bool:
+    """Whether the loop may be another one than the job's, and that one was compared.
+
+    The loop is known if the workload gives one of its keys, or if the job was learned from a recorded loop.
+    """
+    workload = job.workload
+    known = {"keep_outputs", "zero_grad"} - set(workload.filled_in)
+    return not (known or isinstance(job, LearnedJob) or workload.mode != "training") and goes_with(
+        "keep_outputs", vars(workload))
+
+
+def _most(job: Job) -> int:
+    """Bytes that no other loop takes more: the outputs of two micro-steps, and gradients where the loop frees them."""
+    events, kept = job.formula.micro.events, _keeping(job.formula.micro).outputs
+    sizes = job.run(job.workload.capacity).row_bytes[events.buffers.size[kept]]
+    gradients = 0 if job.workload.engine == "deepspeed" else sum(
+        tensor.bytes for tensor in job.formula.facts.parameters if tensor.trainable)
+    return 2 * int(sizes.sum()) + gradients
+
+
+def _keeping(micro: MicroStep) -> MicroStep:
+    """The micro-step whose output holds what the reference loop frees between forward and backward.
+
+    The fp32 copy of the loss still dies there, and the other buffers and the loss later.
+    """
+    events = micro.events
+    end = int(np.argmax(events.moment == _BACKWARD))
+    begin = 1 + int(np.flatnonzero(events.kind[:end] == EventType.ALLOCATE)[-1])
+    held = [place for place in range(begin, end) if not _is_copy_of_later(events, place, end)]
+    held += range(backward_end(micro) + 1, len(events))  # freed with the loss, which the output holds, too
+    stay = np.ones(len(events), dtype=bool)
+    stay[held] = False
+
+    def moved(rows: np.ndarray) -> np.ndarray:
+        earlier = rows.copy()
+        earlier[:, 0] -= np.searchsorted(held, rows[:, 0]).astype(rows.dtype)
+        return earlier
+
+    columns = {name: getattr(events, name)[stay] for name in ("kind", "buffer", "moment", "step")}
+    return replace(micro, events=replace(events, **columns), ready=moved(micro.ready),
+                   marks=None if micro.marks is None else moved(micro.marks), outputs=events.buffer[held])
+
+
+def _is_copy_of_later(events: EventList, place: int, end: int) -> bool:
+    """Whether the buffer freed at ``place`` is an fp32 copy of a 16-bit one that is freed later, before ``end``.
+
+    The loss makes such a copy of the logits (transformers 5.17, loss/loss_utils.py, ``ForCausalLMLoss``), which its
+    function frees before the model returns them. If the output held the copy, the original would be freed first.
+    """
+    rows, sizes = events.buffers.size, events.sizes.coefficients
+    if events.names[events.buffers.operator[events.buffer[place]]] != CAST:
+        return False
+    later = events.buffer[place + 1:end]
+    return bool((2 * sizes[rows[later]] == sizes[rows[events.buffer[place]]]).all(axis=1).any())

@@ -1,0 +1,174 @@
+"""A loop that keeps the model's output or gradients frees the same bytes as the reference loop, only later."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from predictor import readers
+from predictor.answer.loop_difference import loop_difference, other_loops
+from predictor.common.errors import InputError
+from predictor.engine.setup import STEPS
+from predictor.events.events import MOMENTS, Moment
+from predictor.explore import packing
+from predictor.formula import formula
+from predictor.formula.store import Key
+from predictor.jobs import dispatch
+from predictor.workload.workload import Workload
+from tests.predictor.small import small_llama
+
+pytestmark = pytest.mark.usefixtures("formula_cache")
+VOCABULARY, TOKENS = 4096, 64
+LOGITS_BYTES = 2 * TOKENS * VOCABULARY
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Prepares jobs of a language model with one sample of 64 tokens, in bf16, whose logits decide the peak."""
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(small_llama(vocab_size=VOCABULARY)))
+
+    def job(**keys):
+        return dispatch.prepare(Workload(model=str(path), sequence_length=TOKENS, gpu="h100-80gb", profile="none", **keys))
+    return job
+
+
+def top(run, moment: Moment, step: int) -> int:
+    """The highest live bytes in a moment of a step."""
+    events = run.events
+    return int(run.live[(events.moment == MOMENTS.index(moment)) & (events.step == step)].max())
+
+
+def test_the_logits_are_alive_at_the_peak(job):
+    assert job(keep_outputs="backward").run(None).peak - job().run(None).peak == LOGITS_BYTES
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_function_frees_the_output_before_the_optimizer_step(job, steps):
+    reference, function = (job(gradient_accumulation_steps=steps, **keys).run(None)
+                           for keys in ({}, {"keep_outputs": "backward"}))
+    for step in range(1, STEPS + 1):
+        assert top(function, Moment.OPTIMIZER_STEP, step) == top(reference, Moment.OPTIMIZER_STEP, step)
+        assert top(function, Moment.FORWARD, step) == top(reference, Moment.FORWARD, step)
+
+
+def test_a_script_keeps_the_output_through_the_optimizer_step_and_the_next_forward(job):
+    reference, script = (job(**keys).run(None) for keys in ({}, {"keep_outputs": "next_forward"}))
+    for moment, step in ((Moment.OPTIMIZER_STEP, 1), (Moment.FORWARD, 2), (Moment.OPTIMIZER_STEP, 3)):
+        assert 0 <= top(script, moment, step) - top(reference, moment, step) - LOGITS_BYTES <= 4  # the loss, in fp32
+    assert top(script, Moment.FORWARD, 1) == top(reference, Moment.FORWARD, 1)
+    assert 0 <= script.live[-1] - reference.live[-1] - LOGITS_BYTES <= 4
+
+
+def test_a_micro_step_keeps_the_output_into_the_next(job):
+    one, other = (job(keep_outputs=kept, gradient_accumulation_steps=2).run(None) for kept in ("backward", "next_forward"))
+    assert top(other, Moment.BACKWARD, 1) == top(one, Moment.BACKWARD, 1)
+    assert top(other, Moment.FORWARD, 1) > top(one, Moment.FORWARD, 1)
+
+
+def test_gradients_live_through_forward_once_a_step(job):
+    reference, late = (job(gradient_accumulation_steps=2, zero_grad=place).run(None)
+                       for place in ("after_step", "before_backward"))
+    gradients = sum(tensor.bytes for tensor in job().setup.facts.parameters if tensor.trainable)
+    assert top(late, Moment.FORWARD, 2) - top(reference, Moment.FORWARD, 2) >= 0
+    assert top(late, Moment.BACKWARD, 2) == top(reference, Moment.BACKWARD, 2)
+    assert late.live[-1] - reference.live[-1] == gradients
+
+
+def test_zero_grad_at_the_top_of_the_loop_moves_no_peak(job):
+    reference, early = (job(zero_grad=place).run(None) for place in ("after_step", "before_forward"))
+    assert early.peak == reference.peak
+    assert top(early, Moment.BACKWARD, 2) == top(reference, Moment.BACKWARD, 2)
+
+
+@pytest.mark.parametrize("keys", [{"engine": "ddp", "data_parallel_size": 2}, {"gradient_accumulation_steps": 3}], ids=str)
+def test_the_page_of_explore_can_pack_such_a_run(job, keys):
+    prepared = job(keep_outputs="next_forward", zero_grad="before_backward", **keys)
+    packed = packing.pack_run(prepared.composed(None, 0), prepared.formula.micro, packing.Tables())
+    assert packed.instances == STEPS * prepared.setup.micro_steps
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_ranks_are_compared_by_their_peaks(job, zero_stage):
+    prepared = job(keep_outputs="next_forward", zero_stage=zero_stage, data_parallel_size=4, gradient_accumulation_steps=2)
+    worst = prepared.run(None)
+    assert worst.peak == max(prepared.run(None, rank).peak for rank in range(4))
+
+
+def test_a_formula_without_outputs_has_the_name_that_it_always_had(job):
+    plain, kept = (Key(**{**prepared.formula.provenance["key"], "regime": prepared.formula.regime})
+                   for prepared in (job(), job(keep_outputs="backward")))
+    assert "keeps_outputs" not in plain.document() and kept.document()["keeps_outputs"]
+    assert plain.filename() != kept.filename()
+    assert job().formula.micro.outputs is None
+
+
+def test_the_kept_buffers_are_in_the_file_and_checked(job, tmp_path):
+    from dataclasses import replace
+
+    kept = job(keep_outputs="backward").formula
+    path = tmp_path / "kept.npz"
+    path.write_bytes(formula.to_bytes(kept))
+    assert np.array_equal(formula.load(path).micro.outputs, kept.micro.outputs)
+    path.write_bytes(formula.to_bytes(replace(kept, micro=replace(kept.micro, outputs=np.array([10**6], np.int32)))))
+    with pytest.raises(InputError, match="not a formula file"):
+        formula.load(path)
+
+
+# --- the difference without another trace -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{}, {"gradient_checkpointing": False}, {"gradient_accumulation_steps": 2},
+                                  {"engine": "ddp", "data_parallel_size": 2}, {"zero_stage": 2, "data_parallel_size": 2},
+                                  {"zero_stage": 3, "data_parallel_size": 2}, {"engine": "fsdp2", "data_parallel_size": 2}],
+                         ids=str)
+def test_the_difference_is_an_upper_bound_and_no_wide_one(job, keys):
+    known = job(keep_outputs="next_forward", **keys).run(None).peak - job(**keys).run(None).peak
+    hidden = 2 * TOKENS * 64
+    assert known <= loop_difference(job(**keys)) <= known + hidden
+
+
+def test_the_difference_of_a_large_model_is_the_logits_and_the_features_of_its_images():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb", profile="none")
+    assert loop_difference(dispatch.prepare(asked)) == 2 * 1024 * 32064 + 2 * 576 * 4096
+
+
+def test_inference_has_no_loop():
+    asked = Workload(model="llava-1.5-7b", sequence_length=1024, mode="inference", gpu="h100-80gb", profile="none")
+    assert loop_difference(dispatch.prepare(asked)) is None
+
+
+def test_the_difference_of_gradients_is_that_of_the_key(job):
+    known = job(keep_outputs="next_forward", zero_grad="before_backward").run(None).peak
+    assert loop_difference(job(), zero_grad="before_backward") >= known - job().run(None).peak
+
+
+def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_takes(job):
+    (outputs, one), (gradients, both) = other_loops(job(gradient_checkpointing=False))
+    assert "the model's output is assumed to be freed before backward" in outputs and "keep_outputs next_forward" in outputs
+    assert "zero_grad before_backward" in gradients
+    assert 0 < one == loop_difference(job(gradient_checkpointing=False)) < both
+    assert list(other_loops(job(keep_outputs="none"))) == []
+
+
+def test_a_loop_that_was_not_compared_is_not_estimated(job):
+    assert loop_difference(job(use_liger_kernel=True)) is None
+
+
+@pytest.mark.parametrize(("read", "known"), [
+    ({"model_name_or_path": "llava-hf/llava-1.5-7b-hf", "max_length": 1024, "output_dir": "x", "bf16": True}, True),
+    ({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}, False),
+], ids=["trainer", "deepspeed"])
+def test_a_framework_has_a_loop_of_its_own_and_deepspeed_has_none(tmp_path, read, known):
+    (tmp_path / "read.json").write_text(json.dumps(read))
+    keys, source = readers.read(path=str(tmp_path / "read.json"))
+    asked = Workload.from_mapping({"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb"} | keys)
+    assert (loop_difference(dispatch.prepare(asked.read_from(source))) is None) is known
+    assert source.knows("keep_outputs") is source.knows("zero_grad") is known
+
+
+@pytest.mark.parametrize("keys", [{"keep_outputs": "none"}, {"keep_outputs": "backward"}, {"zero_grad": "after_step"}], ids=str)
+def test_a_loop_that_the_user_gave_makes_no_difference(job, keys):
+    assert loop_difference(job(**keys)) is None
