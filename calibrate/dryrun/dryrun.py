@@ -15,13 +15,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from calibrate.dryrun.hooks import SETTING
+from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.hooks.fake_ranks import variables
 from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
+from predictor.events.events import Factor
+from predictor.events.model_facts import MODEL
 from predictor.version import VERSION
 
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
@@ -59,13 +63,18 @@ class Line:
 
 @dataclass(frozen=True)
 class CodePoint:
-    """A point of the run, as in ``calibrate.dryrun.hooks.watcher.Where``. ``line`` is in the user's code."""
+    """A point of the run, as in ``calibrate.dryrun.hooks.watcher.Where``. ``line`` is in the user's code.
+
+    ``module`` and ``operator`` are those that ran, empty if unknown.
+    """
 
     moment: str
     step: int
     requested_bytes: int
     frames: tuple[Line, ...]
     line: Line | None
+    module: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,10 @@ class DryRun:
         gpu: the emulated GPU; ``measured_on`` is always ``emulated``.
         settings: environment variables that change allocations and were set.
         peak: the point with the most requested bytes.
+        factors: ``peak_allocated_bytes`` by factor, with the names of a prediction's factors and ``unattributed``, the
+            bytes of no known purpose. They are requested bytes at ``peak``; ``allocator`` is what the allocated peak
+            has beyond them. None with ``snapshot``, where the history says it.
+        modules: the same sum by part of the model, then by factor.
         out_of_memory: every failed allocation, whether or not the script caught the error.
         optimizer_steps: number of complete optimizer steps.
         stopped: whether the dry run ended the script after the requested number of steps.
@@ -107,6 +120,8 @@ class DryRun:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak: CodePoint | None
+    factors: Mapping[str, int] | None
+    modules: Mapping[str, Mapping[str, int]] | None
     out_of_memory: tuple[FailedAllocation, ...]
     memory_stats: Mapping[str, int]
     optimizer_steps: int
@@ -188,13 +203,25 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED,
         gpu=report["device"], capacity_bytes=report["capacity_bytes"], software=report["software"],
         settings=report["settings"],
-        rank=settings.rank, world_size=settings.world_size or 1,
+        rank=report["rank"], world_size=report["world_size"],
         **{f"peak_{name}": size for name, size in report["peaks"].items()},
-        peak=_where(report["peak"]) if report["peak"] else None,
+        peak=_where(report["peak"]) if report["peak"] else None, **_split(report),
         out_of_memory=tuple(FailedAllocation(item["tried_to_allocate_bytes"], _where(item["where"]))
                             for item in report["out_of_memory"]),
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
         exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
+
+
+def _split(report: dict) -> dict[str, Any]:
+    """The factors and modules of the allocated peak, from those of the requested one."""
+    if report["factors"] is None:
+        return {"factors": None, "modules": None}
+    beyond = report["peaks"]["allocated_bytes"] - report["peak"]["requested_bytes"]
+    factors = {factor.value: report["factors"].get(factor.value, 0) for factor in Factor}
+    modules = {name: dict(split) for name, split in report["modules"].items()}
+    modules.setdefault(MODEL, {})[Factor.ALLOCATOR.value] = beyond
+    return {"factors": factors | {Factor.ALLOCATOR.value: beyond, UNATTRIBUTED: report["factors"].get(UNATTRIBUTED, 0)},
+            "modules": modules}
 
 
 def _where(point: dict) -> CodePoint:

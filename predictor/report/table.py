@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
@@ -97,29 +97,45 @@ def factors(console: Console, prediction: Prediction) -> None:
     console.print()
 
 
-def factor_table(prediction: Prediction, width: int) -> Table:
+class Divided(Protocol):
+    """An allocated peak by factor, and by module and factor. A key that is plain text is a row of its own at the end.
+    """
+
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+
+    @property
+    def factors(self) -> Mapping[Any, int]: ...
+
+    @property
+    def modules(self) -> Mapping[str, Mapping[Any, int]]: ...
+
+
+def factor_table(prediction: Divided, width: int) -> Table:
     """The bytes at the peak, with a row for each factor and a column for each modality module."""
     total = prediction.peak_allocated_bytes
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     names = (printable(name).replace("_", "_\n") for name in modules)
     rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
-    for factor in Factor:
+    for factor in dict.fromkeys((*Factor, *prediction.factors)):
         size = prediction.factors.get(factor, 0)
         if size:
             cells = (split.get(factor, 0) for split in modules.values())
-            rows.add_row(factor.value, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
+            name = getattr(factor, "value", factor)
+            rows.add_row(name, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
     rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()),
                  style="bold")
     return rows
 
 
-def merge_small(modules: Mapping[str, Mapping[Factor, int]], most: int) -> dict[str, Mapping[Factor, int]]:
+def merge_small(modules: Mapping[str, Mapping[Any, int]], most: int) -> dict[str, Mapping[Any, int]]:
     """The modules, largest first. If there are more than ``most``, the smallest are merged into "others"."""
     ordered = sorted(modules.items(), key=lambda item: -sum(item[1].values()))
     kept = ordered
     if len(ordered) > most:
         kept, rest = ordered[: most - 1], ordered[most - 1:]
-        kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in Factor}))
+        names = {factor for _, split in rest for factor in split}
+        kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in names}))
     return dict(kept)
 
 
