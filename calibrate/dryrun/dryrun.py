@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from calibrate.dryrun.hooks import SETTING
 from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.hooks.fake_ranks import variables
+from calibrate.dryrun.progress import Progress, read
 from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
@@ -28,6 +30,7 @@ from predictor.events.events import Factor
 from predictor.events.model_facts import MODEL
 from predictor.version import VERSION
 
+LOOK_SECONDS = 1.0
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 
@@ -40,6 +43,7 @@ class Settings:
         world_size: None: ``torch.distributed`` stays as it is.
         optimizer_steps: stop at the first backward after this many; None: run until the script ends.
         history: whether each process also writes its whole memory history.
+        progress: whether each process also writes how far it is (:mod:`calibrate.dryrun.progress`).
     """
 
     directory: str
@@ -47,6 +51,7 @@ class Settings:
     world_size: int | None
     optimizer_steps: int | None
     history: bool = False
+    progress: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,14 @@ class DryRun:
 
 @dataclass(frozen=True)
 class Streams:
-    """File descriptors for a command's standard output and standard error; None: those of this process."""
+    """File descriptors for a command's standard output and standard error; None: those of this process.
+
+    ``progress`` is called every second with the state of the script.
+    """
 
     output: int | None = None
     errors: int | None = None
+    progress: Callable[[Progress], None] | None = None
 
 
 OURS = Streams()
@@ -166,22 +175,27 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
     changes = environment(machine, shadow_real_gpu=True)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
-        settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None)
+        settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
+                            streams.progress is not None)
         changes |= {SETTING: json.dumps(asdict(settings)),
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, streams)
+        code = _run(command, {**os.environ, **changes}, streams, Path(directory))
         return _result(Path(directory), settings, command, code, snapshot)
 
 
-def _run(command: Sequence[str], variables: dict[str, str], streams: Streams) -> int:
+def _run(command: Sequence[str], variables: dict[str, str], streams: Streams, directory: Path) -> int:
     sys.stdout.flush()
     try:
         job = subprocess.Popen(command, env=variables, stdout=streams.output, stderr=streams.errors)
     except OSError as error:
         raise InputError(f"{quoted(command[0])} cannot be started: {error.strerror}") from None
     try:
+        while streams.progress is not None:
+            streams.progress(read(directory))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return job.wait(LOOK_SECONDS)
         return job.wait()
     finally:
         job.terminate()  # only has an effect if we were interrupted

@@ -92,7 +92,7 @@ def _is_composite(func: Any) -> bool:
 class Observer(Protocol):
     """Is told of each operator, on the thread that runs it."""
 
-    def begins(self, operator: Any) -> None:
+    def begins(self, operator: Any, arguments: tuple) -> None:
         """The operator begins on the device."""
 
     def ends(self) -> None:
@@ -148,7 +148,7 @@ class IntegerTwins(TorchDispatchMode):
         compute = READ_BACKS.get(operator.name) if operator.followed else None
         observer = self.observer
         if observer is not None:
-            observer.begins(func)
+            observer.begins(func, args)
         try:
             if compute is None:
                 return func(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from calibrate.dryrun.dryrun import CodePoint, DryRun
 from calibrate.dryrun.hooks.factors import UNATTRIBUTED
+from calibrate.dryrun.progress import Phase, Progress
 from calibrate.report.measurement import COUNTERS
 from predictor.events.events import Factor
 from predictor.report.layout import table, wrapped
@@ -97,6 +98,18 @@ def ending(result: DryRun) -> str:
         return f"The script was killed by {signal.Signals(-result.exit_code).name}"
     why = f" ({result.exception})" if result.exception else ""
     return f"The script ended with exit code {result.exit_code}{why}"
+
+
+def progress_text(progress: Progress) -> str:
+    """The state of a running dry run in a few words."""
+    if progress.phase is Phase.STARTING:
+        return "the script starts"
+    if progress.phase is Phase.IMPORTED:
+        return "PyTorch is imported; the GPU is not in use yet"
+    at = "preparing, before the first backward"
+    if progress.phase is Phase.STEPPING:
+        at = f"step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
+    return f"{at}; peak so far {size_text(progress.peak_bytes)}" if progress.peak_bytes else at
 
 
 def place(console: Console, event: str, where: CodePoint) -> None:

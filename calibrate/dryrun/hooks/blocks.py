@@ -117,7 +117,7 @@ def explain(top: Top, owned: Iterable[Owned], completed: Iterable[Completed]) ->
     """
     owners, gradients = _owners(top.alive, owned), _gradients(top.alive, completed)
     rows = [row for block in top.alive
-            for row in _rows(block, owners.get(block.address, {}), gradients.get(block.address))]
+            for row in _rows(block, owners.get(block.address, {}), block.address in gradients)]
     rows.append(("", UNATTRIBUTED, top.bytes - sum(block.bytes for block in top.alive)))  # blocks from before
     factors: Counter[str] = Counter()
     modules: dict[str, Counter[str]] = {}
@@ -130,9 +130,9 @@ def explain(top: Top, owned: Iterable[Owned], completed: Iterable[Completed]) ->
     return Peak(dict(factors), {name: dict(parts) for name, parts in modules.items()}, newest.tag)
 
 
-def _rows(block: Block, own: Own, gradient_of: str | None) -> Iterator[tuple[str, str, int]]:
+def _rows(block: Block, own: Own, is_gradient: bool) -> Iterator[tuple[str, str, int]]:
     """Module path, factor and size of a block; of a flat buffer, of each tensor in it that has a name."""
-    factor = factor_of(_life(block, own, gradient_of is not None))
+    factor = factor_of(_life(block, own, is_gradient))
     name, rest = UNATTRIBUTED if factor is None else factor.value, block.bytes
     parts = own.get(factor, {}).values() if factor else ()
     if len(parts) > 1 and sum(part.bytes for part in parts) <= block.bytes:
@@ -142,14 +142,15 @@ def _rows(block: Block, own: Own, gradient_of: str | None) -> Iterator[tuple[str
         yield "", name, rest
     else:
         owner = next((part.module for part in parts), "") if len(parts) == 1 else ""
-        yield owner or block.tag.module or gradient_of or "", name, rest
+        yield owner or block.tag.module, name, rest
 
 
 def _life(block: Block, own: Own, is_gradient: bool) -> BufferLife:
     return BufferLife(
         block.tag.operator, block.tag.module, block.born, block.died, block.brief, block.tag.inside,
         stack_lines((frame["filename"], frame["name"]) for frame in block.frames),
-        Factor.PARAMETERS in own, Factor.GRADIENTS in own or is_gradient, Factor.OPTIMIZER_STATES in own)
+        Factor.PARAMETERS in own,
+        Factor.GRADIENTS in own or is_gradient or block.tag.gradient, Factor.OPTIMIZER_STATES in own)
 
 
 def _owners(alive: Iterable[Block], owned: Iterable[Owned]) -> dict[int, Own]:
@@ -163,9 +164,9 @@ def _owners(alive: Iterable[Block], owned: Iterable[Owned]) -> dict[int, Own]:
     return result
 
 
-def _gradients(alive: Iterable[Block], completed: Iterable[Completed]) -> dict[int, str]:
-    """Module paths of the blocks that were a complete gradient, by address."""
+def _gradients(alive: Iterable[Block], completed: Iterable[Completed]) -> set[int]:
+    """Addresses of the blocks that became a parameter's gradient."""
     blocks = {block.address: block for block in alive}
     found = ((gradient, blocks.get(gradient.address)) for gradient in completed)
-    return {block.address: gradient.module for gradient, block in found
+    return {block.address for gradient, block in found
             if block is not None and block.born_us <= gradient.time_us <= block.died_us}

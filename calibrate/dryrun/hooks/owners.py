@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from calibrate.job.side_notes import own_name
 from predictor.events.events import Factor
@@ -24,11 +23,10 @@ class Owned(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """A parameter's gradient was complete at this time, on the clock of the allocator's history."""
+    """A tensor became a parameter's gradient at this time, on the clock of the allocator's history."""
 
     time_us: int
     address: int
-    module: str
 
 
 class Owners:
@@ -41,16 +39,16 @@ class Owners:
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._watched = WeakIdKeyDictionary()  # by identity: comparing tensors would run an operator
         self.completed: list[Completed] = []
 
     def model_runs(self, model: torch.nn.Module, prefix: str) -> None:
         """A model runs for the first time; ``prefix`` begins its paths."""
         self._models[model] = prefix
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter.is_leaf and parameter not in self._watched:
-                self._watched[parameter] = None
-                self._watch(parameter, _module(prefix + own_name(name)))
+
+    def completes(self, gradient: torch.Tensor) -> None:
+        """A gradient becomes a parameter's."""
+        for owned in _owned(gradient, Factor.GRADIENTS, ""):
+            self.completed.append(Completed(time.time_ns() // 1000, owned.address))
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps."""
@@ -77,16 +75,6 @@ class Owners:
                     yield from _owned(tensor.grad, Factor.GRADIENTS, "")
                 for state in _tensors(optimizer.state.get(tensor)):
                     yield from _owned(state, Factor.OPTIMIZER_STATES, modules.get(id(tensor), ""))
-
-    def _watch(self, parameter: torch.Tensor, module: str) -> None:
-        """Notes a complete gradient before any other hook takes it away."""
-        def complete(tensor: torch.Tensor) -> None:
-            for owned in _owned(tensor.grad, Factor.GRADIENTS, module):
-                self.completed.append(Completed(time.time_ns() // 1000, owned.address, module))
-
-        handle = parameter.register_post_accumulate_grad_hook(complete)
-        hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]  # an OrderedDict
-        hooks.move_to_end(handle.id, last=False)
 
 
 def _module(name: str) -> str:

@@ -20,7 +20,11 @@ from calibrate.job.side_notes import own_name
 from predictor.trace.module_tracker import ModuleTracker
 
 MARK, SEPARATOR = "\x1epeakcast", "\x1f"
-INSIDE = "+"
+INSIDE, GRADIENT = "+", "="
+ACCUMULATES = "torch::autograd::AccumulateGrad"
+"""Name of autograd's node that gives a parameter its gradient (torch 2.11, csrc/autograd/functions/accumulate_grad.h).
+It detaches a gradient that it takes as it is, and otherwise makes it with another operator. Other leaves have one, too,
+such as the input of a reentrant checkpoint."""
 
 
 class Tag(NamedTuple):
@@ -30,11 +34,13 @@ class Tag(NamedTuple):
         operator: ATen's name; empty if no operator ran.
         module: dotted path; empty outside modules.
         inside: whether a module's forward ran; in backward, a checkpoint was recomputed.
+        gradient: whether autograd made a parameter's gradient of other tensors.
     """
 
     operator: str = ""
     module: str = ""
     inside: bool = False
+    gradient: bool = False
 
 
 NO_TAG = Tag()
@@ -44,8 +50,8 @@ def split(text: str) -> tuple[Tag, str]:
     """The tag in an entry's metadata text, and the script's own text."""
     if not text.startswith(MARK):
         return NO_TAG, text
-    _, operator, module, inside, own = text.split(SEPARATOR, 4)
-    return Tag(operator, module, inside == INSIDE), own
+    _, operator, module, kind, own = text.split(SEPARATOR, 4)
+    return Tag(operator, module, kind == INSIDE, kind == GRADIENT), own
 
 
 class _OwnText(threading.local):
@@ -59,11 +65,13 @@ class Tags(ModuleTracker):
 
     Args:
         model_runs: called with a module and the prefix of its paths when it first runs without being called by another.
+        completes: called with a gradient that becomes a parameter's.
     """
 
-    def __init__(self, model_runs: Callable[[torch.nn.Module, str], None]) -> None:
+    def __init__(self, model_runs: Callable[[torch.nn.Module, str], None],
+                 completes: Callable[[torch.Tensor], None]) -> None:
         super().__init__(torch.nn.Module())
-        self._model_runs = model_runs
+        self._model_runs, self._completes = model_runs, completes
         self._main = threading.get_ident()
         # autograd numbers the nodes of each thread separately; a recomputed (reentrant) checkpoint has its own
         self._seen: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
@@ -97,21 +105,28 @@ class Tags(ModuleTracker):
 
     # called by the integer tracker ----------------------------------------------------------------
 
-    def begins(self, operator: Any) -> None:
+    def begins(self, operator: Any, arguments: tuple) -> None:
         """An operator begins on this thread."""
         name = self._operators.get(operator)
         if name is None:
             name = self._operators[operator] = str(operator.name()).partition(".")[0]
-        module = self._stack[-1] if self._stack else self._of_node()
-        self._set(SEPARATOR.join((MARK, name, module, INSIDE if self._stack else "", self._own.text)))
+        if self._stack:
+            module, kind = self._stack[-1], INSIDE
+        else:
+            node = torch._C._current_autograd_node()
+            module, kind = self._module_of(node), ""
+            if node is not None and node.name() == ACCUMULATES and isinstance(node.variable, torch.nn.Parameter):
+                kind = GRADIENT
+                if name == "aten::detach":
+                    self._completes(arguments[0])
+        self._set(SEPARATOR.join((MARK, name, module, kind, self._own.text)))
 
     def ends(self) -> None:
         """The operator ended, and the next allocation may be outside any."""
         self._set(self._own.text)
 
-    def _of_node(self) -> str:
-        """The module whose forward created the backward function that runs on this thread."""
-        node = torch._C._current_autograd_node()
+    def _module_of(self, node: Any) -> str:
+        """The module whose forward created a backward function; empty for None."""
         if node is None:
             return ""
         seen = self._seen[self._depth < 2]

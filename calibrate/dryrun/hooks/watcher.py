@@ -23,8 +23,10 @@ import torch
 from calibrate.dryrun.hooks import blocks, code_location, torch_compile
 from calibrate.dryrun.hooks.full_history import FullHistory
 from calibrate.dryrun.hooks.owners import Owners
+from calibrate.dryrun.hooks.progress import Progress
 from calibrate.dryrun.hooks.recording import DEVICE, Recording
 from calibrate.dryrun.hooks.tags import Tags
+from calibrate.dryrun.progress import Phase
 from calibrate.job import device, outermost_backward
 from calibrate.job.peaks import COUNTERS, Counters
 from predictor.events.events import Moment
@@ -96,10 +98,10 @@ class Report:
     finished: bool = False
 
 
-def start(directory: str, optimizer_steps: int | None, *, history: bool = False) -> None:
+def start(directory: str, optimizer_steps: int | None, *, history: bool, progress: Progress) -> None:
     """Begin when the process first uses its GPU. With ``history``, the whole memory history is kept and written, too.
     """
-    watcher = Watcher(directory, optimizer_steps, history)
+    watcher = Watcher(directory, optimizer_steps, history, progress)
     torch.cuda._lazy_call(watcher.begin)
     torch_compile.refuse(watcher.refuse)
 
@@ -107,7 +109,8 @@ def start(directory: str, optimizer_steps: int | None, *, history: bool = False)
 class Watcher:
     """Watches this process; there is one per process."""
 
-    def __init__(self, directory: str, optimizer_steps: int | None, history: bool = False) -> None:
+    def __init__(self, directory: str, optimizer_steps: int | None, history: bool, progress: Progress) -> None:
+        self._progress = progress
         self._path = os.path.join(directory, f"{os.getpid()}.json")
         self._recording = Recording(self._look_back, keep_all=history)
         history_path = os.path.join(directory, f"{os.getpid()}.pickle")
@@ -121,7 +124,7 @@ class Watcher:
         self._live = 0
         self._backward_since_step = False
         self._blocks, self._owners = blocks.Blocks(), Owners()
-        self._tags = Tags(self._model_runs)
+        self._tags = Tags(self._model_runs, self._owners.completes)
 
     # called by PyTorch ------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class Watcher:
             self._tags.begin()
         (self._full_history or self._recording).begin()
         atexit.register(self._finish)
+        self._show(Phase.PREPARING)
 
     def refuse(self, why: str) -> None:
         """Report why the script cannot be followed; it ends here."""
@@ -165,11 +169,18 @@ class Watcher:
             raise SystemExit(0)
         self._backward_since_step = True
         self._mark("backward")
+        self._show(Phase.STEPPING)
 
     def _model_runs(self, model: torch.nn.Module, prefix: str) -> None:
         self._owners.model_runs(model, prefix)
         if self._marks[-1].moment == "init":
             self._mark("other")
+            self._show(Phase.PREPARING)
+
+    def _show(self, phase: Phase) -> None:
+        if self._progress.is_due(phase):
+            step = self._report.optimizer_steps + 1 if phase is Phase.STEPPING else 0
+            self._progress.write(phase, step, self._counters.statistics().get(COUNTERS["allocated_bytes"], 0))
 
     def _before_step(self, optimizer: Any, *_) -> None:
         self._owners.optimizer_steps(optimizer)
