@@ -20,6 +20,11 @@ EXAMPLES = """examples:
   peakcast dryrun -- python train.py --batch-size 8
   peakcast dryrun --gpu a100-40gb --optimizer-steps 3 -- python train.py
   peakcast dryrun --world-size 8 --rank 7 --optimizer-steps 3 -- python train.py --deepspeed zero2.json
+  peakcast dryrun --json -o peak.json -- python train.py
+
+The report names the moment, the operator, the module and the line of code of the peak, and divides its
+bytes into factors as predict does: parameters, gradients, optimizer states, activations … Bytes of no
+known purpose are unattributed. Of several processes, it is of the rank with the highest peak.
 
 The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
 the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.

@@ -49,9 +49,9 @@ class Block:
 
 
 class Top(NamedTuple):
-    """The point with the most requested bytes: the entry's index, the bytes, and the blocks alive there."""
+    """The point with the most requested bytes: the entry's position, the bytes, and the blocks alive there."""
 
-    index: int
+    position: int
     bytes: int
     alive: tuple[Block, ...]
 
@@ -79,7 +79,8 @@ class Blocks:
             live: requested bytes alive before the first entry.
             when: step and moment of an entry.
         """
-        at, freed = None, []  # the highest entry, and the blocks freed after it
+        at: int | None = None  # the highest entry
+        freed: list[Block] = []  # after it
         for index, entry in enumerate(trace):
             if entry["action"] == "alloc":
                 self._allocate(entry, self._entries + index, when(entry))

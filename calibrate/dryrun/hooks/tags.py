@@ -113,7 +113,7 @@ class Tags(ModuleTracker):
         if self._stack:
             module, kind = self._stack[-1], INSIDE
         else:
-            node = torch._C._current_autograd_node()
+            node: Any = torch._C._current_autograd_node()
             module, kind = self._module_of(node), ""
             if node is not None and node.name() == ACCUMULATES and isinstance(node.variable, torch.nn.Parameter):
                 kind = GRADIENT
@@ -149,7 +149,7 @@ class Tags(ModuleTracker):
             finally:
                 self.leave()
 
-        torch.nn.Module._call_impl = _call_impl  # type: ignore[method-assign]
+        torch.nn.Module._call_impl = _call_impl  # type: ignore[method-assign, assignment]
 
     def _outermost(self, module: torch.nn.Module) -> None:
         if module in self._roots or torch._C._current_autograd_node() is not None:  # a checkpoint recomputes it

@@ -218,7 +218,7 @@ class Watcher:
             trace = self._recording.take()
             top = self._blocks.follow(trace, self._live, best, self._when)
             if top is not None:
-                self._explain(trace[top.index], top)
+                self._explain(trace[top.position], top)
             self._owners.forget()
             self._tags.forget()
             self._live = torch.cuda.memory_stats(DEVICE).get("requested_bytes.all.current", 0)

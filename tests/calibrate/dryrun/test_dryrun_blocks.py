@@ -48,7 +48,7 @@ def test_the_highest_point_has_the_blocks_that_are_alive_there(parts):
         if highest[1] is None:
             assert top is None
         else:
-            assert (top.bytes, top.index, {block.address: block.bytes for block in top.alive}) == highest
+            assert (top.bytes, top.position, {block.address: block.bytes for block in top.alive}) == highest
             best = top.bytes
 
 
