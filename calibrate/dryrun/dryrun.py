@@ -101,7 +101,7 @@ class DryRun:
         peak: the point with the most requested bytes.
         factors: ``peak_allocated_bytes`` by factor, with the names of a prediction's factors and ``unattributed``, the
             bytes of no known purpose. They are requested bytes at ``peak``; ``allocator`` is what the allocated peak
-            has beyond them. None with ``snapshot``, where the history says it.
+            has beyond them. Empty with ``snapshot``, where the history says it.
         modules: the same sum by part of the model, then by factor.
         out_of_memory: every failed allocation, whether or not the script caught the error.
         optimizer_steps: number of complete optimizer steps.
@@ -125,8 +125,8 @@ class DryRun:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak: CodePoint | None
-    factors: Mapping[str, int] | None
-    modules: Mapping[str, Mapping[str, int]] | None
+    factors: Mapping[str, int]
+    modules: Mapping[str, Mapping[str, int]]
     out_of_memory: tuple[FailedAllocation, ...]
     memory_stats: Mapping[str, int]
     optimizer_steps: int
@@ -228,8 +228,8 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
 
 def _split(report: dict) -> dict[str, Any]:
     """The factors and modules of the allocated peak, from those of the requested one."""
-    if report["factors"] is None:
-        return {"factors": None, "modules": None}
+    if not report["factors"]:
+        return {"factors": {}, "modules": {}}
     beyond = report["peaks"]["allocated_bytes"] - report["peak"]["requested_bytes"]
     factors = {factor.value: report["factors"].get(factor.value, 0) for factor in Factor}
     modules = {name: dict(split) for name, split in report["modules"].items()}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calibrate.dryrun.dryrun import CodePoint, DryRun
 from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.progress import Phase, Progress
 from calibrate.report.measurement import COUNTERS
-from predictor.events.events import Factor
 from predictor.report.layout import table, wrapped
 from predictor.report.table import factor_table
 from predictor.report.units import gib, size_text
@@ -40,43 +37,23 @@ def report(console: Console, result: DryRun) -> None:
     if result.peak:
         place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak)
     if result.factors:
-        console.print(factor_table(Factors.of(result), console.width))
+        console.print(factor_table(result, console.width))
         console.print()
     for note in notes(result):
         for line in wrapped(console, note, indent=0):
             console.print(line)
 
 
-@dataclass(frozen=True)
-class Factors:
-    """The factors of a dry run, in the form of a prediction's; ``unattributed`` is no factor and stays plain text."""
-
-    peak_allocated_bytes: int
-    factors: Mapping[Factor | str, int]
-    modules: Mapping[str, Mapping[Factor | str, int]]
-
-    @staticmethod
-    def of(result: DryRun) -> Factors:
-        names = {factor.value: factor for factor in Factor}
-
-        def by_factor(split: Mapping[str, int]) -> dict[Factor | str, int]:
-            return {names.get(name, name): size for name, size in split.items()}
-
-        return Factors(result.peak_allocated_bytes, by_factor(result.factors or {}),
-                       {name: by_factor(split) for name, split in (result.modules or {}).items()})
-
-
 def notes(result: DryRun) -> list[str]:
     """Sentences on what the numbers include."""
     lines = []
-    if (result.factors or {}).get(UNATTRIBUTED):
+    if result.factors.get(UNATTRIBUTED):
         lines.append("Unattributed: tensors of the script or a library that are neither the model's nor an "
                      "optimizer's, and that no forward, backward or step needs.")
     lines.append("Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers.")
     if result.processes > 1:
-        which = f"rank {result.rank}" if result.world_size > 1 else "the one with the highest peak"
-        lines.append(f"{result.processes} processes used a GPU each; this is {which}"
-                     f"{', which has the highest peak' if result.world_size > 1 else ''}.")
+        which = f"rank {result.rank}" if result.world_size > 1 else "the one"
+        lines.append(f"{result.processes} processes used a GPU each; this is {which} with the highest peak.")
     return lines
 
 

@@ -73,7 +73,7 @@ class Where:
 class Report:
     """The JSON report of one process; sizes in bytes. ``peaks`` has the names of :data:`calibrate.job.peaks.COUNTERS`.
 
-    ``factors`` and ``modules`` divide the requested bytes at ``peak``; None with a whole history, which has its own
+    ``factors`` and ``modules`` divide the requested bytes at ``peak``; empty with a whole history, which has its own
     metadata text.
     """
 
@@ -87,8 +87,8 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     peak: Where | None = None
-    factors: dict[str, int] | None = None
-    modules: dict[str, dict[str, int]] | None = None
+    factors: dict[str, int] = field(default_factory=dict)
+    modules: dict[str, dict[str, int]] = field(default_factory=dict)
     out_of_memory: list[dict[str, Any]] = field(default_factory=list)
     memory_stats: dict[str, int] = field(default_factory=dict)
     optimizer_steps: int = 0
