@@ -5,15 +5,26 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid, Size, Whole
 
+if TYPE_CHECKING:
+    from calibrate.dryrun.progress import Progress
+
+TELL_SECONDS = 5.0
 EXAMPLES = """examples:
   peakcast dryrun -- python train.py --batch-size 8
   peakcast dryrun --gpu a100-40gb --optimizer-steps 3 -- python train.py
   peakcast dryrun --world-size 8 --rank 7 --optimizer-steps 3 -- python train.py --deepspeed zero2.json
+  peakcast dryrun --json -o peak.json -- python train.py
+
+The report names the moment, the operator, the module and the line of code of the peak, and divides its
+bytes into factors as predict does: parameters, gradients, optimizer states, activations … Bytes of no
+known purpose are unattributed. Of several processes, it is of the rank with the highest peak.
 
 The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
 the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.
@@ -61,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     quiet = arguments.json and not arguments.output  # then stdout is only for the JSON
     machine = Machine(gpu=arguments.gpu, capacity_bytes=settings.pop("capacity_bytes"), events=arguments.events)
-    result = dryrun(command, machine, streams=Streams(output=sys.stderr.fileno() if quiet else None), **settings)
+    streams = Streams(output=sys.stderr.fileno() if quiet else None,
+                      progress=Teller().tell if sys.stderr.isatty() else None)
+    result = dryrun(command, machine, streams=streams, **settings)
 
     def report(console) -> None:
         from calibrate.report.dryrun import report
@@ -76,6 +89,23 @@ def run(arguments: argparse.Namespace) -> int:
 
         raise InputError(f"{ending(result)}: its own message is above")
     return 0
+
+
+class Teller:
+    """Writes the state of the script to stderr, a line each: when its phase changes, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._last: Progress | None = None
+        self._told = 0.0
+
+    def tell(self, progress: Progress) -> None:
+        """Writes the state if it is news."""
+        from calibrate.report.dryrun import progress_text
+
+        is_new_phase = self._last is None or progress.phase is not self._last.phase
+        if is_new_phase or progress != self._last and time.monotonic() - self._told >= TELL_SECONDS:
+            self._last, self._told = progress, time.monotonic()
+            print(f"peakcast: {progress_text(progress)}", file=sys.stderr, flush=True)
 
 
 def _as_given(command: list[str]) -> list[str]:

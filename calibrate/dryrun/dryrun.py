@@ -6,24 +6,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from calibrate.dryrun.hooks import SETTING
+from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.hooks.fake_ranks import variables
+from calibrate.dryrun.progress import Progress, read
 from calibrate.emulator import H100, Machine, environment
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
+from predictor.events.events import Factor
+from predictor.events.model_facts import MODEL
 from predictor.version import VERSION
 
+LOOK_SECONDS = 1.0
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 
@@ -36,6 +43,7 @@ class Settings:
         world_size: None: ``torch.distributed`` stays as it is.
         optimizer_steps: stop at the first backward after this many; None: run until the script ends.
         history: whether each process also writes its whole memory history.
+        progress: whether each process also writes how far it is (:mod:`calibrate.dryrun.progress`).
     """
 
     directory: str
@@ -43,6 +51,7 @@ class Settings:
     world_size: int | None
     optimizer_steps: int | None
     history: bool = False
+    progress: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,18 @@ class Line:
 
 @dataclass(frozen=True)
 class CodePoint:
-    """A point of the run, as in ``calibrate.dryrun.hooks.watcher.Where``. ``line`` is in the user's code."""
+    """A point of the run, as in ``calibrate.dryrun.hooks.watcher.Where``. ``line`` is in the user's code.
+
+    ``module`` and ``operator`` are those that ran, empty if unknown.
+    """
 
     moment: str
     step: int
     requested_bytes: int
     frames: tuple[Line, ...]
     line: Line | None
+    module: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,10 @@ class DryRun:
         gpu: the emulated GPU; ``measured_on`` is always ``emulated``.
         settings: environment variables that change allocations and were set.
         peak: the point with the most requested bytes.
+        factors: ``peak_allocated_bytes`` by factor, with the names of a prediction's factors and ``unattributed``, the
+            bytes of no known purpose. They are requested bytes at ``peak``; ``allocator`` is what the allocated peak
+            has beyond them. Empty with ``snapshot``, where the history says it.
+        modules: the same sum by part of the model, then by factor.
         out_of_memory: every failed allocation, whether or not the script caught the error.
         optimizer_steps: number of complete optimizer steps.
         stopped: whether the dry run ended the script after the requested number of steps.
@@ -107,6 +125,8 @@ class DryRun:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak: CodePoint | None
+    factors: Mapping[str, int]
+    modules: Mapping[str, Mapping[str, int]]
     out_of_memory: tuple[FailedAllocation, ...]
     memory_stats: Mapping[str, int]
     optimizer_steps: int
@@ -119,10 +139,14 @@ class DryRun:
 
 @dataclass(frozen=True)
 class Streams:
-    """File descriptors for a command's standard output and standard error; None: those of this process."""
+    """File descriptors for a command's standard output and standard error; None: those of this process.
+
+    ``progress`` is called every second with the state of the script.
+    """
 
     output: int | None = None
     errors: int | None = None
+    progress: Callable[[Progress], None] | None = None
 
 
 OURS = Streams()
@@ -151,22 +175,27 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
     changes = environment(machine, shadow_real_gpu=True)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
-        settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None)
+        settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
+                            streams.progress is not None)
         changes |= {SETTING: json.dumps(asdict(settings)),
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, streams)
+        code = _run(command, {**os.environ, **changes}, streams, Path(directory))
         return _result(Path(directory), settings, command, code, snapshot)
 
 
-def _run(command: Sequence[str], variables: dict[str, str], streams: Streams) -> int:
+def _run(command: Sequence[str], variables: dict[str, str], streams: Streams, directory: Path) -> int:
     sys.stdout.flush()
     try:
         job = subprocess.Popen(command, env=variables, stdout=streams.output, stderr=streams.errors)
     except OSError as error:
         raise InputError(f"{quoted(command[0])} cannot be started: {error.strerror}") from None
     try:
+        while streams.progress is not None:
+            streams.progress(read(directory))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return job.wait(LOOK_SECONDS)
         return job.wait()
     finally:
         job.terminate()  # only has an effect if we were interrupted
@@ -188,13 +217,25 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, measured_on=MeasuredOn.EMULATED,
         gpu=report["device"], capacity_bytes=report["capacity_bytes"], software=report["software"],
         settings=report["settings"],
-        rank=settings.rank, world_size=settings.world_size or 1,
+        rank=report["rank"], world_size=report["world_size"],
         **{f"peak_{name}": size for name, size in report["peaks"].items()},
-        peak=_where(report["peak"]) if report["peak"] else None,
+        peak=_where(report["peak"]) if report["peak"] else None, **_split(report),
         out_of_memory=tuple(FailedAllocation(item["tried_to_allocate_bytes"], _where(item["where"]))
                             for item in report["out_of_memory"]),
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
         exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
+
+
+def _split(report: dict) -> dict[str, Any]:
+    """The factors and modules of the allocated peak, from those of the requested one."""
+    if not report["factors"]:
+        return {"factors": {}, "modules": {}}
+    beyond = report["peaks"]["allocated_bytes"] - report["peak"]["requested_bytes"]
+    factors = {factor.value: report["factors"].get(factor.value, 0) for factor in Factor}
+    modules = {name: dict(split) for name, split in report["modules"].items()}
+    modules.setdefault(MODEL, {})[Factor.ALLOCATOR.value] = beyond
+    return {"factors": factors | {Factor.ALLOCATOR.value: beyond, UNATTRIBUTED: report["factors"].get(UNATTRIBUTED, 0)},
+            "modules": modules}
 
 
 def _where(point: dict) -> CodePoint:

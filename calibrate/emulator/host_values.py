@@ -21,7 +21,7 @@ scores returns random indices, so that a router chooses its experts evenly.
 import atexit
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -89,11 +89,25 @@ def _is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch.DispatchKey.CompositeImplicitAutograd)
 
 
+class Observer(Protocol):
+    """Is told of each operator, on the thread that runs it."""
+
+    def begins(self, operator: Any, arguments: tuple) -> None:
+        """The operator begins on the device."""
+
+    def ends(self) -> None:
+        """It ended, or raised an exception."""
+
+
 class IntegerTwins(TorchDispatchMode):
-    """The dispatch mode that keeps the twins up to date and answers read-backs from them."""
+    """The dispatch mode that keeps the twins up to date and answers read-backs from them.
+
+    ``observer`` is None unless somebody sets it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.observer: Observer | None = None
         self.twins = Twins()
         self._operators: dict[Any, _Operator] = {}
         self._random_state = torch.Generator().manual_seed(0).get_state()
@@ -114,12 +128,7 @@ class IntegerTwins(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _describe(func)
-        compute = READ_BACKS.get(operator.name) if operator.followed else None
-        if compute is None:
-            result = func(*args, **kwargs)
-        else:
-            with returning_read_backs(compute, self.twins, args, kwargs):
-                result = func(*args, **kwargs)
+        result = self._run(func, operator, args, kwargs)
         if operator.name == "lift_fresh":
             self._follow_constant(result)
         elif operator.is_foreign:
@@ -133,6 +142,21 @@ class IntegerTwins(TorchDispatchMode):
         else:
             self._follow_result(func, operator, args, kwargs, _tensors(result))
         return result
+
+    def _run(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> Any:
+        """Runs the operator on the device."""
+        compute = READ_BACKS.get(operator.name) if operator.followed else None
+        observer = self.observer
+        if observer is not None:
+            observer.begins(func, args)
+        try:
+            if compute is None:
+                return func(*args, **kwargs)
+            with returning_read_backs(compute, self.twins, args, kwargs):
+                return func(*args, **kwargs)
+        finally:
+            if observer is not None:
+                observer.ends()
 
     def _follow_write(self, func: Any, operator: _Operator, args: tuple, kwargs: dict) -> None:
         targets = [

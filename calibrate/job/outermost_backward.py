@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def follow(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+def follow(begins: Callable[[], None], ends: Callable[[], None],
+           nested: Callable[[int], None] = lambda depth: None) -> Callable[[], None]:
     """Calls ``begins`` and ``ends`` around each outermost backward. Returns a function that restores PyTorch.
+
+    ``nested`` is called with the number of running backwards, one inside the other, whenever it changes.
 
     ``Tensor.backward`` and ``autograd.backward`` both call the replaced function (torch 2.11, autograd/graph.py). The
     backward of a checkpoint's recomputation runs inside another one and does not count.
@@ -21,10 +24,12 @@ def follow(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[],
         if depth == 0:
             begins()
         depth += 1
+        nested(depth)
         try:
             return original(*arguments, **options)
         finally:
             depth -= 1
+            nested(depth)
             if depth == 0:
                 ends()
 

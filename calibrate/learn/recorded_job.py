@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.job.factors import NEVER, BufferLife, factor_of, stack_lines
 from calibrate.job.side_notes import EMPTY_CACHE, GRADIENT, PARAMETER, RECORD_STREAM, SYNCHRONIZE, Note
-from calibrate.learn.factors import NEVER, BufferLife, factor_of
 from predictor.common.arrays import load as arrays_of
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
@@ -25,8 +25,6 @@ from predictor.snapshot.records import Action, Snapshot, Trace
 STEPS = 3
 MOMENT_NUMBERS = {moment.value: number for number, moment in enumerate(MOMENTS)}
 MOST_STREAMS = 100
-IGNORED_FRAMES = ("torch/_ops.py", "calibrate/", "torch/utils/_", "torch/_compile", "torch/_dynamo", "torch/_refs",
-                 "torch/_prims_common")
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,12 +303,7 @@ class _Reader:
             life["inside"], self._stack(life["entry"]), bool(life["parameters"]), life["gradient"]))
 
     def _stack(self, entry: int) -> tuple[str, ...]:
-        lines = []
-        for frame in self._trace.frames(entry):
-            name = frame.filename.replace("\\", "/").rpartition("site-packages/")[2]
-            if not any(part in name for part in IGNORED_FRAMES):
-                lines.append(f"{name}:{frame.name}")
-        return tuple(lines)
+        return stack_lines((frame.filename, frame.name) for frame in self._trace.frames(entry))
 
     def _module(self, life: dict[str, Any]) -> str:
         """The module of a parameter; empty for a flat buffer with parameters of several modules."""

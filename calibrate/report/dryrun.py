@@ -6,8 +6,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from calibrate.dryrun.dryrun import CodePoint, DryRun
+from calibrate.dryrun.hooks.factors import UNATTRIBUTED
+from calibrate.dryrun.progress import Phase, Progress
 from calibrate.report.measurement import COUNTERS
 from predictor.report.layout import table, wrapped
+from predictor.report.table import factor_table
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
@@ -33,12 +36,25 @@ def report(console: Console, result: DryRun) -> None:
                        f"{size_text(refusal.where.requested_bytes)} in use,", refusal.where)
     if result.peak:
         place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak)
-    notes = ["Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers."]
-    if result.processes > 1:
-        notes.append(f"{result.processes} processes used a GPU each; this is the one with the highest peak.")
-    for note in notes:
+    if result.factors:
+        console.print(factor_table(result, console.width))
+        console.print()
+    for note in notes(result):
         for line in wrapped(console, note, indent=0):
             console.print(line)
+
+
+def notes(result: DryRun) -> list[str]:
+    """Sentences on what the numbers include."""
+    lines = []
+    if result.factors.get(UNATTRIBUTED):
+        lines.append("Unattributed: tensors of the script or a library that are neither the model's nor an "
+                     "optimizer's, and that no forward, backward or step needs.")
+    lines.append("Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers.")
+    if result.processes > 1:
+        which = f"rank {result.rank}" if result.world_size > 1 else "the one"
+        lines.append(f"{result.processes} processes used a GPU each; this is {which} with the highest peak.")
+    return lines
 
 
 def headline(result: DryRun) -> str:
@@ -61,11 +77,26 @@ def ending(result: DryRun) -> str:
     return f"The script ended with exit code {result.exit_code}{why}"
 
 
+def progress_text(progress: Progress) -> str:
+    """The state of a running dry run in a few words."""
+    if progress.phase is Phase.STARTING:
+        return "the script starts"
+    if progress.phase is Phase.IMPORTED:
+        return "PyTorch is imported; the GPU is not in use yet"
+    at = "preparing, before the first backward"
+    if progress.phase is Phase.STEPPING:
+        at = f"step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
+    return f"{at}; peak so far {size_text(progress.peak_bytes)}" if progress.peak_bytes else at
+
+
 def place(console: Console, event: str, where: CodePoint) -> None:
     """Prints an event, its moment in the run, and the lines of code that led to it."""
     step = f" of step {where.step}" if where.step else ""
+    code = f": {where.operator}" if where.operator else ""
+    code += f" in {where.module}" if where.module else ""
     moment = {"other": "between the passes"}.get(where.moment, where.moment)
-    for line in wrapped(console, f"{event} in {moment}{step}{f', at {where.line}' if where.line else ''}", indent=0):
+    for line in wrapped(console, f"{event} in {moment}{step}{code}{f', at {where.line}' if where.line else ''}",
+                        indent=0):
         console.print(line)
     for frame in where.frames:
         console.print(f"    {frame}", style="dim")

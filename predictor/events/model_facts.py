@@ -16,6 +16,8 @@ MODALITIES = {
     "lm_head": "head",
 }
 """Submodule names of transformers' multimodal models -> part of the model (tower, projector, language model, head)."""
+MODEL = "model"
+"""The part that all other paths belong to."""
 EMBEDDINGS = ("embed_tokens", "position_embedding")
 """Names of embedding modules in transformers' language models and vision towers."""
 
@@ -137,4 +139,16 @@ def modality(path: str) -> str:
     """Part of the model that a parameter or module path belongs to: a tower, the projector, the language model, the
     head; ``model`` if none of its names is in :data:`MODALITIES`."""
     parts = [MODALITIES[part] for part in path.split(".") if part in MODALITIES]
-    return ("projector" if "projector" in parts else parts[0]) if parts else "model"
+    return ("projector" if "projector" in parts else parts[0]) if parts else MODEL
+
+
+def has_modality(path: str) -> bool:
+    """Whether one of a path's names is in :data:`MODALITIES`."""
+    return any(part in MODALITIES for part in path.split("."))
+
+
+def first_names(path: str) -> str:
+    """The first two names of a path, cut before a layer's number: ``transformer.h``, ``classifier``."""
+    parts = path.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join(parts[:min(2, number)]) or MODEL

@@ -16,7 +16,7 @@ from predictor.common.suggestions import file_name, quoted
 from predictor.engine.setup import Setup
 from predictor.events.events import EventList
 from predictor.events.micro_step import MicroStep
-from predictor.events.model_facts import MODALITIES, modality
+from predictor.events.model_facts import first_names, has_modality, modality
 from predictor.events.sizes import SYMBOLS, Shape
 from predictor.formula import learned
 from predictor.formula.formula import Formula
@@ -104,14 +104,7 @@ class LearnedJob(Job):
 
     def module_of(self, layer: str) -> str:
         """The part of the model that a layer is reported under: LLaVA's modalities, else the start of its path."""
-        return modality(layer) if any(part in MODALITIES for part in layer.split(".")) else _part(layer) or "model"
-
-
-def _part(path: str) -> str:
-    """The first two names of a path, cut before a layer's number: ``transformer.h``, ``classifier``."""
-    parts = path.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdecimal()), len(parts))
-    return ".".join(parts[:min(2, number)])
+        return modality(layer) if has_modality(layer) else first_names(layer)
 
 
 def prepare(workload: Workload) -> LearnedJob:

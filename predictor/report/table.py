@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
@@ -108,7 +108,21 @@ def factors(console: Console, prediction: Prediction) -> None:
     console.print()
 
 
-def factor_table(prediction: Prediction, width: int, *, small: bool = True) -> Table:
+class Divided(Protocol):
+    """An allocated peak by factor, and by module and factor. A key that is plain text is a row of its own at the end.
+    """
+
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+
+    @property
+    def factors(self) -> Mapping[Any, int]: ...
+
+    @property
+    def modules(self) -> Mapping[str, Mapping[Any, int]]: ...
+
+
+def factor_table(prediction: Divided, width: int, *, small: bool = True) -> Table:
     """The bytes at the peak, with a row for each factor and a column for each modality module.
 
     Args:
@@ -118,9 +132,9 @@ def factor_table(prediction: Prediction, width: int, *, small: bool = True) -> T
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     names = (printable(name).replace("_", "_\n") for name in modules)
     rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
-    kept = [factor for factor in Factor if prediction.factors.get(factor, 0)]
+    kept = [factor for factor in dict.fromkeys((*Factor, *prediction.factors)) if prediction.factors.get(factor, 0)]
     others = [] if small else [factor for factor in kept if prediction.factors[factor] * SMALL < total]
-    groups = [(factor.value, [factor]) for factor in kept if factor not in others]
+    groups = [(getattr(factor, "value", factor), [factor]) for factor in kept if factor not in others]
     for name, group in (*groups, *([("others", others)] if others else [])):
         size = sum(prediction.factors[factor] for factor in group)
         cells = [sum(split.get(factor, 0) for factor in group) for split in modules.values()]
@@ -130,13 +144,14 @@ def factor_table(prediction: Prediction, width: int, *, small: bool = True) -> T
     return rows
 
 
-def merge_small(modules: Mapping[str, Mapping[Factor, int]], most: int) -> dict[str, Mapping[Factor, int]]:
+def merge_small(modules: Mapping[str, Mapping[Any, int]], most: int) -> dict[str, Mapping[Any, int]]:
     """The modules, largest first. If there are more than ``most``, the smallest are merged into "others"."""
     ordered = sorted(modules.items(), key=lambda item: -sum(item[1].values()))
     kept = ordered
     if len(ordered) > most:
         kept, rest = ordered[: most - 1], ordered[most - 1:]
-        kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in Factor}))
+        names = {factor for _, split in rest for factor in split}
+        kept.append(("others", {f: sum(split.get(f, 0) for _, split in rest) for f in names}))
     return dict(kept)
 
 

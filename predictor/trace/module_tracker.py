@@ -41,19 +41,27 @@ class ModuleTracker:
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._modules.append(self._stack[-1] if self._stack else "")
 
+    def enter(self, module: torch.nn.Module) -> None:
+        """The forward of a module begins."""
+        if not self._stack:
+            self._outermost(module)
+        self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
+        self._boundary()
+
+    def leave(self) -> None:
+        """It ended, or raised an exception."""
+        self._stack.pop()
+        self._boundary()
+
     @contextmanager
     def active(self):
         """Tracks every module of the model while the block runs."""
 
         def enter(module, _inputs) -> None:
-            if not self._stack:
-                self._outermost(module)
-            self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
-            self._boundary()
+            self.enter(module)
 
         def leave(_module, _inputs, _output) -> None:
-            self._stack.pop()
-            self._boundary()
+            self.leave()
 
         # always_call, because a non-reentrant checkpoint ends its recomputation with an exception.
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from calibrate.dryrun.hooks import tags
 from calibrate.job import outermost_backward
 
 DEVICE = 0
@@ -101,11 +102,8 @@ class Recording:
             request = request._replace(context=OWN_REQUEST.context)
         self._record(*request._replace(enabled="all", max_entries=sys.maxsize, clear=True, skip_actions=[]))
 
-    def take(self, needed: bool) -> list[dict]:
-        """The entries since the last call, if ``needed``. Empties the history."""
-        if not needed and self._without_stack is None and self._all_entries is None:
-            self.begin()
-            return []
+    def take(self) -> list[dict]:
+        """The entries since the last call. Empties the history."""
         snapshot = self._snapshot(None)
         self.begin()
         trace = snapshot["device_traces"][DEVICE]
@@ -120,7 +118,7 @@ class Recording:
 
     def end(self) -> dict[str, Any]:
         """The snapshot as if nobody had emptied or changed the history (``torch.cuda.memory._snapshot()``)."""
-        self.take(True)
+        self.take()
         snapshot = self._snapshot(None)
         snapshot["device_traces"][DEVICE] = self._all_entries
         return snapshot
@@ -171,6 +169,8 @@ class Recording:
             if self._script_request is None or entry["action"] in self._script_request.skip_actions:
                 continue
             entry = dict(entry)
+            if "user_metadata" in entry:
+                entry["user_metadata"] = tags.split(entry["user_metadata"])[1]
             frames = entry.pop("frames", None)
             if frames is not None and (context == "all" or context == "alloc" and key not in without_stack):
                 entry["frames"] = _without_ours(frames)

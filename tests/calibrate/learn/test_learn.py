@@ -10,9 +10,9 @@ import pytest
 
 from calibrate.commands import learn as command
 from calibrate.commands.learn import check_placeholders
+from calibrate.job.factors import NEVER, BufferLife, factor_of
 from calibrate.learn import learn, recorded_job, sizes
 from calibrate.learn.align import groups
-from calibrate.learn.factors import NEVER, BufferLife, factor_of
 from calibrate.learn.jobs import PLACEHOLDERS, RecordCache, ScriptSource, WorkloadSource
 from calibrate.learn.shapes import plan
 from predictor import Workload, predict
