@@ -23,6 +23,7 @@ from predictor.common.suggestions import nearest, quoted
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
+    "oom": "predictor.commands.oom",
     "plan": "predictor.commands.plan",
     "explore": "predictor.commands.explore",
     "measure": "calibrate.commands.measure",

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = file_name(path)
     snapshot = read(path)
     try:
-        device = only_device(snapshot) if device is None else device
+        device = _only(snapshot) if device is None else device
         from predictor.snapshot.what_if import is_other
 
         if settings is not None and is_other(snapshot, settings):
@@ -104,7 +104,7 @@ def _what_if(arguments: argparse.Namespace, snapshot: Snapshot, device: int, set
     return 0 if result.failure is None else 1
 
 
-def only_device(snapshot: Snapshot) -> int:
+def _only(snapshot: Snapshot) -> int:
     """The only device with a history; without a history, the first device that holds memory."""
     recorded = [number for number, trace in enumerate(snapshot.traces) if len(trace)]
     if len(recorded) > 1:
@@ -113,6 +113,18 @@ def only_device(snapshot: Snapshot) -> int:
         raise InputError("it lists no devices: record with torch.cuda.memory._record_memory_history()")
     holding = [segment.device for segment in snapshot.segments if segment.device < len(snapshot.traces)]
     return recorded[0] if recorded else min(holding, default=0)
+
+
+def device_of(snapshot: Snapshot, text: str | None) -> int:
+    """The device that an option names, or the only one with a history.
+
+    Raises:
+        InputError: it is no number, there is no such device, or none is named and several have a history.
+    """
+    device = _only(snapshot) if text is None else _number(text)
+    if device >= len(snapshot.traces):
+        raise InputError(f"it has no device {device}: it lists {len(snapshot.traces)} device(s)")
+    return device
 
 
 def _size(text: str) -> int:
