@@ -106,6 +106,10 @@ CHECKS = {
         takes="some minutes", table_takes="at once",
         writes=("profiles/evidence/maximum_load.jsonl", "profiles/pages/maximum_load.md"),
         tolerance={"jobs that came out otherwise": 0}),
+    "remedies": Check(
+        "calibrate.checks.remedies", "do remedies that are said to fit survive, and does the job without them die?",
+        takes="half an hour", table_takes="at once", writes=("profiles/evidence/remedies.jsonl",),
+        tolerance={"runs that came out otherwise": 0}),
     "plan": Check(
         "calibrate.checks.plan", "does the batch that a plan proposes survive, and a larger one die?",
         takes="a quarter of an hour", table_takes="at once", writes=("profiles/evidence/plan.jsonl",),

@@ -51,7 +51,7 @@ class Answer:
         verdict: ``fits``, ``uncertain`` or ``does_not_fit``; None if the capacity is unknown.
         line: the verdict and the peak, in one line.
         text: the report that ``peakcast predict`` prints.
-        advice: changes that would fit, each in words; empty if the job fits.
+        advice: sentences about changes that would fit; empty if the job fits.
         predicted: peaks of the workload's own rank, for the record.
     """
 
@@ -96,21 +96,21 @@ def answer(question: Question) -> Answer:
     import io
 
     from calibrate.measure import job_prediction
-    from calibrate.training import advice
     from predictor.answer.predict import predict
-    from predictor.report import table, verdict
+    from predictor.answer.remedies import with_remedies
+    from predictor.report import remedies, table, verdict
     from predictor.report.console import WIDTH, console
 
     workload = Workload.from_mapping(dict(question.workload))
     reported = workload.replace(rank="worst") if question.worst else workload
-    prediction = predict(reported)
+    prediction = with_remedies(predict(reported), reported, trace=True)
     stream = io.StringIO()
     table.report(console(stream, WIDTH), prediction)
     line = f"{verdict.verdict(prediction)} {verdict.peak_text(prediction.peak)} ({verdict.title(prediction)})"
     rank = cast(int, workload.rank)  # the watcher always sets the training's own rank
     return Answer(
         verdict=prediction.verdict, line=line, text=stream.getvalue(),
-        advice=() if prediction.verdict in (None, "fits") else tuple(advice.what_fits(reported)),
+        advice=tuple(remedies.short(prediction.remedies)),
         predicted=job_prediction.predict_requested(workload, rank))
 
 

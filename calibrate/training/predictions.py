@@ -197,7 +197,7 @@ class TrainingPredictions:
                 self._messages.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):
             topic, prefix = ("start", "") if first else ("batch", f"the next batch, {size}: ")
-            self._messages.warn(topic, f"{prefix}{answer.line} Less memory: {'; '.join(answer.advice)}.")
+            self._messages.warn(topic, f"{prefix}{answer.line} Less memory: {' '.join(answer.advice)}")
 
     def _ask(self, workload: Workload, *, worst: bool = False) -> background_prediction.Answer:
         if workload not in self._answers:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predictor.answer.cautions import cautions
 from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.events import timeline
 from predictor.events.composed_run import Run
@@ -43,11 +44,12 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
+    bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
         requested=_bound(run.peak, margin.of("requested")),
         allocated=_bound(peak_allocated, margin.of("allocated")),
-        reserved=_bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high),
+        reserved=bound,
         device=_device(reserved.bytes, job),
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
@@ -63,6 +65,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
+        cautions=cautions(job, outcome.verdict, bound.bytes if bound.high is None else bound.high),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 

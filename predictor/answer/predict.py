@@ -54,14 +54,18 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
                         minimum_capacity_bytes=job.minimum_capacity(*listeners) if minimum_capacity else None)
     if workload.mode == "inference":
-        inference_job = cast(InferenceJob, job)  # dispatch chooses the class by the mode
-        details = inference_details.inference(inference_job)
-        details = searched(inference_job, details, progress) if maximum_load else details
-        no_room = details.paged is not None and not details.paged.sequences
-        return replace(prediction, inference=details, verdict="does_not_fit" if no_room else prediction.verdict)
-    if maximum_load:
+        prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
+    elif maximum_load:
         raise InputError("maximum_load is for inference only: add mode inference, or leave it out")
     if samples is None:
         return prediction
     return replace(prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
                    filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
+
+
+def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: bool,
+                    progress: Progress | None) -> Prediction:
+    details = inference_details.inference(job)
+    details = searched(job, details, progress) if maximum_load else details
+    no_room = details.paged is not None and not details.paged.sequences
+    return replace(prediction, inference=details, verdict="does_not_fit" if no_room else prediction.verdict)

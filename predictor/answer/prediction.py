@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from predictor.common.value_types import thaw
 from predictor.events.events import Factor, Moment
 from predictor.workload.value_sources import Source
 
@@ -195,6 +196,54 @@ class Inference:
     search_limits: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Remedy:
+    """Changes of a workload with their judgement.
+
+    Attributes:
+        changes: one change, or several that are made together, each in words.
+        keys: the workload's changed keys.
+        costs: the price of each change, in words.
+        differs: how training or its result differs; empty if the same model trains in the same way.
+        fits: whether the changed workload surely fits; None if it was not predicted.
+        peak_requested_bytes: predicted peak of the rank that requests the most; None if it was not predicted.
+        peak_allocated_bytes, peak_reserved_bytes: predicted peaks; None if it does not surely fit.
+        why_not: the reason why it was not predicted; empty otherwise.
+        needs_trace: whether that reason is that the model must be traced first.
+    """
+
+    changes: tuple[str, ...]
+    keys: Mapping[str, Any]
+    costs: tuple[str, ...]
+    differs: tuple[str, ...]
+    fits: bool | None
+    peak_requested_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    why_not: str = ""
+    needs_trace: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The remedy as plain data."""
+        document = asdict(replace(self, keys={}))
+        return document | {"keys": {key: thaw(value) for key, value in self.keys.items()}}
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Memory that the prediction may leave out.
+
+    Attributes:
+        text: a sentence about its cause.
+        more_bytes: bytes by which the job may need more than was predicted.
+        free_bytes: bytes that the job may need more while the verdict stays.
+    """
+
+    text: str
+    more_bytes: int
+    free_bytes: int
+
+
 def _deprecated(name: str, interval: str) -> property:
     """A property that still returns the interval under its old name, with a warning that names the new attributes."""
     def get(prediction: Prediction) -> Bound | None:
@@ -240,6 +289,8 @@ class Prediction:
         samples: memory of other batches of the dataset; None unless samples were passed.
         source: the files that the workload's values came from, if a framework's configuration was read.
         inference: memory of inference; None for training.
+        cautions: memory that the prediction may leave out, where it is enough to change the verdict.
+        remedies: changes of the workload that were judged; None unless they were searched.
     """
 
     workload: Mapping[str, Any]
@@ -269,6 +320,8 @@ class Prediction:
     samples: Chances | None = None
     source: Source | None = None
     inference: Inference | None = None
+    cautions: tuple[Caution, ...] = ()
+    remedies: tuple[Remedy, ...] | None = None
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -352,6 +405,8 @@ class Prediction:
             "samples": None if self.samples is None else asdict(self.samples),
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
+            "cautions": [asdict(caution) for caution in self.cautions],
+            "remedies": None if self.remedies is None else [remedy.to_json() for remedy in self.remedies],
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     output.add_output(parser)
+    parser.add_argument("--details", action="store_true",
+                        help="print everything: all moments, sources and defaults of the values, the calibration, what "
+                        "is not modelled, and every change that was judged")
     group = parser.add_argument_group("what else to find out")
     group.add_argument("--minimum-capacity", action="store_true",
                        help="also search the smallest GPU memory in which the job survives (a second or two; with "
@@ -38,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--maximum-load", action="store_true",
                        help="for inference: also search the longest prompt (for a conversation: the number of turns "
                        "if it goes on with turns like its last one) and the most sequences at once that fit")
+    group.add_argument("--remedies", action="store_true",
+                       help="judge every change that may help, even if the job fits, and trace the model for those "
+                       "that need it (minutes); without it, a job that does not surely fit gets the first that do")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history for https://pytorch.org/memory_viz; if the job "
@@ -51,20 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
     from predictor.answer.predict import predict
+    from predictor.answer.remedies import with_remedies
 
     prediction = predict(workload, history=bool(arguments.snapshot),
                          minimum_capacity=arguments.minimum_capacity and output.searching,
                          maximum_load=arguments.maximum_load,
                          samples=options.samples(arguments), progress=output.progress)
+    prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
+                               progress=output.progress)
     if prediction.history is not None:
         from predictor import snapshot
 
         snapshot.write(arguments.snapshot, prediction.history)
 
     def report(console: Console) -> None:
-        from predictor.report.table import report
+        from predictor.report import summary, table
 
-        report(console, prediction)
+        (table if arguments.details else summary).report(console, prediction)
 
     output.write(arguments, prediction.to_json, report)
     return options.exit_code(prediction)

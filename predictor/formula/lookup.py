@@ -48,6 +48,8 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
         return formula
     try:  # without text between images a model that splits at text may see fewer pieces, or fail
         return store.get(keys[-1:], trace)
+    except store.NotTraced:
+        raise
     except InputError as error:
         raise InputError(f"sequence_length {shape.sequence}: no text comes between images, which {config.name} may "
                          f"need: give at least {tokens + images + 1} ({error})") from None

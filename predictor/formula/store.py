@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
@@ -115,10 +116,30 @@ _NOT_KEPT: dict[str, Formula] = {}
 """File name -> formula, for formulas that this process traced and could not write to the cache."""
 
 
+class NotTraced(InputError):
+    """A formula is neither shipped nor cached, and :func:`existing_only` forbids to trace it."""
+
+
+_EXISTING_ONLY = ContextVar("_EXISTING_ONLY", default=False)
+
+
+@contextlib.contextmanager
+def existing_only(switched_on: bool = True) -> Iterator[None]:
+    """Inside this context :func:`get` traces nothing, and raises :class:`NotTraced` instead."""
+    token = _EXISTING_ONLY.set(switched_on)
+    try:
+        yield
+    finally:
+        _EXISTING_ONLY.reset(token)
+
+
 def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     """The formula of the first of these keys that is shipped or cached.
 
     If none is, ``trace`` makes the formula of the first key that is one regime, and it is cached.
+
+    Raises:
+        NotTraced: there is no formula, inside :func:`existing_only`.
     """
     for key in keys:
         shipped = shipped_directory() / key.filename()
@@ -130,6 +151,8 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
                 return _load(cached, cached.stat().st_mtime_ns)
         if key.filename() in _NOT_KEPT:
             return _NOT_KEPT[key.filename()]
+    if _EXISTING_ONLY.get():
+        raise NotTraced("there is no formula yet, and tracing was switched off")
     for key in keys[:-1]:
         if key.filename() in _SPLIT:
             continue

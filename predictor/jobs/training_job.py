@@ -185,6 +185,18 @@ class Job:
         """Judges whether the job fits its GPU."""
         return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
 
+    def fitting(self, *, first_rank_only: bool = False) -> survival.Outcome | None:
+        """The outcome of :meth:`judge` if the job surely fits its GPU; None if not, or without a GPU.
+
+        Args:
+            first_rank_only: simulate only the rank with the highest requested peak, which takes a fraction of the time.
+        """
+        def runs(limit_bytes: int | None) -> list[Run]:
+            return [self.run(limit_bytes)] if first_rank_only else self.runs(limit_bytes)
+
+        capacity = self.workload.capacity
+        return None if capacity is None else survival.fitting(runs, self.setup.allocator, capacity, self.margin)
+
     def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
         """The smallest GPU memory that the job fits, in bytes; ``tell`` is called with each limit that is tried."""
         return survival.minimum_capacity(self.runs, self.setup.allocator, self.margin, tell)

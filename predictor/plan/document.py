@@ -19,6 +19,7 @@ from predictor.plan.methods import Method
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
+from predictor.workload import deepspeed_document
 from predictor.workload.workload import Workload
 
 
@@ -33,6 +34,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
         "largest": plan.largest and _shape(plan.largest),
+        "largest_with_expandable_segments": plan.largest_expandable and _shape(plan.largest_expandable),
+        "remedies": [remedy.to_json() for remedy in plan.remedies],
         "ranking": [configuration(row) for row in found.fitting],
         "methods": [_method(method) for method in plan.methods],
         "closest": plan.closest and configuration(plan.closest),
@@ -81,7 +84,7 @@ def files(plan: Plan) -> dict[str, Any]:
     workload = launched(plan)
     if workload is None:
         return {}
-    config = launch.deepspeed(workload, dispatch.prepare(workload).formula.facts.hidden_size)
+    config = deepspeed_document.document(workload, dispatch.prepare(workload).formula.facts.hidden_size)
     keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
     arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
     return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}

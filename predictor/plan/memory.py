@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.events import timeline
 from predictor.events.regimes import Regime
 from predictor.events.sizes import Shape
-from predictor.formula import learned
+from predictor.formula import learned, store
 from predictor.formula.formula_key import regimes_at
 from predictor.jobs import dispatch, survival, training_job
 from predictor.jobs.training_job import Job
@@ -38,10 +37,6 @@ class Point(NamedTuple):
 
     batch: int
     sequence: int | None
-
-
-class NotTraced(InputError):
-    """No formula exists for the job, and tracing is switched off."""
 
 
 @dataclass
@@ -99,9 +94,8 @@ class Memory:
 
     def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:
         traces = not learned.is_learned_file(workload.model) and training_job.needs_trace(dispatch.resolve(workload))
-        if traces and not trace:
-            raise NotTraced("there is no formula yet, and tracing was switched off")
-        job = prepare(workload, self.progress)
+        with store.existing_only(not trace):
+            job = prepare(workload, self.progress)
         self.counts.traced += traces
         return job
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from predictor.answer.changes import EXPANDABLE
+from predictor.answer.prediction import Remedy
+from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
@@ -47,6 +50,8 @@ class Plan:
         methods: the cheapest configuration of each way to share the work, or why none fits; empty for one GPU.
         kept: keys that the user fixed and that would vary otherwise.
         largest: the largest micro batch, or sequence, that fits in the proposed setting; None if nothing fits.
+        largest_expandable: the same with expandable segments; None if nothing fits, or if the setting has them.
+        remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
         seconds: duration of the search.
@@ -63,6 +68,8 @@ class Plan:
     configurations: int
     counts: Counts
     largest: Candidate | None
+    largest_expandable: Candidate | None
+    remedies: tuple[Remedy, ...]
     closest: Configuration | None
     kept: tuple[str, ...]
     standing: str
@@ -171,7 +178,9 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
         methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
         settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=largest(best, wanted.maximize, memory) if best else None, closest=None if best else chosen,
+        largest=largest(best, wanted.maximize, memory) if best else None,
+        largest_expandable=_largest_expandable(best, wanted.maximize, memory) if best else None,
+        remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
@@ -314,6 +323,16 @@ def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
                                              chosen.accumulation).judge().verdict != "fits":
         size -= 1
     return replace(chosen, batch=size)
+
+
+def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candidate | None:
+    """:func:`largest` with expandable segments; None if the setting has them already."""
+    conf = best.setting.keys.get("allocator_conf") or ""
+    if goal == "sequence" or "expandable_segments" in conf:
+        return None
+    keys = {**best.setting.keys, "allocator_conf": ",".join(filter(None, (conf, EXPANDABLE)))}
+    setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
+    return largest(replace(best, setting=setting), goal, memory)
 
 
 def _most_batch(length: int | None) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from predictor.answer.changes import EXPANDABLE
 from predictor.plan import document, launch
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
-from predictor.report import value_sources
+from predictor.report import remedies, value_sources
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, size_text
 
@@ -47,6 +48,8 @@ def _head(console: Console, plan: Plan) -> None:
                f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes or 0)} stay free.")
         if plan.largest is not None and plan.largest != best.candidate:
             _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
+        if plan.largest_expandable is not None and plan.largest_expandable != plan.largest:
+            _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_shape(plan.largest_expandable)}.")
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
@@ -56,6 +59,8 @@ def _head(console: Console, plan: Plan) -> None:
                f"{size_text(closest.prediction.minimum_capacity_bytes or 0)}.")
         if plan.kept:
             _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Without, more configurations are tried.")
+        for sentence in remedies.short(plan.remedies):
+            _print(console, sentence)
     console.print()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
 from predictor.events.events import Factor
-from predictor.report import inference, samples, value_sources, verdict
+from predictor.report import inference, remedies, samples, value_sources, verdict
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, share, size_text
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+SMALL = 1000
+"""Factors of less than one part in so many of the total are small."""
 FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # widths in the factor table: the first columns together, and each module's
 MEASURED_ON = {"device": "measured on a real GPU", "emulated": "measured on an emulated GPU", "assumed": "assumed"}
 
@@ -32,15 +34,15 @@ def report(console: Console, prediction: Prediction) -> None:
     tail(console, prediction)
 
 
-def head(console: Console, prediction: Prediction) -> None:
-    """Prints the verdict, the workload, and the table of peaks."""
+def head(console: Console, prediction: Prediction, *, brief: bool = False) -> None:
+    """Prints the verdict, the workload, and the table of peaks; each peak in one line if ``brief``."""
     console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
     for line in wrapped(console, verdict.title(prediction), indent=0):
         console.print(line, style="dim")
     console.print()
     rows = table("", "", "")
     for peak in verdict.bounds(prediction):
-        rows.add_row(*peak)
+        rows.add_row(peak.name, peak.size, peak.brief if brief else peak.meaning)
     console.print(rows)
     console.print()
     console.print(verdict.peak_text(prediction.peak))
@@ -56,6 +58,10 @@ def tail(console: Console, prediction: Prediction) -> None:
     for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):
+            console.print(line)
+    judged = map(remedies.remedy_text, prediction.remedies or ())
+    for sentence in (*map(remedies.caution, prediction.cautions), *judged):
+        for line in wrapped(console, sentence, indent=0):
             console.print(line)
 
 
@@ -97,17 +103,23 @@ def factors(console: Console, prediction: Prediction) -> None:
     console.print()
 
 
-def factor_table(prediction: Prediction, width: int) -> Table:
-    """The bytes at the peak, with a row for each factor and a column for each modality module."""
+def factor_table(prediction: Prediction, width: int, *, small: bool = True) -> Table:
+    """The bytes at the peak, with a row for each factor and a column for each modality module.
+
+    Args:
+        small: keep rows of less than a thousandth of the total apart, instead of adding them up.
+    """
     total = prediction.peak_allocated_bytes
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     names = (printable(name).replace("_", "_\n") for name in modules)
     rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
-    for factor in Factor:
-        size = prediction.factors.get(factor, 0)
-        if size:
-            cells = (split.get(factor, 0) for split in modules.values())
-            rows.add_row(factor.value, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
+    kept = [factor for factor in Factor if prediction.factors.get(factor, 0)]
+    others = [] if small else [factor for factor in kept if prediction.factors[factor] * SMALL < total]
+    groups = [(factor.value, [factor]) for factor in kept if factor not in others]
+    for name, group in (*groups, *([("others", others)] if others else [])):
+        size = sum(prediction.factors[factor] for factor in group)
+        cells = [sum(split.get(factor, 0) for factor in group) for split in modules.values()]
+        rows.add_row(name, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
     rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()),
                  style="bold")
     return rows

@@ -100,35 +100,40 @@ def _step(moment: Moment) -> str:
 
 
 class PeakText(NamedTuple):
-    """A row of the table of peaks."""
+    """A row of the table of peaks. ``brief`` is its meaning in one line."""
 
     name: str
     size: str
     meaning: str
+    brief: str
 
 
 def bounds(prediction: Prediction) -> list[PeakText]:
     """The rows of the table of peaks, and the least capacity that a GPU needs if it was searched."""
-    rows = (("requested", prediction.requested, "what tensors asked for (requested_bytes.all.peak)"),
-            ("allocated", prediction.allocated, "in whole blocks (torch.cuda.max_memory_allocated)"
-             + _elsewhere(prediction.peak, prediction.peak.allocated_rank)),
-            ("reserved", prediction.reserved,
-             "held by PyTorch (torch.cuda.max_memory_reserved)"
-             + (_elsewhere(prediction.peak, prediction.peak.reserved_rank) or _idle(prediction))),
-            ("device", prediction.device, "what nvidia-smi shows, context and NCCL included"))
+    peak, idle = prediction.peak, prediction.fragmentation_bytes
+    allocated_on, reserved_on = (_elsewhere(peak, rank) for rank in (peak.allocated_rank, peak.reserved_rank))
+    idle_text = f"; {size_text(idle)} of it idle at the allocated peak" if idle and not reserved_on else ""
+    idle_brief = f", {size_text(idle)} idle" if idle and not reserved_on else ""
+    rows = [
+        ("requested", _bound(prediction.requested), "what tensors asked for (requested_bytes.all.peak)",
+         "what tensors asked for"),
+        ("allocated", _bound(prediction.allocated),
+         f"in whole blocks (torch.cuda.max_memory_allocated){allocated_on}",
+         f"in whole blocks (max_memory_allocated){allocated_on}"),
+        ("reserved", _bound(prediction.reserved),
+         f"held by PyTorch (torch.cuda.max_memory_reserved){reserved_on}{idle_text}",
+         f"held by PyTorch (max_memory_reserved){reserved_on}{idle_brief}"),
+        ("device", _bound(prediction.device), "what nvidia-smi shows, context and NCCL included",
+         "what nvidia-smi shows")]
     least = prediction.minimum_capacity_bytes
-    return [PeakText(name, _bound(bound), meaning) for name, bound, meaning in rows] + (
-        [PeakText("capacity", size_text(least), "the least that a GPU needs, context and NCCL included")]
-        if least else [])
+    if least:
+        meaning = "the least that a GPU needs, context and NCCL included"
+        rows.append(("capacity", size_text(least), meaning, meaning))
+    return [PeakText(*row) for row in rows]
 
 
 def _elsewhere(peak: Peak, rank: int) -> str:
     return f" on rank {rank}" if rank != peak.rank else ""
-
-
-def _idle(prediction: Prediction) -> str:
-    idle = prediction.fragmentation_bytes
-    return f"; {size_text(idle)} of it idle at the allocated peak" if idle else ""
 
 
 def _bound(bound: Bound | None) -> str:

@@ -12,6 +12,9 @@ from tests.replay import replaying
 
 REQUESTS = {name: request for name, request in replaying.requests().items() if request.layer == "test"}
 ANSWERS = replaying.recorded()
+SHORT_ANSWERS = [name for name, request in replaying.requests().items()
+                 if request.argv[0] == "predict" and not {"--json", "--details", "--help"} & set(request.argv)]
+
 
 
 def test_every_request_has_an_answer_and_there_are_enough_of_them():
@@ -25,3 +28,10 @@ def test_a_request_is_answered_as_it_was_recorded(name):
         answer = replaying.answer(REQUESTS[name])
     assert list(replaying.differences(ANSWERS[name].numbers, answer.numbers)) == []
     assert list(replaying.differences(ANSWERS[name].wording, answer.wording)) == []
+
+
+def test_the_short_answers_fit_on_one_screen():
+    texts = {name: ANSWERS[name].wording["text"].splitlines() for name in SHORT_ANSWERS}
+    assert len(texts) > 100
+    assert {name: len(lines) for name, lines in texts.items()
+            if len(lines) > 40 or any(len(line.rstrip()) > 100 for line in lines)} == {}

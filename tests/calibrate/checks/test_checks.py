@@ -110,7 +110,7 @@ def test_the_table_alone_measures_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["emulated", "verdicts", "recipes", "models", "tensor_parallel", "inference",
-                                  "maximum_load", "plan", "methods"])
+                                  "maximum_load", "plan", "methods", "remedies"])
 def test_every_kept_row_is_of_a_job_that_is_run(name):
     """So that nothing would be measured again."""
     check = registry.CHECKS[name]

@@ -16,7 +16,7 @@ from calibrate.records.moment_peaks import MomentPeaks
 from calibrate.records.record import InTraining, Predicted, PredictedMoment, RankChoice, read
 from calibrate.records.record import Peak as RecordedPeak
 from calibrate.regression import files
-from calibrate.training import advice, background_prediction, reading, training_record
+from calibrate.training import background_prediction, reading, training_record
 from calibrate.training.memory_warning import DeviceMemory, low_memory
 from calibrate.training.memory_warning import advice as advice_of
 from calibrate.training.messages import RankMessages
@@ -24,11 +24,9 @@ from calibrate.training.phase_peaks import Boundaries, RunningPeaks
 from calibrate.training.predictions import TrainingPredictions
 from calibrate.training.watcher import Watcher
 from predictor import Workload
-from predictor.answer.predict import predict
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
 from predictor.model import models
-from predictor.report.units import size_text
 from tests.calibrate.small_jobs import ROOT, record, sample
 
 GIB = 1 << 30
@@ -76,7 +74,7 @@ def test_only_larger_batches_are_predicted_and_a_danger_is_said_once(asked):
     for tokens in (64, 32, 90, 64, 120, 130):
         ahead_of.before_batch(sample(tokens=tokens))
     assert [question.workload["sequence_length"] for question in asked] == [64, 90, 120, 130]
-    assert lines == ["64 fits.", "warning: the next batch, 2 x 120 tokens: 120 does_not_fit. Less memory: less."]
+    assert lines == ["64 fits.", "warning: the next batch, 2 x 120 tokens: 120 does_not_fit. Less memory: less"]
     assert ahead_of.largest == ("2 x 130 tokens",)
     assert ahead_of.for_record(may_predict=True)[0].sequence_length == 130
 
@@ -122,15 +120,6 @@ def test_the_predicting_process_answers_in_the_predictors_words():
     assert found.verdict == "fits" and found.line.startswith("Fits a100-40gb: peak 33.60 GiB allocated")
     with pytest.raises(InputError, match="no-such-model"):
         background_prediction.ask(background_prediction.Question({"model": "no-such-model"}))
-
-
-def test_advice_is_the_largest_batch_that_predict_finds_to_fit():
-    tight = Workload(model="llava-1.5-7b", per_device_train_batch_size=32, sequence_length=1024, zero_stage=2, data_parallel_size=8,
-                     gpu="a100-40gb")
-    halves = [tight.replace(per_device_train_batch_size=32 // steps, gradient_accumulation_steps=steps) for steps in (1, 2, 4)]
-    assert [predict(half).verdict for half in halves] == ["does_not_fit", "uncertain", "fits"]
-    free = predict(halves[-1]).headroom_bytes
-    assert f"per_device_train_batch_size 8 with gradient_accumulation_steps 4 fits ({size_text(free)} stay free)" in advice.what_fits(tight)
 
 
 def test_danger_is_less_left_than_what_predict_calls_uncertain():

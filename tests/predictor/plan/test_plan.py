@@ -17,6 +17,7 @@ from predictor.plan.knobs import turned
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Candidate, queue
 from predictor.plan.space import space
+from predictor.workload import deepspeed_document
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
 OVERLAP = {"bf16": {"enabled": True},
@@ -125,7 +126,7 @@ def test_knobs_come_by_what_they_give_and_start_from_a_whole_configuration():
                                   {"zero_stage": 3, "offload": "all"}, {"deepspeed": OVERLAP}], ids=str)
 def test_the_deepspeed_config_is_of_the_same_memory(keys):
     asked = Workload(**GIVEN | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5} | keys)
-    config = json.loads(json.dumps(launch.deepspeed(asked, 4096)))
+    config = json.loads(json.dumps(deepspeed_document.document(asked, 4096)))
     again = Workload(**GIVEN | {"deepspeed": config})
     one, other = predict(asked), predict(again)
     assert (again.per_device_train_batch_size, again.gradient_accumulation_steps, again.offload) == (2, 2, asked.offload)
@@ -133,7 +134,7 @@ def test_the_deepspeed_config_is_of_the_same_memory(keys):
 
 
 def test_other_engines_have_no_deepspeed_config():
-    assert launch.deepspeed(Workload(**GIVEN | {"engine": "ddp"}), 4096) is None
+    assert deepspeed_document.document(Workload(**GIVEN | {"engine": "ddp"}), 4096) is None
 
 
 def test_hugging_face_knows_every_argument(made):

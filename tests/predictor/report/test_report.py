@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from predictor.answer.prediction import Bound, Candidate
+from predictor.answer.prediction import Bound, Candidate, Caution, Remedy
 from predictor.events.events import Factor, Moment
-from predictor.report import explain, table
+from predictor.report import explain, remedies, summary, table
 from predictor.report.console import console
 from predictor.report.formula import formula_text
 from predictor.report.layers import LayerRow, collapse
@@ -175,3 +175,60 @@ def test_frozen_modules_that_backward_runs_through_are_named_with_what_they_keep
     text = " ".join(shown(explain.report, samples.prediction(passed_bytes={"head": 0, "language_model": 3 * GIB})).split())
     assert "and until then their activations stay: language_model 3.00 GiB." in text
     assert "Backward also runs" not in shown(table.report, samples.prediction())
+
+
+def test_the_short_answer_leaves_out_what_details_have():
+    text = shown(summary.report, samples.prediction(samples.workload(gpu="h100-80gb")))
+    assert text == """\
+Fits h100-80gb: peak 43.50 GiB allocated, 45.00 GiB reserved of 79.11 GiB; 34.11 GiB stay free.
+llava-1.5-7b · finetune · batch 16 x 1,024 tokens · bf16 · adamw_torch_fused · checkpointing ·
+  ZeRO-2 on 8 GPUs
+
+requested   43.00 GiB       what tensors asked for
+allocated   43.50 GiB       in whole blocks (max_memory_allocated)
+reserved    45.00 GiB       held by PyTorch (max_memory_reserved), 1.00 GiB idle
+device      not predicted   what nvidia-smi shows
+
+The peak is in backward of step 2 on rank 7: aten::mm in language_model.layers.31.mlp.down_proj.
+
+                                    language_   vision_
+at the peak (GiB)     all       %       model     tower
+───────────────────────────────────────────────────────
+parameters          13.00    29.9       12.00      1.00
+optimizer_states     9.00    20.7        9.00
+activations         21.00    48.3       21.00
+allocator            0.50     1.1        0.50
+total               43.50   100.0       42.50      1.00
+
+--details shows 2 further cautions, 17 defaults and all moments; --json has all as data."""
+
+
+FIT = Remedy(("optimizer → host",), {"offload": "optimizer"}, ("copies over PCIe",), (), True, GIB, 2 * GIB, 3 * GIB)
+DIES = replace(FIT, fits=False, peak_allocated_bytes=None, peak_reserved_bytes=None)
+UNKNOWN = replace(DIES, fits=None, peak_requested_bytes=None, why_not="it has no formula yet", needs_trace=True)
+
+
+def test_a_remedy_that_fits_is_named_with_its_bytes_and_its_price():
+    assert remedies.remedy_text(FIT) == "Fits with optimizer → host: 3.00 GiB reserved (price: copies over PCIe)."
+
+
+def test_a_remedy_that_changes_training_says_so():
+    assert remedies.remedy_text(replace(FIT, costs=("nothing",), differs=("adapters train",))) == (
+        "Fits with optimizer → host: 3.00 GiB reserved (changes training: adapters train).")
+
+
+def test_the_short_answer_names_three_remedies_that_fit():
+    assert len(remedies.short((DIES, *[FIT] * 5, UNKNOWN))) == 3
+
+
+def test_where_nothing_fits_the_closest_change_and_the_unchecked_ones_are_named():
+    worse = replace(DIES, changes=("micro batch 2 → 1",), peak_requested_bytes=2 * GIB)
+    assert remedies.short((worse, DIES, UNKNOWN)) == [
+        "Nothing that was tried surely fits. Closest: optimizer → host, with which tensors alone need 1.00 GiB.",
+        "Not checked, as each needs a trace (add --remedies): optimizer → host."]
+
+
+def test_a_caution_gives_the_bytes_that_are_free_and_those_that_it_may_take():
+    assert remedies.caution(Caution("NCCL was not measured", 2 * GIB, GIB)) == (
+        "Caution: NCCL was not measured. With 1.00 GiB more than predicted it would no longer surely fit; this may take "
+        "2.00 GiB more.")

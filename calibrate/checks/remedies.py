@@ -1,0 +1,101 @@
+"""Run jobs that do not fit, and the remedies that are said to fit, on the emulated GPU.
+
+    pip install -e '.[test]'
+    python scripts/check.py remedies                 # 30 random jobs with up to three remedies each: half an hour
+    python scripts/check.py remedies --table-only    # the saved results
+
+No GPU is needed. Each job gets a little less memory than it needs. It runs with that memory, and must die. A remedy
+leaves room for memory outside PyTorch's allocator, of which the emulated GPU has none. So each remedy runs with that
+much less memory, and must survive. Every run is of the rank with the highest predicted peak. Results go to
+profiles/evidence/remedies.jsonl, one line per job. Jobs in that file are not run again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any
+
+from rich.table import Table
+
+from calibrate.checks.directories import EVIDENCE
+from calibrate.checks.outcome import Outcome
+from calibrate.checks.results_file import Kept, Row
+from calibrate.measure import measure as measuring
+from calibrate.records.record import MeasuredOn
+from calibrate.regression import compact
+from predictor.answer.remedies import remedies
+from predictor.common.value_types import thaw
+from predictor.jobs import dispatch
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
+from predictor.workload.workload import Workload
+
+NUMBER, SEED = 30, 20261123
+SHARES = (0.7, 0.98)
+"""Memory of a job's GPU, relative to what the job needs at least."""
+KEYS: Mapping[str, tuple[Any, ...]] = {
+    "model": ("grouped", "shallow"), "sequence_length": (768, 1024, 1536, 2048),
+    "per_device_train_batch_size": (2, 4, 6, 8, 12), "gradient_accumulation_steps": (1, 1, 2, 3),
+    "recipe": ("finetune", "finetune", "lora", "pretrain", "full"), "gradient_checkpointing": (True, False),
+    "optim": ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit")}
+ENGINES: tuple[dict[str, Any], ...] = (
+    {}, {"zero_stage": 1, "data_parallel_size": 2}, {"zero_stage": 2, "data_parallel_size": 4},
+    {"zero_stage": 2, "data_parallel_size": 8}, {"zero_stage": 3, "data_parallel_size": 4},
+    {"engine": "ddp", "data_parallel_size": 2})
+
+
+def jobs(args: Namespace) -> Iterator[Row]:
+    """Random jobs, the same in every run, each with the share of its least memory that its GPU has."""
+    draw = random.Random(SEED)
+    for _ in range(NUMBER):
+        keys = {key: draw.choice(values) for key, values in KEYS.items()}
+        yield {"job": keys | draw.choice(ENGINES), "share": round(draw.uniform(*SHARES), 3)}
+
+
+def tried(entry: Mapping[str, Any]) -> Row:
+    """The row of a job: its outcome with too little memory, and those of its remedies."""
+    whole, _ = compact.workload_of(entry["job"])
+    least = dispatch.prepare(whole).minimum_capacity() - ASSUMED_RUNTIME_BYTES
+    job = whole.replace(capacity_bytes=int(least * entry["share"]))
+    verdict = dispatch.prepare(job).judge().verdict
+    rows = [{"change": "", "must_survive": False, **_ran(job)}]
+    for remedy in remedies(job, trace=True):
+        if remedy.fits:
+            assert job.capacity_bytes is not None  # set above
+            other = job.replace(**remedy.keys)
+            surely, _ = dispatch.prepare(other).margin.limits(job.capacity_bytes)
+            rows.append({"change": " and ".join(remedy.changes), "must_survive": True,
+                         **_ran(other.replace(capacity_bytes=surely)),
+                         "predicted_reserved_bytes": remedy.peak_reserved_bytes})
+    return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated",
+            "job": thaw(entry["job"]), "share": entry["share"], "verdict": verdict, "runs": rows}
+
+
+def _ran(workload: Workload) -> dict[str, Any]:
+    record = measuring.measure(workload, device=MeasuredOn.EMULATED)
+    survived = record.job.out_of_memory is None
+    print(f"{'survived' if survived else 'died'} with {workload.capacity_bytes:,} bytes", file=sys.stderr)
+    return {"capacity_bytes": workload.capacity_bytes, "survived": survived, "rank": record.rank,
+            "measured_reserved_bytes": record.peak("reserved_bytes").bytes}
+
+
+measure = Kept(EVIDENCE / "remedies.jsonl", tried, known_by=("job", "share"))
+
+
+def table(rows: list[Row], args: Namespace) -> Outcome:
+    """The table of all jobs with their remedies."""
+    shown = Table("job", "share of its memory", "verdict", "without", "with")
+    wrong = without = count = 0
+    for row in rows:
+        original, *others = row["runs"]
+        wrong += sum(run["survived"] != run["must_survive"] for run in row["runs"])
+        without += not others
+        count += len(others)
+        shown.add_row(", ".join(f"{key} {value}" for key, value in row["job"].items()), f"{row['share']:.0%}",
+                      row["verdict"], "survived" if original["survived"] else "died",
+                      "; ".join(f"{run['change']}: {'survived' if run['survived'] else 'died'}" for run in others))
+    return Outcome({"runs that came out otherwise": wrong}, shown=(
+        shown, f"{len(rows)} jobs, {without} of them without a remedy; {count} remedies"))

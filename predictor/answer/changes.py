@@ -1,0 +1,226 @@
+"""Changes that can lower a workload's memory: one table, from which plans take knobs and predictions take remedies.
+
+Each function of :data:`TRAINING` and :data:`INFERENCE` yields families of changes. The changes of a family are steps of
+one kind, such as ever smaller batches: the first changes the workload least, and each saves more than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from predictor.common import gpus
+from predictor.common.value_types import thaw
+from predictor.jobs import dispatch
+from predictor.workload import deepspeed_document
+from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.workload.workload import Workload
+
+BATCH, STEPS = BATCH_KEYS
+LENGTH, EVALUATED = "sequence_length", "per_device_eval_batch_size"
+SMALL_BUCKET = 50_000_000
+"""Elements; larger communication buckets are changed to this size."""
+LENGTH_STEP = 256
+"""Tokens between the shorter sequences of a family. None is shorter than half the sequence."""
+OF_SIDES = (0.75, 0.5)
+"""Sides of smaller pictures, relative to the workload's."""
+HARDWARE = {"gpu", "data_parallel_size"}
+EXPANDABLE = "expandable_segments:True"
+QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a workload.
+
+    Attributes:
+        text: the change in words.
+        keys: the workload's changed keys.
+        costs: its price in words.
+        differs: how training or its result differs; empty if the same model trains in the same way.
+    """
+
+    text: str
+    keys: Mapping[str, Any]
+    costs: str
+    differs: str = ""
+
+    @property
+    def is_hardware(self) -> bool:
+        """Whether other GPUs, or more of them, are the change."""
+        return bool(HARDWARE & self.keys.keys())
+
+
+Families = Iterator[tuple[Change, ...]]
+
+
+def of(workload: Workload) -> list[tuple[Change, ...]]:
+    """The families of changes of a workload: those that keep training the same, then others, then other hardware.
+
+    Raises:
+        InputError: the workload cannot be predicted.
+    """
+    table = INFERENCE if workload.mode == "inference" else TRAINING
+    families = [family for propose in table for family in propose(workload) if family]
+    return sorted(families, key=lambda family: (family[0].is_hardware, bool(family[0].differs)))
+
+
+def _allocator(w: Workload) -> Families:
+    if "expandable_segments" not in (w.allocator_conf or ""):
+        conf = ",".join(filter(None, [w.allocator_conf, EXPANDABLE]))
+        yield (Change(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", {"allocator_conf": conf}, "nothing that is known"),)
+
+
+def _precision(w: Workload) -> Families:
+    if not w.gradient_checkpointing:
+        yield (Change("gradient_checkpointing off → on", {"gradient_checkpointing": True},
+                      "one more forward of the layers"),)
+    if w.attn_implementation == "eager":
+        yield (Change("attn_implementation eager → sdpa", {"attn_implementation": "sdpa"}, "nothing"),)
+    if not w.use_liger_kernel:
+        yield (Change("use_liger_kernel off → on", {"use_liger_kernel": True}, "a package; logits are never whole"),)
+    offloaded = dict(w.gradient_checkpointing_kwargs) | {"offload": True}
+    if w.gradient_checkpointing and offloaded != w.gradient_checkpointing_kwargs:
+        yield (Change("inputs of checkpoints → host", {"gradient_checkpointing_kwargs": offloaded},
+                      "copies over PCIe in each micro-step"),)
+
+
+def _batch(w: Workload) -> Families:
+    """Smaller micro batches. With more accumulation the global batch size stays; without, it shrinks."""
+    batch, steps = w.per_device_train_batch_size, w.gradient_accumulation_steps
+    total = batch * steps
+    yield tuple(Change(f"micro batch {batch} → {size}, accumulation {steps} → {total // size}",
+                       _shape(w, size, total // size), f"{total // size} micro-steps a step")
+                for size in range(batch - 1, 0, -1) if total % size == 0)
+    yield tuple(Change(f"micro batch {batch} → {size}", _shape(w, size, steps), "more steps an epoch",
+                       "a smaller global batch") for size in range(batch - 1, 0, -1) if total % size)
+
+
+def _evaluation(w: Workload) -> Families:
+    evaluated = w.per_device_eval_batch_size
+    if evaluated:
+        yield tuple(Change(f"{EVALUATED} {evaluated} → {size}", {EVALUATED: size}, "more evaluation steps")
+                    for size in range(evaluated - 1, 0, -1))
+
+
+def _shape(w: Workload, batch: int, steps: int) -> dict[str, Any]:
+    """The changed keys of the shape; numbers in the user's DeepSpeed config change with them."""
+    keys: dict[str, Any] = {BATCH: batch, STEPS: steps}
+    config = thaw(w.deepspeed) if w.deepspeed else {}
+    theirs = {name: keys[ours] for name, ours in SAME_AS.items()
+              if ours in BATCH_KEYS and isinstance(config.get(name), int)}
+    if theirs or isinstance(config.get("train_batch_size"), int):
+        config.pop("train_batch_size", None)
+        keys["deepspeed"] = config | theirs
+    return keys
+
+
+def _optimizer(w: Workload) -> Families:
+    if w.optim in ("adamw_torch", "adamw_torch_forloop"):
+        yield (Change(f"optim {w.optim} → adamw_torch_fused", {"optim": "adamw_torch_fused"}, "nothing"),)
+    if w.optim.startswith("adamw_torch"):
+        yield (Change(f"optim {w.optim} → adamw_bnb_8bit", {"optim": "adamw_bnb_8bit"}, "bitsandbytes",
+                      "optimizer states of 8 bits"),)
+
+
+def _engine(w: Workload) -> Families:
+    if w.engine in ("ddp", "torch") and w.data_parallel_size == w.world_size > 1:
+        keys = {"engine": None, "ddp": None, "zero_stage": 2, "mixed_precision": None, "dtype": w.computes_in}
+        yield (Change("engine ddp → ZeRO-2", keys, "reductions in each micro-step"),)
+    if w.engine == "deepspeed":
+        yield from _stages(w)
+        yield from _deepspeed(w)
+
+
+def _stages(w: Workload) -> Families:
+    traffic = {1: "an all-reduce less, a partition more", 2: "reductions in each micro-step",
+               3: "weights are gathered in each micro-step"}
+    assert w.zero_stage is not None  # DeepSpeed has a stage
+    for stage in range(w.zero_stage + 1, 4):
+        yield (Change(f"zero_stage {w.zero_stage} → {stage}", _zero(w, stage=stage), traffic[stage]),)
+    cpu = {"device": "cpu", "pin_memory": True}
+    if w.zero_stage and not w.offload:
+        keys = {"offload": "optimizer"} if w.deepspeed is None else _zero(w, offload_optimizer=cpu)
+        yield (Change("optimizer → host", keys, "AdamW on the CPU, gradients and weights over PCIe"),)
+    if w.zero_stage == 3 and w.offload != "all":
+        keys = {"offload": "all"} if w.deepspeed is None else _zero(w, offload_optimizer=cpu, offload_param=cpu)
+        yield (Change("optimizer and parameters → host", keys, "weights over PCIe in each micro-step, too"),)
+
+
+def _deepspeed(w: Workload) -> Families:
+    if w.zero_stage == 0:
+        return
+    settings = dispatch.prepare(w).setup.zero
+    assert settings is not None  # the engine is DeepSpeed
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        size = getattr(settings, name)
+        if size > SMALL_BUCKET:
+            yield (Change(f"{name} {size:.3g} → {SMALL_BUCKET:.3g}", _zero(w, **{name: SMALL_BUCKET}),
+                          "more, smaller messages"),)
+    if settings.overlap_comm:
+        yield (Change("overlap_comm on → off", _zero(w, overlap_comm=False), "communication waits for computation"),)
+    if not settings.contiguous_gradients:
+        yield (Change("contiguous_gradients off → on", _zero(w, contiguous_gradients=True),
+                      "a copy of each gradient"),)
+
+
+def _zero(w: Workload, **changes: Any) -> dict[str, Any]:
+    """The changed keys if settings of ``zero_optimization`` change; a stage alone needs no config."""
+    if w.deepspeed is None and changes.keys() == {"stage"}:
+        return {"zero_stage": changes["stage"]}
+    document = thaw(w.deepspeed) if w.deepspeed else deepspeed_document.document(
+        w, dispatch.prepare(w).formula.facts.hidden_size)
+    assert document is not None  # the engine is DeepSpeed
+    return {"zero_stage": None, "offload": None,
+            "deepspeed": document | {"zero_optimization": document.get("zero_optimization", {}) | changes}}
+
+
+def _adapters(w: Workload) -> Families:
+    if w.recipe in ("finetune", "full"):
+        yield (Change(f"recipe {w.recipe} → lora", {"recipe": "lora"}, "nothing", "adapters train"),)
+    if w.quantization is None:
+        adapted = w.recipe == "lora"
+        yield (Change("weights of 4 bits (QLoRA)", {"quantization": QLORA} | ({} if adapted else {"recipe": "lora"}),
+                      "bitsandbytes", "weights of 4 bits" if adapted else "adapters train over weights of 4 bits"),)
+
+
+def _samples(w: Workload) -> Families:
+    if w.sequence_length is not None:
+        longest = (w.sequence_length - 1) // LENGTH_STEP * LENGTH_STEP
+        yield tuple(Change(f"sequence_length {w.sequence_length} → {length}", {LENGTH: length}, "nothing",
+                           "longer samples are cut")
+                    for length in range(longest, w.sequence_length // 2 - 1, -LENGTH_STEP) if length)
+    if w.image_sizes:
+        smaller = (",".join(f"{int(height * part)}x{int(width * part)}" for height, width in w.image_sizes)
+                   for part in OF_SIDES)
+        yield tuple(Change(f"image_size {w.image_size} → {size}", {"image_size": size}, "nothing", "smaller pictures")
+                    for size in smaller)
+
+
+def _hardware(w: Workload) -> Families:
+    if w.mode == "training" and w.engine in ("deepspeed", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
+        size = w.data_parallel_size
+        yield (Change(f"{size} → {2 * size} GPUs", {"data_parallel_size": 2 * size}, "twice the GPUs",
+                      "twice the global batch"),)
+    if w.gpu and w.capacity_bytes is None:
+        here = gpus.find(w.gpu).capacity_bytes
+        larger = sorted((gpu for gpu in gpus.TABLE if gpu.capacity_bytes > here), key=lambda gpu: gpu.capacity_bytes)
+        yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name}, "a larger GPU") for gpu in larger)
+
+
+def _served(w: Workload) -> Families:
+    batch = w.per_device_eval_batch_size or 1
+    yield tuple(Change(f"batch {batch} → {size}", {EVALUATED: size}, "more batches", "fewer sequences at once")
+                for size in range(batch - 1, 0, -1))
+    if w.quantization is None:
+        for bits in (8, 4):
+            yield (Change(f"weights of {bits} bits", {"quantization": QLORA if bits == 4 else {"load_in_8bit": True}},
+                          "bitsandbytes", f"weights of {bits} bits"),)
+
+
+Proposals = tuple[Callable[[Workload], Families], ...]
+TRAINING: Proposals = (_allocator, _precision, _batch, _evaluation, _engine, _optimizer, _adapters, _samples, _hardware)
+"""Functions that propose changes of a training, in the order in which a person would try them."""
+INFERENCE: Proposals = (_allocator, _served, _hardware)
+"""The same for inference."""

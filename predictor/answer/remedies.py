@@ -1,0 +1,188 @@
+"""Remedies: changes of a workload that does not fit, each predicted and judged on the workload's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.answer import changes
+from predictor.answer.changes import Change
+from predictor.answer.prediction import Prediction, Remedy
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.formula import learned, store
+from predictor.jobs import dispatch
+from predictor.jobs.survival import FITS, Outcome
+from predictor.jobs.training_job import Job
+from predictor.workload.workload import Workload
+
+ENOUGH = 3
+"""Remedies that fit; after these the search ends, unless all are asked for."""
+MOST_TOGETHER = 4
+"""Changes that are made together at most."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Changes that were tried.
+
+    Attributes:
+        job: the job of the changed workload; None if it was not predicted.
+        peak_requested_bytes: of the rank that requests the most; None if it was not predicted.
+        may_fit: whether the rank that requests the most fits.
+        outcome: that of all ranks, if they surely fit; None if they do not, or were not simulated.
+    """
+
+    made: tuple[Change, ...]
+    job: Job | None = None
+    peak_requested_bytes: int | None = None
+    may_fit: bool = False
+    outcome: Outcome | None = None
+    why_not: str = ""
+    needs_trace: bool = False
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is not None
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The changed keys. A later change overrides an earlier one, on which it is built."""
+        return {key: value for change in self.made for key, value in change.keys.items()}
+
+    def remedy(self) -> Remedy:
+        """The result for the user."""
+        outcome = self.outcome
+        return Remedy(
+            tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
+            tuple(change.differs for change in self.made if change.differs),
+            None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
+            outcome and (outcome.allocated[1] if outcome.allocated else outcome.simulation).peak_allocated_bytes,
+            outcome and outcome.reserved.bytes, self.why_not, self.needs_trace)
+
+
+def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = False, trace: bool = False,
+                  progress: Progress | None = None) -> Prediction:
+    """The prediction with its remedies, if the workload does not surely fit or ``every`` change is asked for.
+
+    Arguments are those of :func:`remedies`.
+
+    The worst batch of a dataset has no remedies yet, because a change can make another batch the worst.
+
+    Raises:
+        InputError: as :func:`remedies`.
+    """
+    if prediction.samples is not None or not (every or prediction.verdict not in (None, FITS)):
+        return prediction
+    return replace(prediction, remedies=remedies(workload, every=every, trace=trace, progress=progress))
+
+
+def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
+             progress: Progress | None = None) -> tuple[Remedy, ...]:
+    """Judges changes of a workload on its GPU. Those that keep training the same come first.
+
+    Of the changes of one family, such as smaller batches, the first that fits is returned, or else the last. If no
+    single change fits, several are made together.
+
+    Args:
+        every: judge all changes. Otherwise the search ends after :data:`ENOUGH` changes that fit.
+        trace: trace models where that is needed. Otherwise changes that need a trace are returned without a verdict.
+        progress: wraps the shapes that are traced.
+
+    Raises:
+        InputError: the workload cannot be predicted, or names no GPU.
+    """
+    if workload.capacity is None:
+        raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
+    trials: list[_Trial] = []
+    with store.existing_only(not trace):
+        job = dispatch.prepare(workload, progress)
+        start = _Trial((), job, job.run(job.margin.limits(workload.capacity)[0]).peak)
+        for trial in _singles(start, progress):
+            trials.append(trial)
+            if not every and sum(trial.fits for trial in trials) >= ENOUGH:
+                break
+        if not any(trial.fits for trial in trials):
+            together = _together(start, trials, progress)
+            trials += [together] if together else []
+    return tuple(trial.remedy() for trial in trials)
+
+
+def _singles(start: _Trial, progress: Progress | None) -> Iterator[_Trial]:
+    """One more change after those already made, of each family."""
+    assert start.job is not None  # only predicted trials are continued
+    workload = start.job.workload
+    families = changes.of(workload)
+    if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
+        families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
+    for family in families:
+        yield _first_that_fits(start, family, progress)
+
+
+def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
+    """The first change of a family that fits; if none does, the last that can be predicted."""
+    tried: dict[int, _Trial] = {}
+
+    def trial(index: int) -> _Trial:
+        if index not in tried:
+            tried[index] = _try(start, family[index], progress)
+        return tried[index]
+
+    last = len(family) - 1
+    while last and trial(last).why_not:
+        last -= 1
+    failing, fitting = -1, last
+    while trial(last).may_fit and fitting - failing > 1:
+        middle = (failing + fitting) // 2
+        failing, fitting = (failing, middle) if trial(middle).may_fit else (middle, fitting)
+    for index in range(fitting, last + 1):  # other ranks may need a little more
+        confirmed = _confirmed(trial(index))
+        if confirmed.fits:
+            return confirmed
+    return trial(last)
+
+
+def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
+    """A workload with one more change, of which only the rank that requests the most is simulated."""
+    made = (*start.made, change)
+    assert start.job is not None  # only predicted trials are continued
+    try:
+        job = dispatch.prepare(start.job.workload.replace(**change.keys), progress)
+        surely, _ = job.margin.limits(job.workload.capacity or 0)
+        peak = job.run(surely).peak
+        return _Trial(made, job, peak, peak <= surely and job.fitting(first_rank_only=True) is not None)
+    except store.NotTraced:
+        return _Trial(made, why_not="it has no formula yet", needs_trace=True)
+    except InputError as error:
+        return _Trial(made, why_not=str(error))
+
+
+def _confirmed(trial: _Trial) -> _Trial:
+    """A trial with the outcome of all ranks."""
+    return replace(trial, outcome=trial.job.fitting()) if trial.job and trial.may_fit else trial
+
+
+def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None) -> _Trial | None:
+    """Changes that fit together, or come closest: in each round the change that lowers the requested peak the most.
+
+    A change that makes training different is made only where no other lowers the peak. None if at most one change
+    lowers it.
+    """
+    best, rows = start, singles
+    for _ in range(MOST_TOGETHER - 1):
+        lowest = _lowest(rows, best)
+        if lowest is None:
+            break
+        best, rows = lowest, list(_singles(lowest, progress))
+        fitting = next((row for row in rows if row.fits), None)
+        if fitting:
+            return fitting
+    return best if len(best.made) > 1 else None
+
+
+def _lowest(rows: Sequence[_Trial], before: _Trial) -> _Trial | None:
+    """The trial with the lowest requested peak, if it is lower than before. Other hardware is not combined."""
+    lower = [row for row in rows if row.peak_requested_bytes is not None and not row.made[-1].is_hardware
+             and row.peak_requested_bytes < (before.peak_requested_bytes or 0)]
+    return min(lower, key=lambda row: (bool(row.made[-1].differs), row.peak_requested_bytes), default=None)

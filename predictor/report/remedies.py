@@ -1,0 +1,53 @@
+"""Renders cautions and remedies as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from predictor.answer.prediction import Caution, Remedy
+from predictor.report.units import size_text
+
+MOST = 3
+"""Remedies in the short answer."""
+
+
+def caution(row: Caution) -> str:
+    """A caution as a sentence, with its bytes."""
+    return (f"Caution: {row.text}. With {size_text(row.free_bytes)} more than predicted it would no longer surely fit; "
+            f"this may take {size_text(row.more_bytes)} more.")
+
+
+def short(judged: Sequence[Remedy] | None) -> list[str]:
+    """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies."""
+    if not judged:
+        return []
+    fitting = [remedy for remedy in judged if remedy.fits]
+    lines = [remedy_text(remedy) for remedy in fitting[:MOST]] or [_nothing(judged)]
+    unchecked = [" and ".join(remedy.changes) for remedy in judged if remedy.needs_trace]
+    if unchecked and len(fitting) < MOST:
+        lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
+    return lines
+
+
+def remedy_text(remedy: Remedy) -> str:
+    """A remedy as a sentence: what changes, what it needs then, and its price."""
+    change = " and ".join(remedy.changes)
+    if remedy.fits is None:
+        return f"Not checked: {change}: {remedy.why_not}."
+    if not remedy.fits:
+        return f"Does not surely fit: {change}: tensors alone need {size_text(remedy.peak_requested_bytes or 0)}."
+    costs = [cost for cost in remedy.costs if not cost.startswith("nothing")]
+    notes = [f"price: {' and '.join(costs)}" if costs else "",
+             f"changes training: {', '.join(remedy.differs)}" if remedy.differs else ""]
+    note = "; ".join(filter(None, notes))
+    return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
+
+
+def _nothing(remedies: Sequence[Remedy]) -> str:
+    judged = [remedy for remedy in remedies if remedy.peak_requested_bytes is not None]
+    if not judged:
+        return "No change could be checked."
+    closest = min(judged, key=lambda remedy: remedy.peak_requested_bytes or 0)
+    return (f"Nothing that was tried surely fits. Closest: {' and '.join(closest.changes)}, with which tensors alone "
+            f"need {size_text(closest.peak_requested_bytes or 0)}.")
+
