@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,9 @@ from predictor.common.suggestions import file_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from predictor.answer.prediction import Prediction
     from predictor.oom.explanation import Explanation
     from predictor.oom.recorded import RecordedFailure
-    from predictor.oom.reproduction import Reproduction
+    from predictor.oom.reproduction import PredictedJob
 
 STDIN = "-"
 
@@ -27,13 +25,15 @@ EXAMPLES = """examples:
   tail -n 200 train.log | peakcast oom
   peakcast oom train.log llava-1.5-7b --sequence-length 2048 --zero-stage 2 --data-parallel-size 8
   peakcast oom train.log --from scripts/v1_5/finetune.sh --data-parallel-size 8 --gpu a100-80gb
+  peakcast oom "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"
   peakcast oom train.log --snapshot snapshot.pickle
   peakcast oom train.log --json -o why.json -- torchrun --nproc_per_node 8 train.py …
 
 LOG may have anything around the error, and the lines of several ranks ("[rank3]: …", "3: …"). The first message is
 explained in full. Without a job's options the answer is from the message alone. With them, the job is predicted on
-the GPU of the message (name it with --gpu, for its kernels), and the predicted failure is compared with the reported
-one. MODEL follows LOG; give - for LOG to read standard input.
+the GPU of the message (name it with --gpu, for its kernels), the predicted failure is compared with the reported
+one, and remedies are judged with the memory that PyTorch had there. MODEL follows LOG; give - for LOG to read standard
+input.
 
 exit codes: 0 a message was explained, 2 bad input, or no out-of-memory message in it
 """
@@ -42,7 +42,7 @@ exit codes: 0 a message was explained, 2 bad input, or no out-of-memory message 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the log, the snapshot, the options of the workload and of the output."""
     parser.add_argument("log", metavar="LOG", nargs="?", default=STDIN,
-                        help="file with the error message; default: standard input")
+                        help="file with the error message, or the message itself; default: standard input")
     options.add_workload(parser)
     options.add_from(parser)
     group = parser.add_argument_group("what was recorded")
@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                             "by line of code, and what other allocator settings would change")
     group.add_argument("--device", metavar="N", help="number of the snapshot's device; default: the only one that has "
                        "a history")
+    parser.add_argument("--remedies", action="store_true",
+                        help="with a job: judge every change that may help, and trace the model for those that need it "
+                             "(minutes); without it, those that fit first")
     output.add_output(parser)
 
 
@@ -59,22 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     output.check_path(arguments.output, arguments.force)
     if arguments.device is not None and arguments.snapshot is None:
         raise InputError("--device names a device of a snapshot: add --snapshot FILE")
-    name = "standard input" if arguments.log == STDIN else file_name(arguments.log)
-    found = _explained(arguments.log, name)
-    prediction, reproduction = _predicted(arguments, found[0]) if _has_job(arguments) else (None, None)
+    name, found = _explained(arguments.log)
+    job = _predicted(arguments, found[0]) if _has_job(arguments) else None
     snapshot = None if arguments.snapshot is None else _recorded(arguments)
     from predictor.report import oom
 
     def document() -> dict[str, Any]:
-        return oom.document(found, name) | {
-            "prediction": prediction and prediction.to_json(),
-            "reproduction": reproduction and oom.reproduction_document(reproduction),
+        return oom.document(found, name, job) | {
             "snapshot": snapshot and oom.snapshot_document(snapshot, arguments.snapshot)}
 
     def report(console: Console) -> None:
-        oom.report(console, found, name)
-        if prediction is not None:
-            oom.prediction_report(console, prediction, reproduction)
+        oom.report(console, found, name, job)
         if snapshot is not None:
             oom.snapshot_report(console, snapshot, file_name(arguments.snapshot))
 
@@ -82,44 +80,54 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _explained(path: str, name: str) -> list[Explanation]:
-    """The explained messages of a log, those with numbers first.
+def _explained(log: str) -> tuple[str, list[Explanation]]:
+    """The name of the log, and its explained messages, those with numbers first.
 
     Raises:
         InputError: the log cannot be read, or has no out-of-memory message.
     """
     from predictor.oom.explanation import explain
-    from predictor.oom.message import find
+    from predictor.oom.message import contains, find
 
+    if log == STDIN:
+        name, text = "standard input", _standard_input()
+    elif contains(log):
+        name, text = "the given message", log
+    else:
+        name, text = file_name(log), _text(log)
     try:
-        messages = find(_text(path, name))
+        messages = find(text)
     except InputError as error:
-        raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}") from None
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '
                          '"CUDA error: out of memory" and the like): give the log, or the text, that contains it')
-    return [explain(message) for message in sorted(messages, key=lambda m: (m.allocated is None, m.line))]
+    return name, [explain(message) for message in sorted(messages, key=lambda m: (m.allocated is None, m.line))]
 
 
-def _text(path: str, name: str) -> str:
+def _text(path: str) -> str:
     from predictor.oom.log import LARGEST_LOG_BYTES
 
-    if path != STDIN:
-        try:
-            data = read_bytes(path, "the log", LARGEST_LOG_BYTES)
-        except InputError as error:
-            raise InputError(f"{error}; if it is the MODEL, give the log before it, or - for standard input"
-                             if "no such file" in str(error) else error) from None
-        return data.decode("utf-8-sig", errors="replace")
-    stream = getattr(sys.stdin, "buffer", None)
+    try:
+        data = read_bytes(path, "the log", LARGEST_LOG_BYTES)
+    except InputError as error:
+        raise InputError(f"{error}; if it is the MODEL, give the log before it, or - for standard input"
+                         if "no such file" in str(error) else error) from None
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _standard_input() -> str:
+    from predictor.oom.log import LARGEST_LOG_BYTES
+
     if sys.stdin is None or sys.stdin.closed:
         raise InputError("standard input is closed: name the LOG that holds the error message")
     if sys.stdin.isatty():
         sys.stderr.write("Paste the error message, then press Ctrl-D:\n")
-    data = stream.read(LARGEST_LOG_BYTES + 1) if stream is not None else sys.stdin.read(LARGEST_LOG_BYTES + 1).encode()
+    data = sys.stdin.buffer.read(LARGEST_LOG_BYTES + 1)
     if len(data) > LARGEST_LOG_BYTES:
-        raise InputError(f"{name}: is larger than {LARGEST_LOG_BYTES >> 20} MiB: give its end (tail -n 100000)")
-    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", errors="replace").read()
+        raise InputError(f"standard input: is larger than {LARGEST_LOG_BYTES >> 20} MiB: give its end "
+                         "(tail -n 100000)")
+    return data.decode("utf-8-sig", errors="replace")
 
 
 def _has_job(arguments: argparse.Namespace) -> bool:
@@ -128,20 +136,17 @@ def _has_job(arguments: argparse.Namespace) -> bool:
                                              arguments.command))
 
 
-def _predicted(arguments: argparse.Namespace, first: Explanation) -> tuple[Prediction, Reproduction | None]:
-    """The job's prediction on the GPU of the message, and its failure with the memory that PyTorch had there."""
+def _predicted(arguments: argparse.Namespace, first: Explanation) -> PredictedJob:
+    """The job's prediction on the GPU of the message, its failure with the memory that PyTorch had there, and remedies.
+    """
     workload = options.workload(arguments)
-    from predictor.answer.predict import predict
-    from predictor.oom.reproduction import reproduce
+    from predictor.oom.reproduction import predicted_job
 
     if workload.capacity is None:
         if first.message.capacity is None:
             raise InputError("the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
         workload = workload.replace(capacity_bytes=first.message.capacity.bytes)
-    prediction = predict(workload, progress=output.progress)
-    assert workload.capacity is not None  # set above
-    total = first.message.capacity
-    return prediction, reproduce(first, workload, workload.capacity if total is None else total.bytes, output.progress)
+    return predicted_job(first, workload, every=arguments.remedies, progress=output.progress)
 
 
 def _recorded(arguments: argparse.Namespace) -> RecordedFailure:

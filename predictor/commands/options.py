@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
-from predictor.common.files import read_bytes, read_mapping
+from predictor.common.files import read_mapping
 from predictor.common.suggestions import file_name
 from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table
 from predictor.model import models
@@ -140,15 +140,6 @@ def given(arguments: argparse.Namespace) -> Given:
     Raises:
         InputError: a value is wrong. The message starts with the file or the option.
     """
-    try:
-        return _given(arguments)
-    except InputError:
-        for path in (arguments.workload, getattr(arguments, "from_file", None)):
-            _check_no_log(path)
-        raise
-
-
-def _given(arguments: argparse.Namespace) -> Given:
     path = arguments.workload
     parsed = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
               for name, entry in KEYS.items() if getattr(arguments, name) is not None}
@@ -177,32 +168,12 @@ def _given(arguments: argparse.Namespace) -> Given:
     return Given(values, frozenset(from_options), label, arguments.source)
 
 
-def _check_no_log(path: str | None) -> None:
-    """Rejects the log of a job that ran out of memory in place of a configuration."""
-    if path is None or not os.path.isfile(path):
-        return
-    from predictor.oom.log import LARGEST_LOG_BYTES
-    from predictor.oom.message import contains
-
-    try:
-        is_log = contains(read_bytes(path, "the log", LARGEST_LOG_BYTES).decode("utf-8", errors="replace"))
-    except InputError:  # too large: the reader of the configuration says so
-        return
-    if is_log:
-        name = file_name(path)
-        raise InputError(f"{name}: is no configuration but a log with an out-of-memory error: peakcast oom {name} "
-                         "explains it")
-
-
 def _check_model(model: str) -> None:
-    """Rejects a training's configuration file, or a job's log, in place of a model."""
-    if os.path.isfile(model) and not model.endswith(".npz"):
+    """Rejects a training's configuration file in place of a model."""
+    if Path(model).suffix.lower() in CONFIGURATIONS and os.path.isfile(model):
         try:
             models.find(model)
         except InputError:
-            _check_no_log(model)
-            if Path(model).suffix.lower() not in CONFIGURATIONS:
-                return  # whoever needs the model names the problem
             raise InputError(f"MODEL {file_name(model)}: is no configuration of a model: if it configures a training, "
                              f"give it as --from {file_name(model)}") from None
 

@@ -1,15 +1,37 @@
-"""Repeats a reported out-of-memory error with the job's configuration."""
+"""Repeats a reported out-of-memory error with the job's configuration, and checks remedies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from predictor.answer.failure import LimitOutcome, with_limit
+from predictor.answer.predict import predict
+from predictor.answer.prediction import Prediction, Remedy
+from predictor.answer.remedies import remedies, with_remedies
 from predictor.common.progress import Progress
+from predictor.jobs import dispatch
 from predictor.oom.amounts import Amount
-from predictor.oom.comparison import Compared, agree, compare
 from predictor.oom.explanation import Explanation
 from predictor.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of a message and its prediction."""
+
+    name: str
+    reported: Amount
+    predicted_bytes: int
+
+    @property
+    def difference_bytes(self) -> int:
+        """Predicted minus reported."""
+        return self.predicted_bytes - self.reported.bytes
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the message would print the predicted number as it prints the reported one."""
+        return self.reported.may_be(self.predicted_bytes)
 
 
 @dataclass(frozen=True)
@@ -29,7 +51,23 @@ class Reproduction:
     @property
     def agrees(self) -> bool:
         """Whether the predicted failure is the reported one: all numbers are equal, up to the message's rounding."""
-        return agree(self.compared, self.outcome)
+        return self.outcome.failure is not None and all(item.agrees for item in self.compared)
+
+
+@dataclass(frozen=True)
+class PredictedJob:
+    """What the job's configuration adds to a message.
+
+    Attributes:
+        prediction: the job on the whole GPU, with the runtime that predictions assume.
+        reproduction: None if the message does not tell how much memory PyTorch could have.
+        remedies: changes, judged with the memory that PyTorch could have there, or on the GPU if the message does not
+            tell it; None if the job is predicted to survive.
+    """
+
+    prediction: Prediction
+    reproduction: Reproduction | None
+    remedies: tuple[Remedy, ...] | None
 
 
 def reproduce(explanation: Explanation, workload: Workload, capacity_bytes: int,
@@ -49,11 +87,43 @@ def reproduce(explanation: Explanation, workload: Workload, capacity_bytes: int,
     first: Reproduction | None = None
     for bytes in dict.fromkeys(_candidates(limit, capacity_bytes)):
         outcome = with_limit(asked, bytes, capacity_bytes, progress)
-        found = Reproduction(asked.rank, outcome, compare(explanation, outcome))
+        found = Reproduction(asked.rank, outcome, _compare(explanation, outcome))
         if found.agrees:
             return found
         first = first or found
     return first
+
+
+def predicted_job(explanation: Explanation, workload: Workload, *, every: bool = False,
+                  progress: Progress | None = None) -> PredictedJob:
+    """Predicts the job of a message, and judges remedies with the memory that PyTorch had there.
+
+    Args:
+        workload: with the GPU's capacity.
+        every: judge all changes, and trace models where that is needed.
+
+    Raises:
+        InputError: as :func:`predictor.answer.predict.predict`.
+    """
+    prediction = predict(workload, progress=progress)
+    assert workload.capacity is not None  # as the arguments say
+    total = explanation.message.capacity
+    found = reproduce(explanation, workload, workload.capacity if total is None else total.bytes, progress)
+    judged = None
+    if found is None:
+        judged = with_remedies(prediction, workload, every=every, trace=every, progress=progress).remedies
+    elif found.outcome.failure is not None:
+        there = workload.replace(capacity_bytes=_capacity(explanation, found, workload, progress))
+        judged = remedies(there, every=every, trace=every, progress=progress)
+    return PredictedJob(prediction, found, judged)
+
+
+def _capacity(explanation: Explanation, found: Reproduction, workload: Workload, progress: Progress | None) -> int:
+    """The memory of a GPU on which a prediction leaves PyTorch what it had where the job failed, in bytes."""
+    message, room = explanation.message, found.outcome.limit_bytes
+    if message.reserved and message.free and "per_process_memory_fraction" in (workload.allocator_conf or ""):
+        room = (message.reserved + message.free).bytes  # the simulated allocator takes the fraction itself
+    return room + dispatch.prepare(workload, progress).margin.runtime_high
 
 
 def _candidates(limit: Amount, capacity_bytes: int) -> list[int]:
@@ -68,3 +138,15 @@ def _of_rank(explanation: Explanation, workload: Workload) -> Workload:
         return workload
     rank = int(number)
     return workload.replace(rank=rank) if rank < workload.data_parallel_size else workload
+
+
+def _compare(explanation: Explanation, outcome: LimitOutcome) -> tuple[Compared, ...]:
+    """The numbers that both the message and the prediction have. Without a predicted failure these are the peaks."""
+    message, failure = explanation.message, outcome.failure
+    predicted = [("tried to allocate", message.requested, outcome.segment_bytes),
+                 ("allocated", message.allocated,
+                  outcome.peak_allocated_bytes if failure is None else failure.allocated_bytes),
+                 ("reserved", message.reserved,
+                  outcome.peak_reserved_bytes if failure is None else failure.reserved_bytes)]
+    return tuple(Compared(name, reported, size) for name, reported, size in predicted
+                 if reported is not None and size is not None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from predictor.oom.amounts import Amount
 from predictor.oom.explanation import Advice, Cure, Explanation, Holder, Share
 from predictor.oom.message import Kind, Message
 from predictor.oom.recorded import RecordedFailure
-from predictor.oom.reproduction import Reproduction
+from predictor.oom.reproduction import PredictedJob, Reproduction
 from predictor.oom.stack import Frame, Place
+from predictor.report import remedies
 from predictor.report.layout import table, wrapped
 from predictor.report.table import merge_small
 from predictor.report.units import gib, share, size_text
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from predictor.answer.failure import LimitOutcome
-    from predictor.answer.prediction import Prediction
 
 MOST_OTHERS = 16
 """Number of further messages that the report lists. The JSON has all."""
@@ -42,8 +43,12 @@ POSSIBLE_CAUSES = (
     "samples in this batch, other versions of PyTorch or of the model's code, allocations of the program's own")
 
 
-def report(console: Console, found: list[Explanation], name: str) -> None:
-    """Prints the first message in full, and one line for each further message."""
+CHECKED = {Cure.EXPANDABLE_SEGMENTS, Cure.MAX_SPLIT_SIZE, Cure.SMALLER_JOB}
+"""Cures that remedies judge with the job: with these, the message's own guess is not printed."""
+
+
+def report(console: Console, found: list[Explanation], name: str, job: PredictedJob | None = None) -> None:
+    """Prints the first message in full, what its job's prediction adds, and one line for each further message."""
     first, *others = found
     _say(console, headline(first.message), style="bold red")
     _say(console, source_line(first.message, name), style="dim")
@@ -53,8 +58,12 @@ def report(console: Console, found: list[Explanation], name: str) -> None:
     if first.shares:
         console.print(_shares_table(first))
         console.print()
-    for sentence in (*facts(first), *(f"- {advice_text(advice, first)}" for advice in first.advice)):
+    unchecked = [advice for advice in first.advice if job is None or advice.cure not in CHECKED]
+    for sentence in (*facts(first), *(["By this message alone (not checked with the job):"] if unchecked else []),
+                     *(f"- {advice_text(advice, first)}" for advice in unchecked)):
         _say(console, sentence)
+    if job is not None:
+        _prediction_report(console, job)
     if others:
         console.print()
         _say(console, f"{len(others):,} more message{'s' if len(others) > 1 else ''} in this log:")
@@ -115,6 +124,8 @@ def _bytes(amount: Amount) -> str:
 def facts(explanation: Explanation) -> list[str]:
     """Sentences about what was missing, and why idle memory could not serve the request."""
     m, sentences = explanation.message, []
+    if m.kind is not Kind.LIBRARY and not explanation.shares:
+        sentences.append("The message does not tell what holds the memory: give it to its end, if there is more of it.")
     if m.missing is not None:
         sentences.append(f"{size_text(m.missing.bytes)} were missing. PyTorch rounds a request up to a segment: the "
                          "tensor itself may be smaller than what was asked for.")
@@ -130,8 +141,6 @@ def facts(explanation: Explanation) -> list[str]:
         listed = ", ".join(f"{process.pid} ({size_text(process.memory.bytes)})" for process in explanation.unidentified)
         sentences.append(f"One of these may be the process that failed: {listed}. In a container PyTorch does not "
                          "recognize its own process number.")
-    if explanation.advice:
-        sentences.append("By this message alone (not checked with the job):")
     return sentences
 
 
@@ -164,25 +173,37 @@ def advice_text(advice: Advice, explanation: Explanation) -> str:
     }[advice.cure]
 
 
-def prediction_report(console: Console, prediction: Prediction, reproduction: Reproduction | None) -> None:
-    """Prints where the job is predicted to fail, whether that is the reported failure, and what holds the memory."""
+def _prediction_report(console: Console, job: PredictedJob) -> None:
+    """Prints where the job is predicted to fail, whether that is the reported failure, what holds the memory, remedies.
+    """
+    found = job.reproduction
     console.print()
-    _say(console, f"Predicted for this configuration: {verdict(prediction)}", style="bold")
-    if reproduction is None:
+    _say(console, f"Predicted for this configuration: {verdict(job.prediction)}", style="bold")
+    if found is None:
         _say(console, "The message does not tell how much memory PyTorch could have: its failure cannot be compared.")
-        return
-    for sentence in reproduction_sentences(reproduction):
-        _say(console, sentence)
+    else:
+        for sentence in reproduction_sentences(found):
+            _say(console, sentence)
+        console.print()
+        console.print(_compared_table(found))
+        console.print()
+        if found.outcome.failure is not None:
+            console.print(_factor_table(found.outcome, found.outcome.failure.allocated_bytes))
+            console.print()
+    judged = remedies.short(job.remedies)
+    if judged:
+        there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
+        _say(console, f"Remedies, each predicted {there}:", style="bold")
+    for sentence in judged:
+        _say(console, f"- {sentence}")
+
+
+def _compared_table(found: Reproduction) -> Table:
     rows = table("", "reported", "predicted", "predicted - reported", numbers=True)
-    for item in reproduction.compared:
+    for item in found.compared:
         rows.add_row(item.name, size_text(item.reported.bytes), size_text(item.predicted_bytes),
                      "equal, as printed" if item.agrees else f"{item.difference_bytes:+,} B")
-    console.print()
-    console.print(rows)
-    outcome = reproduction.outcome
-    if outcome.failure is not None:
-        console.print()
-        console.print(_factor_table(outcome, outcome.failure.allocated_bytes))
+    return rows
 
 
 def _factor_table(outcome: LimitOutcome, total: int) -> Table:
@@ -259,10 +280,13 @@ def _expandable(failure: RecordedFailure, name: str) -> str:
             "settings, too).")
 
 
-def document(found: list[Explanation], log: str) -> dict[str, Any]:
-    """The explained messages as JSON data."""
+def document(found: list[Explanation], log: str, job: PredictedJob | None) -> dict[str, Any]:
+    """The explained messages, and what the job's prediction adds, as JSON data."""
+    judged = job and job.remedies
     return {"log": log, "messages": [_message(explanation) for explanation in found],
-            "prediction": None, "reproduction": None, "snapshot": None}
+            "prediction": job and job.prediction.to_json(),
+            "reproduction": job and job.reproduction and _reproduction(job.reproduction),
+            "remedies": None if judged is None else [remedy.to_json() for remedy in judged]}
 
 
 def _message(explanation: Explanation) -> dict[str, Any]:
@@ -293,7 +317,7 @@ def _place(place: Place) -> dict[str, Any]:
             "innermost": frame(place.innermost), "own": frame(place.own)}
 
 
-def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
+def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
     """The predicted failure beside the reported one as JSON data."""
     outcome, failure = reproduction.outcome, reproduction.outcome.failure
     return {
@@ -302,11 +326,8 @@ def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
                       "rounding_bytes": item.reported.rounding_bytes, "predicted_bytes": item.predicted_bytes,
                       "difference_bytes": item.difference_bytes, "agrees": item.agrees}
                      for item in reproduction.compared],
-        "out_of_memory": None if failure is None else {
-            "moment": failure.moment.value, "module": failure.module, "operator": failure.operator,
-            "step": failure.step, "rank": failure.rank, "requested_bytes": failure.requested_bytes,
-            "segment_bytes": outcome.segment_bytes, "allocated_bytes": failure.allocated_bytes,
-            "reserved_bytes": failure.reserved_bytes},
+        "out_of_memory": None if failure is None else asdict(failure) | {
+            "moment": failure.moment.value, "segment_bytes": outcome.segment_bytes},
         "factors": {factor.value: size for factor, size in outcome.factors.items()},
         "modules": {name: {factor.value: size for factor, size in split.items()}
                     for name, split in outcome.modules.items()},

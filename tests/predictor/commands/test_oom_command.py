@@ -63,7 +63,7 @@ def test_the_json_form(capsys, path, tmp_path):
     assert (first["source"], first["requested_bytes"], first["idle_bytes"]) == ("rank 1", 2 * GIB, 8 * GIB)
     assert first["rounding_bytes"]["requested_bytes"] == 5_368_710 and first["limit_bytes"] == 38 * GIB + GIB // 2
     assert [advice["cure"] for advice in first["advice"]] == ["expandable_segments"]
-    assert said["prediction"] is said["reproduction"] is said["snapshot"] is None
+    assert said["prediction"] is said["reproduction"] is said["remedies"] is said["snapshot"] is None
 
 
 def test_a_job_is_predicted_on_the_gpu_of_the_message(capsys, path):
@@ -84,9 +84,36 @@ def test_numbers_that_do_not_agree_are_said_plainly(capsys, path):
     assert "The numbers do not agree, so this may be another failure than the reported one." in text
 
 
-def test_a_job_that_is_predicted_to_survive_is_said_to(capsys, path):
+def test_remedies_are_judged_with_the_memory_that_pytorch_had(capsys, path):
+    assert main(["oom", path, *JOB, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    fitting = [remedy for remedy in said["remedies"] if remedy["fits"]]
+    assert fitting and all(remedy["peak_reserved_bytes"] <= said["reproduction"]["limit_bytes"] for remedy in fitting)
+    assert main(["oom", path, *JOB]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Remedies, each predicted with the 38.50 GiB that PyTorch had: - Fits with {fitting[0]['changes'][0]}" in text
+    assert "not checked with the job" not in text
+
+
+def test_memory_of_other_processes_counts_for_remedies(capsys):
+    """With another process on the GPU, a job fails that fits the whole GPU, and the remedies need less than that."""
+    message = torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB // 2, 37 * GIB, GIB, others=((7, 41 * GIB),)))
+    assert main(["oom", message, *JOB, "--per-device-train-batch-size", "16", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["prediction"]["verdict"] == "fits" and said["reproduction"]["limit_bytes"] == 38 * GIB + GIB // 2
+    assert any(remedy["fits"] for remedy in said["remedies"])
+
+
+def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):
+    assert main(["oom", "CUDA error: out of memory", *JOB, "--gpu", "a100-40gb"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "its failure cannot be compared. Remedies, each predicted on this GPU: - Fits with " in text
+
+
+def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_no_remedies(capsys, path):
     assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
-    assert "is predicted to survive" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "is predicted to survive" in text and "Remedies" not in text
 
 
 def test_a_snapshot_says_what_was_alive(capsys, path):
@@ -146,8 +173,36 @@ def test_a_log_that_is_too_large_is_refused(capsys, monkeypatch, path):
 def test_predict_points_to_this_command_for_a_log(capsys, path, tmp_path, words, suffix):
     file = tmp_path / f"log{suffix}"
     file.write_text(Path(path).read_text())
-    assert error_of(capsys, "predict", *(word.format(file) for word in words)) == (
-        f"{file}: is no configuration but a log with an out-of-memory error: peakcast oom {file} explains it")
+    error = error_of(capsys, "predict", *(word.format(file) for word in words))
+    assert error.endswith(f"; it holds an out-of-memory error: peakcast oom {file} explains it")
+
+
+@pytest.mark.parametrize("words", [["{}"], ["replay", "{}"], ["models", "{}"], ["oom", "-", "--snapshot", "{}"],
+                                   ["predict", "llava-1.5-7b", "--deepspeed={}"]])
+def test_so_does_every_command_that_reads_a_file(capsys, monkeypatch, path, words):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
+    assert error_of(capsys, *(word.format(path) for word in words)).endswith(f"peakcast oom {path} explains it")
+
+
+def test_an_error_about_something_else_stays_as_it_is(capsys, path):
+    assert "explains it" not in error_of(capsys, "oom", path, *JOB, "--zero-stage", "9")
+    assert "explains it" not in error_of(capsys, "predict", "nowhere.log")
+
+
+def test_the_message_itself_can_be_an_argument(capsys):
+    assert main(["oom", MESSAGE]) == 0
+    assert "the given message · line 1 · PyTorch 2.2 or later" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_message_that_was_cut_off_says_so(capsys):
+    assert main(["oom", MESSAGE[:70]]) == 0
+    assert "does not tell what holds the memory: give it to its end" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", [["predict"], ["replay"], ["models"], []])
+def test_a_pasted_message_leads_here(capsys, command):
+    assert error_of(capsys, *command, MESSAGE) == (
+        "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input")
 
 
 def test_no_torch_is_needed(path):
