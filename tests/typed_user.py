@@ -5,5 +5,5 @@ An ignored error that mypy does not find is an error itself, so each line below 
 
 from predictor import Workload, predict
 
-predict(Workload(model="llava-1.5-7b")).peak_allocated_bytes + 1
-predict(Workload(model="llava-1.5-7b")).peak_allocatd_bytes  # type: ignore[attr-defined]
+print(predict(Workload(model="llava-1.5-7b")).peak_allocated_bytes + 1)
+print(predict(Workload(model="llava-1.5-7b")).peak_allocatd_bytes)  # type: ignore[attr-defined]

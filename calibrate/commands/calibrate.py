@@ -125,12 +125,13 @@ def _where(arguments: argparse.Namespace) -> MeasuringDevice:
             raise InputError(f"--{name} is not given: say "
                              + ("cuda or emulated" if name == "device" else "which GPU it is, such as h100-80gb"))
     from calibrate.emulator import Injection
-    from calibrate.emulator.job_environment import has_real_driver, launches
+    from calibrate.emulator.job_environment import has_real_driver
     from calibrate.measure.device_choice import MeasuringDevice
     from calibrate.records.record import MeasuredOn
+    from predictor.allocator.completion import launches_until_complete
     from predictor.common import gpus
 
-    launches(arguments.events)
+    launches_until_complete(arguments.events, "events")
     device = MeasuredOn(DEVICES[arguments.device])
     try:
         gpu = gpus.find(arguments.gpu).name

@@ -8,6 +8,7 @@ from pathlib import Path
 from calibrate.emulator.build import Build, ensure_built
 from calibrate.emulator.devices import EmulatedGpu, find_gpu
 from calibrate.emulator.injection import Injection, refuse_inside_another
+from predictor.allocator.completion import NEVER, launches_until_complete
 from predictor.common.errors import InputError
 
 #: Environment variable that csrc/device.c reads. Only jobs on an emulated GPU have it.
@@ -71,7 +72,7 @@ class Machine:
                              f"{self.total_bytes}")
         if not 1 <= self.devices <= _MOST_DEVICES:
             raise InputError(f"devices {self.devices} must be from 1 to {_MOST_DEVICES}")
-        launches(self.events)
+        launches_until_complete(self.events, "events")
 
     def setting(self, built: Build) -> dict[str, str | int]:
         """The values that the emulator's libraries read (csrc/device.c)."""
@@ -94,7 +95,7 @@ class Machine:
             "shared_per_multiprocessor": gpu.shared_memory_bytes,
             "driver_version": built.torch.cuda_number,
             "runtime_version": built.torch.cuda_number,
-            "event_launches": launches(self.events),
+            "event_launches": launches_until_complete(self.events, "events"),
             **(self.inject.device_values() if self.inject.stated() else {}),
         }
 
@@ -161,7 +162,7 @@ def events_complete_at_once() -> bool:
 def event_completion() -> str:
     """The ``events`` of this process's :class:`Machine`: when its CUDA events complete."""
     count = int(os.environ[SETTING].partition(";event_launches=")[2].partition(";")[0])
-    return {0: "immediate", -1: "synchronization"}.get(count, f"launches:{count}")
+    return {0: "immediate", NEVER: "synchronization"}.get(count, f"launches:{count}")
 
 
 def has_real_driver() -> bool:
@@ -178,22 +179,6 @@ def _binary_version(capability: int, compiled: tuple[int, ...]) -> int:
             + ", ".join(str(version / 10) for version in compiled)
         )
     return max(usable)
-
-
-def launches(events: str) -> int:
-    """The number of launches after which an event completes: 0 at once, -1 only at a synchronization.
-
-    Raises:
-        InputError: ``events`` is not one of the values of :class:`Machine`.
-    """
-    if events == "immediate":
-        return 0
-    if events == "synchronization":
-        return -1
-    rule, _, count = events.partition(":")
-    if rule == "launches" and count.isdigit() and int(count) > 0:
-        return int(count)
-    raise InputError(f"events: {events!r} is none of immediate, launches:N, synchronization")
 
 
 def _prepend(variable: str, *values: str) -> str:

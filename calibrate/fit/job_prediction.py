@@ -17,8 +17,8 @@ from predictor.events.composed_run import Run, evaluate
 from predictor.events.events import FACTORS, Moment
 from predictor.jobs import dispatch, survival, training_job
 from predictor.profile import corrections
+from predictor.profile.job_traits import COUNTERS
 from predictor.profile.profile import Choice, OperatorWorkspace, Profile
-from predictor.profile.profile_rules import COUNTERS
 from predictor.workload.workload import Workload
 
 

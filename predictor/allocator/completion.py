@@ -1,21 +1,28 @@
 """Rules for the completion of CUDA events. They decide how long a block used on several streams stays pending.
 
-The emulated GPU offers the same three rules (calibrate/emulator/job_environment.py, ``events``). On a real GPU, events
+The emulated GPU has the same rules (``events`` in calibrate/emulator/job_environment.py). On a real GPU, events
 complete later than with "immediate" and earlier than with "synchronization".
 """
 
 from __future__ import annotations
 
 from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
 
 #: Special number of launches: only a synchronisation completes an event.
 NEVER = -1
 
 
-def launches_until_complete(completion: str) -> int:
+def launches_until_complete(completion: str, key: str = "completion") -> int:
     """The number of kernel launches after which an event completes.
 
     0 for "immediate", N for "launches:N", NEVER for "synchronization".
+
+    Args:
+        key: what the user calls the rule, for the message.
+
+    Raises:
+        InputError: it is none of these.
     """
     if completion == "immediate":
         return 0
@@ -24,7 +31,7 @@ def launches_until_complete(completion: str) -> int:
     rule, _, count = completion.partition(":")
     if rule == "launches" and count.isascii() and count.isdigit() and int(count):
         return int(count)
-    raise InputError(f'completion: "{completion}" is not one of immediate, launches:N, synchronization')
+    raise InputError(f"{key}: {quoted(completion)} is not one of immediate, launches:N, synchronization")
 
 
 class Clock:

@@ -57,6 +57,21 @@ class AllocatorSettings:
             settings = _reader(key)(settings, key, value)
         return settings
 
+    @property
+    def same_as_default(self) -> bool:
+        """Whether every block is as with PyTorch's default settings.
+
+        ``max_non_split_rounding_mb`` needs ``max_split_size_mb``, and ``garbage_collection_threshold`` a memory
+        fraction (CUDACachingAllocator.cpp, ``get_free_block`` and ``garbage_collect_cached_blocks``).
+        """
+        default = AllocatorSettings()
+        settings = replace(self, without_effect=())
+        if self.max_split_size_bytes == UNLIMITED:
+            settings = replace(settings, max_non_split_rounding_bytes=default.max_non_split_rounding_bytes)
+        if self.per_process_memory_fraction == 1:
+            settings = replace(settings, garbage_collection_threshold=0.0)
+        return settings == default
+
     def __str__(self) -> str:
         """The settings that are not the default, as text that ``parse`` reads back."""
         default = AllocatorSettings(max_non_split_rounding_bytes=self.large_segment_size_bytes)

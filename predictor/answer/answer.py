@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predictor.answer.attribution import FLAT, attributed
 from predictor.answer.cautions import cautions
 from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline
 from predictor.events import timeline
 from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.jobs import survival
-from predictor.jobs.survival import Outcome
+from predictor.jobs.survival import Outcome, Reserved
+from predictor.profile.corrections import Margin
+from predictor.profile.job_traits import COUNTERS
 from predictor.profile.profile import Choice
-from predictor.profile.profile_rules import COUNTERS
 from predictor.workload.engines import ENGINES
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     allocated_run, blocks = outcome.allocated or (run, simulation)
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
+    owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job) if with_timeline else ({}, {})
     tag = run.events[int(np.argmax(run.live))].tag
     bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(
@@ -50,20 +53,21 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         requested=_bound(run.peak, margin.of("requested")),
         allocated=_bound(peak_allocated, margin.of("allocated")),
         reserved=bound,
-        device=_device(reserved.bytes, job),
+        device=_device(reserved, job),
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=failure_of(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, allocated_run.rank),
         factors=sum_of(modules), modules=modules, layers=layers,
+        modules_attributed=owners[0], layers_attributed=owners[1],
         moments={moment: _point(run, index) for moment, index in timeline.highest_events(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
             "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
             workload.source.left_out(workload) if workload.source else ()),
         source=workload.source,
-        provenance=_provenance(job),
+        provenance=_provenance(job, reserved),
         candidates=_candidates(run, job) if with_timeline else (),
-        curve=_curve(run) if with_timeline else None,
+        curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
         cautions=cautions(job, outcome.verdict, bound.bytes if bound.high is None else bound.high),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
@@ -113,15 +117,15 @@ def _bound(size: int, relative: tuple[float, float] | None, low: int | None = No
                  math.ceil((size if high is None else high) * (1 + above)))
 
 
-def _device(reserved: int, job: Job) -> Bound | None:
+def _device(reserved: Reserved, job: Job) -> Bound | None:
     """The device peak that ``nvidia-smi`` shows; None without a profile, which has the runtime's size."""
     if job.profile is None:
         return None
     margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
-    inside = _bound(reserved, margin.of("reserved"))
+    inside = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     if inside.low is None or inside.high is None:
-        return Bound(reserved + expected)
-    return Bound(reserved + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
+        return Bound(reserved.bytes + expected)
+    return Bound(reserved.bytes + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
 
 
 def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
@@ -185,10 +189,6 @@ def split_at(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
             {name: dict(split) for name, split in layers.items()})
 
 
-FLAT = (Factor.PARAMETERS, Factor.GRADIENTS, Factor.OPTIMIZER_STATES)
-"""Factors that ZeRO keeps in flat buffers."""
-
-
 def _shares(job: Job, size: int) -> dict[str, int]:
     """A flat buffer's bytes by modality module, in whole bytes. The largest module takes the rounding remainder."""
     trainable: Counter[str] = Counter()
@@ -223,22 +223,45 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     return tuple(result)
 
 
-def _curve(run: Run, points: int = 600) -> Timeline:
+def _curve(run: Run, allocated: np.ndarray, reserved: np.ndarray, points: int = 600) -> Timeline:
+    """The run in at most ``points`` stretches, each by its highest point.
+
+    Args:
+        allocated, reserved: bytes after each event.
+    """
     stretch = np.linspace(0, len(run.live), min(points, len(run.live)) + 1).astype(int)
-    index = [int(a + np.argmax(run.live[a:b])) for a, b in zip(stretch, stretch[1:])]
+    stretches = list(zip(stretch, stretch[1:]))
+    index = [int(a + np.argmax(run.live[a:b])) for a, b in stretches]
     split = timeline.by_factor(run.events, run.row_bytes)
     return Timeline(
         index=index, moment=[MOMENTS[run.events.moment[i]] for i in index],
         step=[int(run.events.step[i]) for i in index],
-        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()})
+        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()},
+        allocated_bytes=[int(allocated[a:b].max()) for a, b in stretches],
+        reserved_bytes=[int(reserved[a:b].max()) for a, b in stretches])
 
 
-def _provenance(job: Job) -> dict:
-    profile = job.profile and {
-        "name": job.profile.name, "measured_on": job.profile.profile.measured_on,
-        "level": {counter: None if job.profile.times(counter) else interval.level
-                  for counter, interval in job.profile.profile.residuals.items() if job.margin.of(counter)},
-        "extrapolates": list(job.profile.extrapolates)}
+def _provenance(job: Job, reserved: Reserved) -> dict:
+    """The versions, profile and formula behind the numbers, and what each interval comes from."""
+    margin, profile = job.margin, job.profile and _calibration(job.profile, job.margin)
+    orders = None if reserved.low is None else {"low_bytes": reserved.low, "high_bytes": reserved.high}
     return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
-            "runtime_bytes": job.margin.runtime_high, "formula": job.formula.provenance,
-            "measured_on": profile["measured_on"] if profile else "assumed"}
+            "runtime_bytes": margin.runtime_high, "formula": job.formula.provenance,
+            "measured_on": profile["measured_on"] if profile else "assumed",
+            "runtime": {"low_bytes": margin.runtime_low, "high_bytes": margin.runtime_high,
+                        "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed"},
+            "completion_orders": orders}
+
+
+def _calibration(choice: Choice, margin: Margin) -> dict:
+    """The profile, and by counter the relative bounds used, their level, and their held-out jobs behind them."""
+    residuals = {counter: interval for counter, interval in choice.profile.residuals.items() if margin.of(counter)}
+    return {
+        "name": choice.name, "measured_on": choice.profile.measured_on,
+        "level": {counter: None if choice.times(counter) else interval.level
+                  for counter, interval in residuals.items()},
+        "extrapolates": list(choice.extrapolates),
+        "samples": {counter: interval.samples for counter, interval in residuals.items()},
+        "relative": {counter: margin.of(counter) for counter in residuals},
+        "outside": [{"what": way, "counters": list(reach.counters), "reason": reach.reason}
+                    for way, reach in choice.outside.items()]}

@@ -7,9 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from predictor.answer.prediction import Inference
+import numpy as np
+
+from predictor.answer.prediction import ConcurrentMemory, Inference
 from predictor.common.errors import InputError
 from predictor.engine.generation import extended_call
+from predictor.events import timeline
+from predictor.events.events import MOMENTS, Factor
 from predictor.jobs.inference_job import InferenceJob, prepare, unpredicted_prompts
 from predictor.model.models import find
 from predictor.workload.conversation import MOST_TOKENS, MOST_TURNS, turns
@@ -51,10 +55,24 @@ def searched(job: InferenceJob, details: Inference, progress: Progress | None = 
             f"More than {MOST_TURNS} turns are not predicted.",)
     most = concurrent_sequences(job, progress)
     limits += _limit("More sequences at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
+    concurrent = None
     if workload.gpu_memory_utilization is not None:
+        if most:
+            concurrent = _memory(prepare(workload.replace(per_device_eval_batch_size=most), one_length=True))
         limits += ("These limits are for generate's own cache, not for paged serving.",)
     return replace(details, longest_prompt_tokens=prompt, most_turns=talk, longest_context_tokens=context,
-                   concurrent_sequences=most, search_limits=limits)
+                   concurrent_sequences=most, search_limits=limits, concurrent=concurrent)
+
+
+def _memory(job: InferenceJob) -> ConcurrentMemory:
+    """The memory of a job that fits, split at its requested peak."""
+    outcome = job.judge()
+    run, reserved = outcome.run, outcome.reserved.bytes
+    peak = int(np.argmax(run.live))
+    by_factor = timeline.by_factor(run.events, run.row_bytes)
+    weights, cache = (int(by_factor[factor][peak]) for factor in (Factor.PARAMETERS, Factor.KV_CACHE))
+    return ConcurrentMemory(job.shape.batch, MOMENTS[run.events.moment[peak]].value, reserved, weights, cache,
+                            run.peak - weights - cache, reserved - run.peak)
 
 
 def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:

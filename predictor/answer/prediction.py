@@ -77,13 +77,16 @@ class Timeline:
     """Live requested bytes after each event, by factor, thinned for drawing.
 
     ``bytes_by_factor[factor][k]`` belongs to event ``index[k]``, in moment ``moment[k]`` of step
-    ``step[k]``. Thinning keeps the highest point of each stretch.
+    ``step[k]``. Thinning keeps the highest point of each stretch. ``allocated_bytes[k]`` and ``reserved_bytes[k]`` are
+    the most that PyTorch's allocator has in blocks and in segments during that stretch, on the same rank.
     """
 
     index: list[int]
     moment: list[Moment]
     step: list[int]
     bytes_by_factor: Mapping[Factor, list[int]]
+    allocated_bytes: list[int] = field(default_factory=list)
+    reserved_bytes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,26 @@ class Paged:
 
 
 @dataclass(frozen=True)
+class ConcurrentMemory:
+    """Memory of ``generate`` with the most concurrent sequences that fit. The last four sum to ``reserved_bytes``.
+
+    Attributes:
+        moment: ``prefill`` or ``decode``: when most is requested. The next three are of that point.
+        cache_bytes: keys and values, with both copies of a layer's while ``torch.cat`` extends them.
+        other_bytes: what the forward pass of all sequences holds beside weights and cache.
+        idle_bytes: reserved by the allocator beyond the requested peak.
+    """
+
+    sequences: int
+    moment: str
+    reserved_bytes: int
+    weights_bytes: int
+    cache_bytes: int
+    other_bytes: int
+    idle_bytes: int
+
+
+@dataclass(frozen=True)
 class Inference:
     """Memory of inference.
 
@@ -182,6 +205,7 @@ class Inference:
         concurrent_sequences: the largest number of concurrent sequences (conversations) that fit; None if the maximum
             load was not searched.
         search_limits: sentences that say where a search ended for another reason than memory.
+        concurrent: memory with ``concurrent_sequences``; None unless paged serving is predicted too, which it explains.
     """
 
     weights_bytes: int
@@ -194,6 +218,7 @@ class Inference:
     longest_context_tokens: int | None = None
     concurrent_sequences: int | None = None
     search_limits: tuple[str, ...] = ()
+    concurrent: ConcurrentMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -202,7 +227,9 @@ class Remedy:
 
     Attributes:
         changes: one change, or several that are made together, each in words.
-        keys: the workload's changed keys.
+        keys: the workload's changed keys. Those that the user's framework decides by the change are among them.
+        own_words: the changes as the user would type them into ``where``, a file or the command that was read; both are
+            empty if nothing was read, or if what was read cannot express the change.
         costs: the price of each change, in words.
         differs: how training or its result differs; empty if the same model trains in the same way.
         fits: whether the changed workload surely fits; None if it was not predicted.
@@ -222,6 +249,8 @@ class Remedy:
     peak_reserved_bytes: int | None = None
     why_not: str = ""
     needs_trace: bool = False
+    own_words: str = ""
+    where: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The remedy as plain data."""
@@ -275,6 +304,9 @@ class Prediction:
         factors: allocated bytes at the peak, by factor. They add up to ``peak_allocated_bytes``.
         modules: the same sum by modality module, then by factor.
         layers: requested bytes at the same point by dotted layer path, then by factor.
+        modules_attributed, layers_attributed: the same sums, but with the loss's tensors under the head, flat buffers
+            split among the layers that train, and inputs under the module that reads them; what is left is under
+            the module "shared" and the empty path. Empty unless the timeline was requested.
         moments: the highest requested point of each moment.
         not_modelled: sentences that name what the prediction leaves out.
         provenance: library versions, profile and formula behind the numbers.
@@ -320,6 +352,8 @@ class Prediction:
     samples: Chances | None = None
     source: Source | None = None
     inference: Inference | None = None
+    modules_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
+    layers_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     cautions: tuple[Caution, ...] = ()
     remedies: tuple[Remedy, ...] | None = None
 

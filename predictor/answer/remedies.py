@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from predictor.formula import learned, store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS, Outcome
 from predictor.jobs.training_job import Job
+from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
 ENOUGH = 3
@@ -28,6 +29,8 @@ class _Trial:
     """Changes that were tried.
 
     Attributes:
+        keys: the workload's changed keys.
+        own: the changes in the words of what was read; None if there are none.
         job: the job of the changed workload; None if it was not predicted.
         peak_requested_bytes: of the rank that requests the most; None if it was not predicted.
         may_fit: whether the rank that requests the most fits.
@@ -35,6 +38,8 @@ class _Trial:
     """
 
     made: tuple[Change, ...]
+    keys: Mapping[str, Any]
+    own: OwnChange | None = None
     job: Job | None = None
     peak_requested_bytes: int | None = None
     may_fit: bool = False
@@ -46,20 +51,19 @@ class _Trial:
     def fits(self) -> bool:
         return self.outcome is not None
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The changed keys. A later change overrides an earlier one, on which it is built."""
-        return {key: value for change in self.made for key, value in change.keys.items()}
-
     def remedy(self) -> Remedy:
         """The result for the user."""
-        outcome = self.outcome
+        peaks: dict[str, int] = {}
+        if self.outcome:
+            blocks = self.outcome.allocated[1] if self.outcome.allocated else self.outcome.simulation
+            peaks = {"peak_allocated_bytes": blocks.peak_allocated_bytes,
+                     "peak_reserved_bytes": self.outcome.reserved.bytes}
+        own = {"own_words": self.own.text, "where": self.own.where} if self.own else {}
         return Remedy(
             tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
-            outcome and (outcome.allocated[1] if outcome.allocated else outcome.simulation).peak_allocated_bytes,
-            outcome and outcome.reserved.bytes, self.why_not, self.needs_trace)
+            why_not=self.why_not, needs_trace=self.needs_trace, **peaks, **own)
 
 
 def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = False, trace: bool = False,
@@ -98,7 +102,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     trials: list[_Trial] = []
     with store.existing_only(not trace):
         job = dispatch.prepare(workload, progress)
-        start = _Trial((), job, job.run(job.margin.limits(workload.capacity)[0]).peak)
+        start = _Trial((), {}, None, job, job.run(job.margin.limits(workload.capacity)[0]).peak)
         for trial in _singles(start, progress):
             trials.append(trial)
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
@@ -145,17 +149,21 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, of which only the rank that requests the most is simulated."""
-    made = (*start.made, change)
     assert start.job is not None  # only predicted trials are continued
+    workload, keys = start.job.workload, {**start.keys, **change.keys}
+    own = workload.source.in_own_words(keys) if workload.source else None
+    keys = {**keys, **own.workload} if own else keys
+    untried = _Trial((*start.made, change), keys, own)
     try:
-        job = dispatch.prepare(start.job.workload.replace(**change.keys), progress)
+        job = dispatch.prepare(workload.replace(**keys), progress)
         surely, _ = job.margin.limits(job.workload.capacity or 0)
         peak = job.run(surely).peak
-        return _Trial(made, job, peak, peak <= surely and job.fitting(first_rank_only=True) is not None)
+        fits = peak <= surely and job.fitting(first_rank_only=True) is not None
+        return replace(untried, job=job, peak_requested_bytes=peak, may_fit=fits)
     except store.NotTraced:
-        return _Trial(made, why_not="it has no formula yet", needs_trace=True)
+        return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:
-        return _Trial(made, why_not=str(error))
+        return replace(untried, why_not=str(error))
 
 
 def _confirmed(trial: _Trial) -> _Trial:

@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_samples(group)
     group.add_argument("--moments", default="5", metavar="N", help="highest moments to show; default: 5")
     group.add_argument("--layers", default="15", metavar="N|all", help="largest layers to show; default: 15")
-    group.add_argument("--picture", metavar="FILE.svg", help="also draw the timeline as an SVG file")
+    group.add_argument("--picture", metavar="FILE.svg", help="also draw the run as an SVG file: allocated bytes "
+                       "by factor, reserved bytes, and the GPU's memory")
     group.add_argument("--measured", metavar="RECORD", help="explain this measurement by its prediction instead")
 
 

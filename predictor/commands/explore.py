@@ -1,7 +1,8 @@
 """Explore a model in the browser: one offline page that predicts again as sliders move.
 
-The page has controls for batch, sequence, images, GPUs, engine and GPU type. It redraws the factors of the peak, the
-timeline of three steps, and a map of what fits. Bytes and verdicts are those of peakcast predict.
+The page has controls for batch, sequence, images, GPUs, engine and GPU type. It redraws the factors of the peak,
+allocated and reserved bytes over three steps, and a map of what fits, and judges what else would fit. Its address holds
+the setting, to be copied and shared. Bytes and verdicts are those of peakcast predict.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ EXAMPLES = """examples:
   peakcast explore --workload job.yaml --degrees 1,8,16 -o page.html --json
   peakcast explore --from finetune.sh --gpu a100-80gb -o page.html
 
-The page starts with the workload's shape, engine and GPU. Writing it takes half a minute on idle cores for the
-usual engines and degrees, and minutes on busy cores or for a model that must be traced first.
+The page starts with the workload's shape, engine and GPU; an address such as page.html#batch=16&engine=zero2&degree=8
+starts it elsewhere. ZeRO-3, FSDP2 and tensor parallelism are in it where their formulas are shipped (llava-1.5-7b,
+recipe finetune), or if the workload has them. Writing it takes a minute on idle cores for the usual engines and
+degrees, and minutes on busy cores or for a model that must be traced first.
 exit codes: 0 written, 2 bad input
 """
 

@@ -16,6 +16,7 @@ from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table
 from predictor.model import models
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS, check_names
+from predictor.workload.value_sources import ENGINE_KEYS
 from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "engine": "engine",
           "gpu": "GPU and software"}
-ENGINE_KEYS = {"engine", "deepspeed", "zero_stage", "ddp", "fsdp"}
-"""If an option sets one of these keys, all of them that were read from a configuration are dropped."""
 CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
 """Suffixes of files that ``--from`` reads."""
 
@@ -144,6 +143,7 @@ def given(arguments: argparse.Namespace) -> Given:
     parsed = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
               for name, entry in KEYS.items() if getattr(arguments, name) is not None}
     values, source = _read(arguments, parsed)
+    parsed = {name: item for name, item in parsed.items() if source is None or name not in source.applied}
     if hasattr(arguments, "from_file"):
         _check_model(parsed.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}

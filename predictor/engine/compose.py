@@ -22,19 +22,12 @@ _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}
 _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
 
 
-class Attributes(NamedTuple):
-    """The attributes of one buffer of a tape; ``factor`` is an index into :data:`FACTORS`."""
-
-    size_bytes: int
-    stream: int
-    factor: int
-    module: str
-    operator: str
-
-
 Row = tuple[int, int, int, int]
 """One event of a tape: :class:`EventType`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. A bare tuple,
-because a run has thousands of them that become columns at once; a named tuple makes composing a tenth slower."""
+because a run has thousands of them that become columns at once; named tuples make composing a tenth slower."""
+
+Attributes = tuple[int, int, int, str, str]
+"""One buffer of a tape: bytes, stream, index into :data:`FACTORS`, module, operator. A bare tuple, as a row is."""
 
 
 class Rise(NamedTuple):
@@ -96,14 +89,14 @@ class Tape:
                  stream: int = MAIN_STREAM) -> int:
         """Allocates a new buffer and returns its number."""
         buffer = self.first + len(self.attributes)
-        self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
+        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
         self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
         return buffer
 
     def declare(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                 stream: int = MAIN_STREAM) -> int:
         """Returns the number of a new buffer that is not allocated yet: :meth:`allocate_declared` does that later."""
-        self.attributes.append(Attributes(size_bytes, stream, _FACTOR[factor], module, operator))
+        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
         return self.first + len(self.attributes) - 1
 
     def allocate_declared(self, buffer: int) -> None:
@@ -123,6 +116,10 @@ class Tape:
         """Records that another stream than the buffer's own uses it (``Tensor.record_stream``)."""
         self.rows.append((EventType.RECORD_STREAM + stream, buffer, _MOMENT[self.moment], self.position))
 
+    def sizes(self) -> list[int]:
+        """Bytes of each buffer."""
+        return [size_bytes for size_bytes, _, _, _, _ in self.attributes]
+
     def columns(self) -> np.ndarray:
         """``int32[4, events]``: event type, buffer, moment, position."""
         return np.fromiter(chain.from_iterable(self.rows), np.int32, 4 * len(self.rows)).reshape(-1, 4).T
@@ -139,7 +136,7 @@ class Tape:
         Args:
             other: gives the bytes of buffers that are not the tape's own.
         """
-        sizes, first = [attributes.size_bytes for attributes in self.attributes], self.first
+        sizes, first = self.sizes(), self.first
         changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
                    for kind, buffer, _, _ in self.rows]
         later = changes

@@ -37,8 +37,8 @@ class Host:
         tape, steps = Tape(), setup.optimizer()
         for numel, decay in groups:
             steps.step(tape, [optimizer.partition(numel, FP32)], decay=decay)
-        self.held["optimizer states"] += sum(buffer.size_bytes for buffer in tape.attributes
-                                             if buffer.factor == STATES)
+        self.held["optimizer states"] += sum(size_bytes for size_bytes, _, factor, _, _ in tape.attributes
+                                             if factor == STATES)
 
     def note(self) -> str:
         """A note for the user."""

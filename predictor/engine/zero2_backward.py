@@ -163,7 +163,7 @@ class _Backward:
         return Template(
             micro, vocabulary, columns, self.setup.micro_steps, passing=~np.isin(columns[1], micro.persistent),
             buffers=vocabulary.buffers(tape.attributes),
-            buffer_bytes=np.array([buffer.size_bytes for buffer in tape.attributes], dtype=np.int64),
+            buffer_bytes=np.array(tape.sizes(), dtype=np.int64),
             reduced=reduced if self.role.reduces else None, accumulates=self.accumulates,
             itemsize=self.setup.facts.itemsize,
             by_rank=self.by_rank.woven(places),

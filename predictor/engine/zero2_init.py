@@ -82,6 +82,6 @@ def _free_bytes(tape: Tape, setup: Setup) -> float:
     if setup.capacity_bytes is None:
         return float("inf")
     event_types, buffers, _ = tape.columns()[:3].tolist()
-    sizes, streams = zip(*((buffer.size_bytes, buffer.stream) for buffer in tape.attributes))
+    sizes, streams, *_ = zip(*tape.attributes)
     allocator = simulate(event_types, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
     return setup.capacity_bytes - allocator.reserved_bytes

@@ -262,7 +262,7 @@ class RankMicroStep:
         if self.partition and buffer == self.first:
             return self.partition.size_bytes
         if buffer >= self.tape.first:
-            return self.tape.attributes[buffer - self.tape.first].size_bytes
+            return self.tape.attributes[buffer - self.tape.first][0]
         if buffer >= self.first:
             return int(self.template.buffer_bytes[buffer - self.first])
         return int(traced_bytes[buffer % len(traced_bytes)])

@@ -3,7 +3,8 @@
 Known limitations:
 
 - A page is for one model by name or configuration, and for training only.
-- ZeRO-3, FSDP2 and DeepSpeed's AutoTP are not in a page.
+- ZeRO-3, FSDP2 and tensor parallelism are in a page where their formulas are shipped, or if the workload has them.
+  DeepSpeed's AutoTP is in none.
 - Quantization, offloading, evaluation, videos, packed samples, several image sizes and Adafactor are not in a page.
 - The allocator is simulated with PyTorch's default settings only.
 - Profiles that change sizes (workspaces, coefficients, rounding) are rejected.

@@ -209,12 +209,19 @@ class Allocator {
   }
 }
 
-/** A run's events through an allocator of its own, until they end or one fails (predictor/allocator/simulate.py). */
-function simulate(run, bytes, limit, waits) {
+/**
+ * A run's events through an allocator of its own, until they end or one fails (predictor/allocator/simulate.py).
+ * `curves`, if given, gets the allocated and reserved bytes after each event; after a failure they stay as they are.
+ */
+function simulate(run, bytes, limit, waits, curves = null) {
   const allocator = new Allocator(limit, waits), {kind, buffer, stream} = run, blocks = new Array(run.buffers);
   let peak = 0, peakAt = 0, reservedAtPeak = 0, failedAt = null, error = null;
   for (let index = 0; index < kind.length; index++) {
     const what = kind[index], which = buffer[index];
+    if (curves !== null && index > 0) {
+      curves.allocated[index - 1] = allocator.allocated;
+      curves.reserved[index - 1] = allocator.reserved;
+    }
     if (what === 1) {
       const size = bytes[which];
       if (size === 0) continue;
@@ -238,6 +245,8 @@ function simulate(run, bytes, limit, waits) {
     } else if (what === 2) allocator.emptyCache();
     else allocator.synchronizations += 1;
   }
-  return {peakAllocated: allocator.peakAllocated, peakReserved: allocator.peakReserved, peakAt, reservedAtPeak,
+  if (curves !== null)
+    for (const name of ["allocated", "reserved"]) curves[name].fill(allocator[name], failedAt ?? kind.length - 1);
+  return {curves, peakAllocated: allocator.peakAllocated, peakReserved: allocator.peakReserved, peakAt, reservedAtPeak,
     failedAt, error, retried: allocator.retried};
 }

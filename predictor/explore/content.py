@@ -14,18 +14,18 @@ from predictor.events.events import FACTORS, MOMENTS
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
-from predictor.explore.settings import LABELS, Settings, several_images
+from predictor.explore.settings import Controls, Settings, engine_of, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
 from predictor.profile import corrections
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin
-from predictor.profile.job_traits import traits_of
+from predictor.profile.job_traits import COUNTERS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, EXTRAPOLATION_FACTOR, Choice, choose
+from predictor.profile.reach import OTHER_VERSION, reaches, versions_of
 from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
 from predictor.version import VERSION
-from predictor.workload.engines import ENGINES, name_of
 
 Progress = Callable[[Sequence], Iterable]
 EXTRAPOLATED = "…"
@@ -51,12 +51,14 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
     """
     tables = Tables()
     groups = _groups(settings)
-    formulas = [{"key": key, "traced": packing.pack_traced(jobs[0].formula.micro, tables),
-                 "sizes": packing.sizes(jobs[0].formula.micro), "runs": {}} for key, jobs in groups.items()]
+    formulas = [{"key": key, "traced": packing.pack_traced(micro, tables), "sizes": packing.sizes(micro), "runs": {}}
+                for key, jobs in groups.items() for micro in [next(iter(jobs.values())).formula.micro]]
     limits = _page_limits(settings)
-    starts: dict[tuple[str, int], list[StartUp]] = {}
-    for number, job in progress([(number, job) for number, jobs in enumerate(groups.values()) for job in jobs]):
-        formulas[number]["runs"][_run_name(job)] = _runs(job, limits, tables, starts)
+    starts: dict[str, list[StartUp]] = {}
+    names = [{_run_name(setting): job for setting, job in jobs.items()} for jobs in groups.values()]
+    for number, name, job in progress([(number, name, job) for number, jobs in enumerate(names)
+                                       for name, job in jobs.items()]):
+        formulas[number]["runs"][name] = _runs(job, limits, tables, starts.setdefault(name, []))
     base = settings.base
     document = {
         "version": VERSION, "model": base.model, "command": list(command), "training": list(training),
@@ -65,7 +67,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
         "stack": [FACTORS.index(factor) for factor in STACK],
         "first": {"batch": base.per_device_train_batch_size, "sequence": base.sequence_length or 0,
                   "images": base.images_per_sample or 0, "checkpointing": base.gradient_checkpointing,
-                  "engine": name_of(base.engine, base.zero_stage), "degree": base.data_parallel_size,
+                  "engine": engine_of(base).name, "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
         "left_out": settings.left_out, "far": EXTRAPOLATION_FACTOR, "extrapolation": EXTRAPOLATION,
@@ -77,42 +79,39 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
     return Content(document, tables.store.stream)
 
 
-def _groups(settings: Settings) -> dict[str, list[Job]]:
-    """The jobs by formula, which is named by checkpointing, attention backend and regime."""
-    groups: dict[str, list[Job]] = {}
+def _groups(settings: Settings) -> dict[str, dict[Controls, Job]]:
+    """The jobs by formula, which is named by checkpointing, what else the trace depends on, and regime."""
+    groups: dict[str, dict[Controls, Job]] = {}
     for setting, job in settings.jobs.items():
-        key = "on" if setting.checkpointing else "off", setting.backend, *setting.regime.names()
-        groups.setdefault(" ".join(key), []).append(job)
+        key = "on" if setting.checkpointing else "off", setting.engine.traced, setting.backend, *setting.regime.names()
+        groups.setdefault(" ".join(key), {})[setting] = job
     return groups
 
 
-def _run_name(job: Job) -> str:
-    return f"{job.setup.engine} {job.setup.data_parallel_size}"
+def _run_name(setting: Controls) -> str:
+    return f"{setting.engine.name} {setting.degree}"
 
 
-def _runs(job: Job, limits: Sequence[int], tables: Tables,
-          starts: dict[tuple[str, int], list[StartUp]]) -> dict[str, Any]:
+def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[StartUp]) -> dict[str, Any]:
     """The packed runs of an engine at one degree, for the ranks that matter.
 
     These are the ranks that every prediction simulates, and those that can request the most at some shape.
 
     Args:
         limits: bytes that PyTorch may reserve, for all GPUs of the page.
-        starts: start-ups by engine and degree, which formulas share. Missing ones are added.
+        starts: start-ups of this engine at this degree, which formulas share. They are added if they are missing.
     """
     engine = training_job.engine_of(job.formula, replace(job.setup, capacity_bytes=None))
-    degree = job.setup.data_parallel_size
-    runs = {rank: engine.rank(rank) for rank in range(degree)}
+    runs = {rank: engine.rank(rank) for rank in job.different_ranks()}
     highest = candidates(runs, job.lowest())
     packed: dict[int, PackedRun] = {}
     for rank in sorted({*job.judged_ranks(), *highest.rank.tolist()}):
         same = next((other for other in packed if runs[other] is runs[rank]), None)
         packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
-    variants = starts.setdefault((job.setup.engine, degree), [])
-    if not variants:
-        variants += _starts(job, limits, tables)
+    if not starts:
+        starts += _starts(job, limits, tables)
     return {"judged": job.judged_ranks(), "ranks": {rank: run.steps for rank, run in packed.items()},
-            "starts": variants, "instances": packed[0].instances,
+            "starts": starts, "instances": packed[0].instances,
             "candidates": {"rank": tables.store.add(highest.rank),
                            "sums": tables.store.add(highest.coefficients.ravel())}}
 
@@ -168,9 +167,8 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
 
 def _page_limits(settings: Settings) -> list[int]:
     """All limits, in ascending order, that a prediction in the page can have: bytes that PyTorch may reserve."""
-    degrees = {job.setup.data_parallel_size for job in settings.jobs.values()}
-    limits = {limit for gpu, degree, times in product(settings.gpus, degrees, range(MOST_EXTRAPOLATED))
-              for limit in _margin(settings, gpu, degree, times).limits(_capacity(settings, gpu))}
+    limits = {limit for gpu, size, times in product(settings.gpus, _world_sizes(settings), range(MOST_EXTRAPOLATED))
+              for limit in _margin(settings, gpu, size, times).limits(_capacity(settings, gpu))}
     return sorted(limit for limit in limits if limit is not None)
 
 
@@ -188,9 +186,15 @@ def _profile(settings: Settings, gpu: str) -> Choice | None:
     return choose(settings.base.profile, gpu, settings.base.versions, {})
 
 
-def _margin(settings: Settings, gpu: str, degree: int, times: int) -> Margin:
+def _margin(settings: Settings, gpu: str, world_size: int, times: int) -> Margin:
     chosen = _profile(settings, gpu)
-    return corrections.margin(chosen and replace(chosen, extrapolates=("",) * times), degree)
+    return corrections.margin(chosen and replace(chosen, outside=dict.fromkeys(map(str, range(times)), OTHER_VERSION)),
+                              world_size)
+
+
+def _world_sizes(settings: Settings) -> list[int]:
+    """Numbers of GPUs that the page's jobs use."""
+    return sorted({job.setup.world_size for job in settings.jobs.values()})
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
@@ -204,12 +208,11 @@ def _limits(settings: Settings) -> dict[str, Any]:
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
     source = settings.base.source
     engines: list[Mapping[str, Any]] = []
-    for name, label in LABELS.items():
-        jobs = {setting.degree: job for setting, job in settings.jobs.items() if setting.engine == name}
+    for choice in dict.fromkeys(setting.engine for setting in settings.jobs):
+        jobs = {setting.degree: job for setting, job in settings.jobs.items() if setting.engine == choice}
         if jobs:
-            stage = ENGINES[name].chosen_by
-            engines.append({"name": name, "label": label, "degrees": sorted(jobs),
-                            "option": ["--zero-stage", name[-1]] if stage else ["--engine", name],
+            engines.append({"name": choice.name, "label": choice.label, "degrees": sorted(jobs),
+                            "tensor": choice.tensor, "traced": choice.traced, "option": choice.option,
                             "notes": {degree: job.notes() + (source.left_out(job.workload) if source else ())
                                       for degree, job in jobs.items()}})
     return engines
@@ -226,7 +229,7 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
             "minor": minor, "multiprocessors": gpu.multiprocessors, "measured": gpu.measured,
             "given": settings.base.capacity_bytes is not None,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
-            "not_modelled": not_modelled(chosen, loop),
+            "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),
             "profile": chosen and _calibration(settings, name, chosen, loop)})
     return gpus
 
@@ -234,27 +237,30 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
 def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Mapping[str, Any]:
     """The profile of a GPU: its intervals, its runtime, and what it does not cover."""
     profile = chosen.profile
+    versions: dict[str, Any] = {}
     other: dict[str, Any] = {}
     limited: dict[str, Any] = {}
     for setting, job in settings.jobs.items():
         if setting.backend == settings.backends[gpu]:
             workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
             request = Request.of(workload)
-            with_traits = choose(settings.base.profile, gpu, workload.versions, {}, traits_of(request, job.formula))
+            with_traits = choose(settings.base.profile, gpu, versions_of(workload), {}, traits_of(request, job.formula),
+                                 reaches(request, job.formula))
             assert with_traits is not None  # the same profile as ``chosen``
-            name = f"{setting.engine} {'on' if setting.checkpointing else 'off'}"
-            other[name] = with_traits.extrapolates[len(chosen.extrapolates):]
-            limited |= with_traits.limited
-    degrees = sorted({job.setup.data_parallel_size for job in settings.jobs.values()})
-    margins = {degree: corrections.margin(chosen, degree) for degree in degrees}
+            name = f"{setting.engine.name} {'on' if setting.checkpointing else 'off'}"
+            outside = with_traits.outside
+            versions[name] = [way for way, reach in outside.items() if reach is OTHER_VERSION]
+            other[name] = [way for way in outside if way not in versions[name]]
+            limited |= {way: reach.counters for way, reach in outside.items() if reach.counters != COUNTERS}
+    margins = {size: corrections.margin(chosen, size) for size in _world_sizes(settings)}
     return {
-        "name": chosen.name, "measured_on": profile.measured_on, "versions": chosen.extrapolates, "kinds": other,
+        "name": chosen.name, "measured_on": profile.measured_on, "versions": versions, "kinds": other,
         "limited": limited, "calibrated": profile.calibrated,
         "residuals": {name: [interval.low, interval.high] for name, interval in profile.residuals.items()},
         "levels": {name: interval.level for name, interval in profile.residuals.items()},
-        "runtime": {degree: [margin.runtime_low, margin.runtime_high, profile.runtime.bytes(degree)]
-                    for degree, margin in margins.items()},
-        "not_modelled": not_modelled(replace(chosen, extrapolates=(EXTRAPOLATED,)), loop)}
+        "runtime": {size: [margin.runtime_low, margin.runtime_high, profile.runtime.bytes(size)]
+                    for size, margin in margins.items()},
+        "not_modelled": not_modelled(replace(chosen, outside={EXTRAPOLATED: OTHER_VERSION}), loop)}
 
 
 SHAPE = ("per_device_train_batch_size", "sequence_length", "images_per_sample")

@@ -40,7 +40,7 @@ function shareOut(weights, width, least) {
   return shares;
 }
 
-/** The highest event of each column, and which moment of which step the columns belong to. */
+/** The highest event of each column, its events' [begin, end], and which moment of which step the columns belong to. */
 function timelineColumns(run, live, width, least) {
   const stretches = [];
   for (let at = 0; at < live.length; at++) {
@@ -48,19 +48,20 @@ function timelineColumns(run, live, width, least) {
     if (last && last.step === run.step[at] && last.moment === run.moment[at]) last.end = at + 1;
     else stretches.push({step: run.step[at], moment: run.moment[at], begin: at, end: at + 1});
   }
-  const shares = shareOut(stretches.map(one => one.end - one.begin), width, least), highest = [];
+  const shares = shareOut(stretches.map(one => one.end - one.begin), width, least), highest = [], bounds = [];
   stretches.forEach((one, place) => {
     one.start = highest.length;
     for (let column = 0; column < shares[place]; column++) {
       const count = one.end - one.begin;
       let best = one.begin + Math.floor(count * column / shares[place]);
       const end = Math.max(best + 1, one.begin + Math.floor(count * (column + 1) / shares[place]));
+      bounds.push([best, end]);
       for (let at = best + 1; at < end; at++) if (live[at] > live[best]) best = at;
       highest.push(best);
     }
     one.stop = highest.length;
   });
-  return {stretches, highest};
+  return {stretches, highest, bounds};
 }
 
 /** Bytes by factor at given events, which rise; `[factor][column]`. */
@@ -80,9 +81,13 @@ function factorsAt(data, run, bytes, events) {
 function drawTimeline(canvas, data, found) {
   const {run, bytes, live, top, gpu} = found, {context, width, height, colour} = surface(canvas);
   const left = 44, right = width - 8, bottom = height - 40, ceiling = 22, room = Math.floor(right - left);
-  const {stretches, highest} = timelineColumns(run, live, room, Math.min(56, Math.floor(room / 14)));
+  const {stretches, highest, bounds} = timelineColumns(run, live, room, Math.min(56, Math.floor(room / 14)));
   const curves = factorsAt(data, run, bytes, highest), capacity = gpu.capacity_bytes;
-  const scale = 1.04 * (capacity <= 1.5 * live[top] ? Math.max(live[top], capacity) : live[top]);
+  const reserved = bounds.map(([begin, end]) => found.curves.reserved.subarray(begin, end).reduce((a, b) =>
+    Math.max(a, b)));
+  const rounding = curves[data.factors.findIndex(factor => factor.name === "allocator")];
+  highest.forEach((event, column) => { rounding[column] += found.curves.allocated[event] - live[event]; });
+  const most = Math.max(live[top], ...reserved), scale = 1.04 * (capacity <= 2 * most ? Math.max(most, capacity) : most);
   const y = size => bottom - (bottom - ceiling) * size / scale;
   context.fillStyle = colour("soft");
   context.fillText("GiB", 8, 12);
@@ -114,6 +119,7 @@ function drawTimeline(canvas, data, found) {
     floor = roof;
   }
   labelStretches(context, data, stretches, left, bottom, ceiling, colour);
+  drawReserved(context, reserved, left, y, colour);
   if (capacity <= scale) {
     context.strokeStyle = context.fillStyle = colour("bad");
     context.lineWidth = 1.5;
@@ -134,6 +140,18 @@ function drawTimeline(canvas, data, found) {
   context.fillStyle = colour("ink");
   context.font = `600 ${context.font}`;
   label(context, sizeText(live[top]), x + side, Math.max(y(live[top]) - 6, 12), colour);
+}
+
+/** The line of reserved bytes, a stair for each column. */
+function drawReserved(context, reserved, left, y, colour) {
+  context.strokeStyle = colour("ink");
+  context.lineWidth = 2;
+  context.beginPath();
+  reserved.forEach((size, column) => {
+    context.lineTo(left + column, y(size));
+    context.lineTo(left + column + 1, y(size));
+  });
+  context.stroke();
 }
 
 /** Words that stay readable over any colour. */
@@ -201,7 +219,7 @@ function drawMap(canvas, map, chosen) {
 
 function drawCells(context, layout, map, colour) {
   context.fillStyle = colour("soft");
-  context.fillText("batch →", layout.left, 12);
+  context.fillText("per_device_train_batch_size →", layout.left, 12);
   context.fillText("tokens ↓", 0, 28);
   context.textAlign = "center";
   map.batches.forEach((batch, column) => {

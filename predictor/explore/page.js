@@ -1,7 +1,7 @@
 // The page: controls, what they ask for, and redrawing all of it at once.
 
 const element = id => document.getElementById(id);
-const state = {data: null, setting: null, map: null, found: null, frame: 0, waits: false};
+const state = {data: null, setting: null, map: null, found: null, remedies: null, frame: 0, waits: false};
 
 async function unpack() {
   const packed = Uint8Array.from(atob(element("content").textContent.trim()), character => character.charCodeAt(0));
@@ -18,13 +18,11 @@ function prepareControls(data) {
   element("engine").append(...data.engines.map(engine => option(engine.name, engine.label)));
   element("gpu").append(...data.gpus.map(gpu =>
     option(gpu.name, `${gpu.name} (${sizeText(gpu.capacity_bytes)}${gpu.measured || gpu.given ? "" : ", assumed"})`)));
-  const {limits} = data, longest = Math.min(limits.positions || Infinity, 8192);
-  const least = limits.room[1] + 1 + (limits.apart ? 1 : 0);
-  for (const id of ["sequence", "sequence-range"]) {
-    element(id).min = least;
-    element(id).max = id === "sequence" ? limits.positions || 131072 : Math.max(longest, 2 * least);
-  }
-  for (const id of ["images", "images-range"]) element(id).max = limits.room.length - 1;
+  const {limits} = data, longest = Math.min(limits.positions || Infinity, 8192), ranges = rangesOf(data);
+  for (const [name, [low, high]] of Object.entries(ranges))
+    for (const id of [name, `${name}-range`]) [element(id).min, element(id).max] = [low, high];
+  element("batch-range").max = 64;
+  element("sequence-range").max = Math.max(longest, 2 * ranges.sequence[0]);
   element("sequence-control").hidden = !limits.tokens;
   element("images-control").hidden = !limits.images;
   element("checkpointing").closest(".control").hidden = !data.first.checkpointing;
@@ -46,16 +44,32 @@ function whole(input) {
   return Number.isInteger(value) && value >= +input.min && value <= +input.max ? value : null;
 }
 
-const degrees = (engine = state.setting.engine) => state.data.engines.find(one => one.name === engine).degrees;
+const degrees = (engine = state.setting.engine) => engineOf(state.data, {engine}).degrees;
 
 /** Changes the setting and draws it. */
 function choose(changes) {
   if (Object.values(changes).includes(null)) return;
   const setting = {...state.setting, ...changes}, known = degrees(setting.engine);
-  if (!known.includes(setting.degree)) setting.degree = known.filter(one => one <= setting.degree).at(-1) || known[0];
+  if (!known.includes(setting.degree)) setting.degree = nearestDegree(known, setting.degree);
   state.setting = setting;
+  tell([]);
   show(setting);
   drawSoon();
+  clearTimeout(state.address); // browsers refuse an address that changes with every step of a slider
+  state.address = setTimeout(() => history.replaceState(null, "", fragmentOf(state.data, state.setting)), 250);
+}
+
+/** Takes the setting of the page's address. */
+function readAddress() {
+  const {setting, notices} = settingOf(state.data, location.hash);
+  choose(setting);
+  tell(notices);
+}
+
+/** What of the address was left out. */
+function tell(notices) {
+  element("notice").hidden = !notices.length;
+  element("notice").textContent = notices.length ? `Left out of the address: ${notices.join("; ")}.` : "";
 }
 
 /** At once, but no more than once a frame. */
@@ -99,8 +113,39 @@ function redraw() {
     writeAnswer(data, setting, found);
     drawTimeline(element("timeline"), data, found);
   }
+  prepareRemedies(data, setting, found);
   prepareMap(data, setting);
   drawMap(element("map"), state.map, chosenCell());
+}
+
+// What would fit ----------------------------------------------------------------------------------------------------
+
+/** The changes to judge while the page is idle, where a setting does not surely fit. */
+function prepareRemedies(data, setting, found) {
+  const wanted = !found.refused && found.answer.verdict !== "fits";
+  state.remedies = wanted ? {open: changesOf(data, setting), fit: [], tried: 0} : null;
+  showRemedies();
+}
+
+function judgeNextChange() {
+  const {remedies, data} = state, [change] = remedies.open, found = judgeNext(data, change);
+  if (found) remedies.fit.push(found);
+  if (found || !change.settings.length) {
+    remedies.open.shift();
+    remedies.tried += 1;
+  }
+  showRemedies();
+}
+
+function showRemedies() {
+  const {remedies} = state;
+  element("remedies").parentElement.hidden = !remedies;
+  if (!remedies) return;
+  list("remedies", remedies.fit.map(one => `With ${one.words}: ${sizeText(one.reserved_bytes)} reserved, fits.`));
+  const {open, fit, tried} = remedies, rest = tried - fit.length;
+  element("remedies-progress").textContent = open.length ? `${open.length} changes still to judge …`
+    : fit.length ? `${rest ? `${rest} other changes were judged too, and do not fit. ` : ""}Each is one change of this setting.`
+      : "None of this page's other choices fits by itself: combine some, such as a smaller batch with another engine.";
 }
 
 function rows(table, head, body, last = false) {
@@ -188,7 +233,7 @@ function boundText(answer, name) {
 
 /** Options with their values: lines break between them. */
 function commandOf(data, setting) {
-  const engine = data.engines.find(one => one.name === setting.engine), gpu = data.gpus.find(one =>
+  const engine = engineOf(data, setting), gpu = data.gpus.find(one =>
     one.name === setting.gpu);
   return ["peakcast predict", ...data.command, "--per-device-train-batch-size", setting.batch,
     ...(data.limits.tokens ? ["--sequence-length", setting.sequence] : []),
@@ -210,7 +255,8 @@ function provenance(data, gpu) {
 }
 
 const OWN = new Set(["model", "recipe", "versions", "per_device_train_batch_size", "sequence_length",
-  "images_per_sample", "gradient_checkpointing", "engine", "zero_stage", "data_parallel_size", "gpu"]);
+  "images_per_sample", "gradient_checkpointing", "engine", "zero_stage", "data_parallel_size", "tensor_parallel_size",
+  "gpu"]);
 
 // The map -----------------------------------------------------------------------------------------------------------
 
@@ -229,6 +275,7 @@ function mapSequences(data) {
 function prepareMap(data, setting) {
   const {batch, sequence, ...others} = setting, name = JSON.stringify(others);
   clearTimeout(state.idle);
+  element("progress").textContent = "";
   if (!state.map || state.map.name !== name) {
     const batches = BATCHES, sequences = mapSequences(data);
     const cells = sequences.flatMap(tokens => batches.map(samples =>
@@ -236,10 +283,19 @@ function prepareMap(data, setting) {
     state.map = {name, batches, sequences, cells, version: 0};
   }
   state.idle = setTimeout(playNext, 200);
+  const engine = engineOf(data, setting);
+  element("map-of").textContent = `Each cell is one job: ${engine.label} on ${setting.degree * engine.tensor} GPU(s) of `
+    + `${setting.gpu}${data.first.checkpointing ? `, ${setting.checkpointing ? "with" : "without"} checkpointing` : ""}, `
+    + `with the cell's own per_device_train_batch_size (across)${data.limits.tokens ? " and sequence_length (down)" : ""}.`;
 }
 
 /** Plays the cell nearest to the chosen one that is still open. */
 function playNext() {
+  if (state.remedies?.open.length) {
+    judgeNextChange();
+    state.idle = setTimeout(playNext, 0);
+    return;
+  }
   const {map, data, setting} = state, [column, row] = chosenCell() || [0, 0], width = map.batches.length;
   let best = -1, nearest = Infinity;
   map.cells.forEach((cell, place) => {
@@ -250,7 +306,7 @@ function playNext() {
   element("progress").textContent = open ? `(${open} to go)` : "";
   if (best < 0) return;
   const one = {...setting, batch: map.batches[best % width], sequence: map.sequences[Math.floor(best / width)]};
-  map.cells[best].verdict = verdictAt(data, one);
+  map.cells[best].verdict = judged(data, one).verdict;
   map.version += 1;
   drawMap(element("map"), map, chosenCell());
   state.idle = setTimeout(playNext, 0);
@@ -287,11 +343,10 @@ function prepareMapInput() {
 /** Draws each engine, unseen: its runs are put together, and the browser compiles what the sliders will run. */
 function warmUp() {
   const first = state.setting;
-  for (const {name, degrees} of state.data.engines)
-    for (const degree of degrees) {
-      state.setting = {...first, engine: name, degree};
-      redraw();
-    }
+  for (const {name, degrees} of state.data.engines) {
+    state.setting = {...first, engine: name, degree: nearestDegree(degrees, first.degree)};
+    redraw();
+  }
   state.setting = first;
 }
 
@@ -304,7 +359,8 @@ async function begin() {
   document.querySelector("main").hidden = false;
   element("map").setAttribute("aria-label", "Map of what fits, batch by sequence length");
   warmUp();
-  choose({});
+  readAddress();
+  addEventListener("hashchange", readAddress);
   new ResizeObserver(drawSoon).observe(element("map"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawSoon);
 }

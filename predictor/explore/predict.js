@@ -81,7 +81,9 @@ function farFrom(data, setting, {calibrated}) {
     && !(calibrated[key][0] / data.far <= value && value <= calibrated[key][1] * data.far));
 }
 
-const kindsOf = (setting, {kinds}) => kinds[`${setting.engine} ${setting.checkpointing ? "on" : "off"}`];
+const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}`;
+const kindsOf = (setting, {kinds}) => kinds[nameOf(setting)];
+const versionsOf = (setting, {versions}) => versions[nameOf(setting)];
 
 function widened(data, [low, high], times) {
   for (; times > 0; times--) {
@@ -97,8 +99,8 @@ function widened(data, [low, high], times) {
 /** Runtime and relative bounds of a setting. */
 function marginOf(data, setting, gpu) {
   if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}};
-  const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree];
-  const times = gpu.profile.versions.length + farFrom(data, setting, gpu.profile).length;
+  const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree * engineOf(data, setting).tensor];
+  const times = versionsOf(setting, gpu.profile).length + farFrom(data, setting, gpu.profile).length;
   const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[kind] || [counter])
     .includes(counter));
   const relative = Object.fromEntries(Object.entries(gpu.profile.residuals).map(([counter, bounds]) =>
@@ -127,8 +129,10 @@ const MOST_RUNS = 60; // kept put together, about a MiB each
 
 /** Plays runs of a setting at limits; what was played once is kept, and so is a run that a limit does not touch. */
 class Player {
-  constructor(data, found) {
+  /** `curves`: whether simulations keep what is allocated and reserved after each event. */
+  constructor(data, found, curves = false) {
     this.data = data;
+    this.curves = curves;
     this.found = found;
     this.values = termValues(found.formula.sizes.terms, found.shape, found.gpu);
     this.rows = rowBytes(found.formula, this.values);
@@ -165,7 +169,9 @@ class Player {
       const key = `${waits} ${limit}`, free = untouched.get(waits);
       if (free && (limit === null || free.peakReserved <= limit)) return free;
       if (touched.has(key)) return touched.get(key);
-      const end = simulate(run, bytes, limit, waits);
+      const length = this.curves ? run.kind.length : 0;
+      const end = simulate(run, bytes, limit, waits,
+        length ? {allocated: new Float64Array(length), reserved: new Float64Array(length)} : null);
       if (end.retried) touched.set(key, end);
       else untouched.set(waits, end);
       return end;
@@ -218,11 +224,13 @@ function judge(player, ranks, capacity, margin) {
   return {...player.worst(failingFirst, atBest, null), verdict: "does_not_fit", failure: possible.failure};
 }
 
-/** The verdict alone. */
-function verdictAt(data, setting) {
-  const found = find(data, setting), player = new Player(data, found);
-  return judge(player, decidingRanks(data, found, setting, player.values), found.gpu.capacity_bytes,
-    marginOf(data, setting, found.gpu)).verdict;
+/** The verdict alone, with the reserved peak; `refused` where there is none. */
+function judged(data, setting) {
+  const found = find(data, setting);
+  if (found.refused) return found;
+  const player = new Player(data, found), {verdict, reserved} = judge(player, decidingRanks(data, found, setting,
+    player.values), found.gpu.capacity_bytes, marginOf(data, setting, found.gpu));
+  return {verdict, reserved_bytes: reserved.bytes};
 }
 
 // The answer --------------------------------------------------------------------------------------------------------
@@ -276,7 +284,7 @@ function predict(data, setting) {
   const found = find(data, setting);
   if (found.refused) return found;
   const {gpu} = found, capacity = gpu.capacity_bytes, margin = marginOf(data, setting, gpu);
-  const player = new Player(data, found), ranks = decidingRanks(data, found, setting, player.values);
+  const player = new Player(data, found, true), ranks = decidingRanks(data, found, setting, player.values);
   if (Math.max(...player.rows) > data.largest_buffer_bytes)
     return {refused: "one buffer alone would take more than 64 TiB"};
   const outcome = judge(player, ranks, capacity, margin);
@@ -300,7 +308,7 @@ function predict(data, setting) {
   const peaks = {requested: bound(live[top], margin.relative.requested),
     allocated: bound(simulation.peakAllocated, margin.relative.allocated),
     reserved: bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high),
-    device: deviceBound(reserved.bytes, margin, gpu)};
+    device: deviceBound(reserved, margin, gpu)};
   for (const [name, one] of Object.entries(peaks)) {
     answer[`peak_${name}_bytes`] = one.bytes;
     answer[`peak_${name}_bytes_low`] = one.low;
@@ -311,22 +319,23 @@ function predict(data, setting) {
     answer.out_of_memory = {...tagOf(data, failure.run, failedAt), rank: failure.rank,
       requested_bytes: error.requested, allocated_bytes: error.allocated, reserved_bytes: error.reserved};
   }
-  return {answer, run, bytes, live, top, margin, gpu};
+  return {answer, run, bytes, live, top, margin, gpu, curves: outcome.simulation.curves};
 }
 
 function deviceBound(reserved, margin, gpu) {
   if (!gpu.profile) return {bytes: null, low: null, high: null};
-  const inside = bound(reserved, margin.relative.reserved);
-  if (inside.low === null) return {bytes: reserved + margin.expected, low: null, high: null};
-  return {bytes: reserved + margin.expected, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
+  const inside = bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high);
+  const bytes = reserved.bytes + margin.expected;
+  if (inside.low === null) return {bytes, low: null, high: null};
+  return {bytes, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
 }
 
 function notModelled(data, setting, gpu) {
   const {profile} = gpu, number = value => value.toLocaleString("en-US", {maximumFractionDigits: 0});
-  const extrapolates = profile ? [...profile.versions, ...farFrom(data, setting, profile).map(([key, value]) =>
+  const extrapolates = profile ? [...versionsOf(setting, profile), ...farFrom(data, setting, profile).map(([key, value]) =>
     `${key.replaceAll("_", " ")} ${number(value)} (calibrated from ${profile.calibrated[key].map(number).join(" to ")})`),
     ...kindsOf(setting, profile)] : [];
   const notes = extrapolates.length ? profile.not_modelled.map(note => note.replace("…", extrapolates.join(", ")))
     : gpu.not_modelled;
-  return [...notes, ...data.engines.find(engine => engine.name === setting.engine).notes[setting.degree]];
+  return [...notes, ...engineOf(data, setting).notes[setting.degree]];
 }

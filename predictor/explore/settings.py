@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,15 +27,21 @@ from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.value_sources import OVERRIDDEN
 from predictor.workload.workload import Workload
 
-LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "zero0": "ZeRO-0", "zero1": "ZeRO-1", "zero2": "ZeRO-2"}
-SHARDED = "every GPU holds a part of each weight, and the model is traced as it gathers them; use peakcast predict"
+LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", "zero0": "ZeRO-0", "zero1": "ZeRO-1",
+          "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+TRACED_APART = ("fsdp2", "zero3")
+"""Engines that shard weights: the model is traced as it gathers them."""
+TENSOR_PARALLEL = (1, 2, 4, 8)
+"""Tensor-parallel sizes of a page by default, where their formulas are shipped."""
+UNSHIPPED = ("no formula of it is shipped for this model and recipe, and a page traces only its own engine and those "
+             "without a trace of their own: make a page with that engine's options, or use peakcast predict")
 AUTOTP = "DeepSpeed's AutoTP shards layers otherwise than transformers, and is traced apart; use peakcast predict"
 DEGREES = (1, 2, 4, 8)
 """Data-parallel sizes of a page by default."""
 TOKENS = 1024
 """Sequence length by default."""
 PAGES_OWN = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gradient_checkpointing", "engine",
-             "zero_stage", "data_parallel_size", "gpu")
+             "zero_stage", "data_parallel_size", "tensor_parallel_size", "gpu")
 """Keys that the page's controls set."""
 LEFT_OUT = {
     "quantization": "layers of 4 or 8 bits", "offload": "offloading", "per_device_eval_batch_size": "an evaluation",
@@ -44,10 +50,43 @@ LEFT_OUT = {
 """Keys that must have their defaults in a page."""
 
 
+class EngineChoice(NamedTuple):
+    """One choice of the page's engine control: an engine of :data:`LABELS`, and how many GPUs share each layer."""
+
+    engine: str
+    tensor: int
+
+    @property
+    def name(self) -> str:
+        return self.engine if self.tensor == 1 else f"{self.engine}-tp{self.tensor}"
+
+    @property
+    def label(self) -> str:
+        return LABELS[self.engine] + (f" + tensor parallel {self.tensor}" if self.tensor > 1 else "")
+
+    @property
+    def traced(self) -> str:
+        """Name of what the trace depends on; engines with equal names share their formulas."""
+        return self.engine if self.engine in TRACED_APART else f"tp{self.tensor}"
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a workload with this choice."""
+        staged = ENGINES[self.engine].chosen_by
+        return {"engine": staged or self.engine, "zero_stage": int(self.engine[-1]) if staged else None,
+                "tensor_parallel_size": self.tensor}
+
+    @property
+    def option(self) -> list[str]:
+        """The options of a command line with this choice; tensor parallelism only if it is used."""
+        words = ["--zero-stage", self.engine[-1]] if ENGINES[self.engine].chosen_by else ["--engine", self.engine]
+        return words + (["--tensor-parallel-size", str(self.tensor)] if self.tensor > 1 else [])
+
+
 class Controls(NamedTuple):
     """The choices of the page's controls that need a job of their own."""
 
-    engine: str
+    engine: EngineChoice
     degree: int
     checkpointing: bool
     backend: str
@@ -73,6 +112,7 @@ class Settings:
         jobs: a job of some shape in the regime, by setting.
         rows: names of the regimes' rows by sequence length, by backend.
         left_out: reasons, by name of what is left out.
+        unshipped: labels of engines whose formula is not shipped, by the shapes that this is so for (empty: for all).
     """
 
     base: Workload
@@ -81,6 +121,7 @@ class Settings:
     jobs: dict[Controls, Job] = field(default_factory=dict)
     rows: dict[str, list[RowsFrom]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    unshipped: dict[str, list[str]] = field(default_factory=dict)
 
 
 def find(workload: Workload, degrees: Sequence[int], progress: Progress | None = None) -> Settings:
@@ -98,9 +139,9 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     _check_regime(first)
     training_job.engine_of(first.formula, first.setup)
     found = Settings(first.workload)
-    found.left_out |= {"ZeRO-3": SHARDED, "FSDP2": SHARDED}
     for gpu in _gpus(found.base):
         _add_gpu(found, gpu, degrees, progress)
+    found.left_out |= {", ".join(dict.fromkeys(labels)) + where: UNSHIPPED for where, labels in found.unshipped.items()}
     return found
 
 
@@ -114,9 +155,6 @@ def check(workload: Workload) -> None:
     """Rejects workloads that a page cannot contain."""
     if learned.is_learned_file(workload.model) or code_names.is_code_name(workload.model):
         raise InputError(f"explore: {workload.model}: a page needs a model by name or configuration")
-    if name_of(workload.engine, workload.zero_stage) not in LABELS:
-        what = "zero_stage 3" if workload.zero_stage == 3 else f"engine {workload.engine}"
-        raise InputError(f"explore: {what} is not in a page: {SHARDED}")
     if workload.autotp:
         raise InputError(f"explore: tensor_parallel_size with zero_stage is not in a page: {AUTOTP}")
     for name, what in LEFT_OUT.items():
@@ -184,33 +222,68 @@ def _rows(job: Job) -> list[RowsFrom]:
             for start, even, odd in zip(starts, regimes[::2], regimes[1::2])]
 
 
+def engine_of(base: Workload) -> EngineChoice:
+    """The choice that a workload makes."""
+    return EngineChoice(name_of(base.engine, base.zero_stage), base.tensor_parallel_size)
+
+
+def _choices(base: Workload) -> list[EngineChoice]:
+    """The engines that a page may have. Engines of sharded weights do not share layers besides."""
+    tensors = sorted({*TENSOR_PARALLEL, base.tensor_parallel_size})
+    return [EngineChoice(engine, tensor) for tensor, engine in product(tensors, LABELS)
+            if tensor == 1 or engine in ("torch", "ddp")]
+
+
+def _is_usual(choice: EngineChoice, base: Workload) -> bool:
+    """Whether a choice is traced if it must be: the workload's own, and those that need no trace of their own."""
+    own = engine_of(base)
+    return choice == own or (choice.tensor == own.tensor and choice.engine not in TRACED_APART)
+
+
 def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], progress: Progress | None) -> None:
     """Adds a job for every engine and degree in every regime of a backend.
 
     Those that are not predicted are left out, with the reason.
     """
-    values = found.base.source.values if found.base.source else ()
+    base = found.base
+    if base.tensor_parallel_size > 1:
+        found.left_out |= dict.fromkeys((LABELS[name] for name in LABELS if name.startswith("zero")), AUTOTP)
+    values = base.source.values if base.source else ()
     read = [row.key for row in values if row.key in CHECKPOINTING_KEYS and row.origin != OVERRIDDEN]  # not by an option
-    for shape, checkpointing in product(_shapes(found, backend), (True, False)):
-        if checkpointing and not found.base.gradient_checkpointing:
+    for shape, checkpointing, choice in product(_shapes(found, backend), (True, False), _choices(base)):
+        if (checkpointing and not base.gradient_checkpointing) or choice.label in found.left_out \
+                or choice.label in found.unshipped.get("", ()):
             continue
-        for engine, label in LABELS.items():
-            entry = ENGINES[engine]
-            keys = {"engine": entry.chosen_by or engine, "zero_stage": int(engine[-1]) if entry.chosen_by else None,
-                    "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
-                    **dict.fromkeys(() if checkpointing else read)}
-            if found.base.tensor_parallel_size > 1 and entry.chosen_by:
-                found.left_out[label] = AUTOTP
-                continue
-            try:
-                for degree in degrees if entry.several else (1,):
-                    job = dispatch.prepare(found.base.replace(data_parallel_size=degree, **keys), progress)
-                    _check_regime(job)
-                    training_job.engine_of(job.formula, job.setup)  # rejects what the engine does not model
-                    found.jobs[Controls(engine, degree, checkpointing, backend, job.formula.regime)] = job
-            except InputError as error:
-                without = " without checkpointing" if found.base.gradient_checkpointing > checkpointing else ""
-                found.left_out[label + without] = str(error)
+        keys = {**choice.keys, "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
+                **dict.fromkeys(() if checkpointing else read)}
+        try:
+            for degree in _degrees_of(choice, base, degrees):
+                workload = base.replace(data_parallel_size=degree, **keys)
+                if not _is_usual(choice, base) and training_job.needs_trace(training_job.resolve(workload)):
+                    found.unshipped.setdefault(_where(shape), []).append(choice.label)
+                    break
+                job = dispatch.prepare(workload, progress)
+                _check_regime(job)
+                training_job.engine_of(job.formula, job.setup)  # rejects what the engine does not model
+                found.jobs[Controls(choice, degree, checkpointing, backend, job.formula.regime)] = job
+        except InputError as error:
+            without = " without checkpointing" if base.gradient_checkpointing > checkpointing else ""
+            found.left_out[choice.label + without] = str(error)
+
+
+def _degrees_of(choice: EngineChoice, base: Workload, degrees: Sequence[int]) -> Sequence[int]:
+    """Data-parallel sizes of a choice. With a tensor-parallel size of its own, it has no more GPUs than the others."""
+    if not ENGINES[choice.engine].several:
+        return (1,)
+    if choice.tensor in (1, base.tensor_parallel_size):
+        return degrees
+    return [degree for degree in degrees if degree > 1 and degree * choice.tensor <= max(degrees)]
+
+
+def _where(shape: Mapping[str, int | None]) -> str:
+    """Words for shapes whose formula may not be shipped though those of the usual ones are; empty for the usual."""
+    single, several = shape["per_device_train_batch_size"] == 1, (shape["images_per_sample"] or 0) > 1
+    return ": one sample with several images" if single and several else ""
 
 
 def several_images(base: Workload) -> bool:

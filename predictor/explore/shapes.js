@@ -33,10 +33,12 @@ function bufferBytes(run, rows) {
 
 const countName = number => (number === 0 ? "none" : number === 1 ? "1" : "many");
 
-/** The name of a setting's formula: checkpointing, attention's kernel, regime. */
+const engineOf = (data, setting) => data.engines.find(one => one.name === setting.engine);
+
+/** The name of a setting's formula: checkpointing, how the model is sharded, attention's kernel, regime. */
 function formulaKey(data, setting, gpu) {
   const rows = data.rows[gpu.backend].filter(([from]) => setting.sequence >= from).at(-1);
-  return [setting.checkpointing ? "on" : "off", gpu.backend, countName(setting.batch),
+  return [setting.checkpointing ? "on" : "off", engineOf(data, setting).traced, gpu.backend, countName(setting.batch),
     countName(setting.batch * setting.images), setting.sequence % 8 ? rows[2] : rows[1]].join(" ");
 }
 

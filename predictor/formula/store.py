@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Key:
         return hashlib.sha256(text.encode()).hexdigest()[:20] + ".npz"
 
 
+@cache
 def shipped_directory() -> Path:
     """The directory of the formulas that come with the package."""
     return Path(str(resources.files("profiles"))) / "formulas"
@@ -143,9 +144,9 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     """
     for key in keys:
         shipped = shipped_directory() / key.filename()
-        cached = _cached(key)
         if shipped.is_file():
             return _load(shipped, shipped.stat().st_mtime_ns)
+        cached = _cached(key)
         if cached is not None:
             with contextlib.suppress(OSError, InputError):  # a damaged file is traced again
                 return _load(cached, cached.stat().st_mtime_ns)

@@ -24,6 +24,7 @@ from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request, gpu_of
 from predictor.profile import corrections, profile
 from predictor.profile.job_traits import traits_of
+from predictor.profile.reach import versions_of
 from predictor.workload.conversation import TRACED_TOKENS, Generation, Turn, check_positions, turns
 from predictor.workload.workload import Workload
 
@@ -114,7 +115,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     first, shape = formulas[0], pieces[0].shape
     check_positions(all_turns, first.facts.positions, workload.max_cache_len, config.name)
     quantization.check_rows(workload, first.facts, shape, gpu)
-    chosen = profile.choose(workload.profile, gpu.name, workload.versions, profile.quantities(shape, 1),
+    chosen = profile.choose(workload.profile, gpu.name, versions_of(workload), profile.quantities(shape, 1),
                             traits_of(request, first))
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,

@@ -227,6 +227,26 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
     return allocator
 
 
+def held(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Plays the outcome's run again. Returns the bytes that blocks and segments have after each of its events.
+
+    From an event that runs out of memory on, they stay as they are.
+    """
+    allocator = CachingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
+    kinds = outcome.run.events.kind.tolist()
+    after = np.zeros((len(kinds) + 1, 2), dtype=np.int64)
+
+    def event_types() -> Iterator[int]:
+        for index, event_type in enumerate(kinds):
+            after[index] = allocator.allocated_bytes, allocator.reserved_bytes  # after the event before
+            yield event_type
+
+    end = play_on(allocator, outcome.run, event_types())
+    after[len(kinds) if end.failed_at is None else end.failed_at + 1:] = \
+        allocator.allocated_bytes, allocator.reserved_bytes
+    return after[1:, 0], after[1:, 1]
+
+
 def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,
                      tell: Callable[[int], None] = lambda _: None) -> int:
     """The smallest capacity from which on the job surely fits, in bytes, memory outside PyTorch included.

@@ -31,6 +31,7 @@ from predictor.profile import corrections, profile
 from predictor.profile.corrections import Margin
 from predictor.profile.job_traits import traits_of
 from predictor.profile.profile import Choice
+from predictor.profile.reach import reaches, versions_of
 from predictor.workload import deepspeed_config
 from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, name_of
 from predictor.workload.optimizers import OPTIMIZERS
@@ -250,8 +251,9 @@ def job_of_request(request: Request, progress: Progress | None = None) -> Job:
     """The job of a request, as :func:`prepare` makes it, but without checking the shape against the model."""
     workload, shape, gpu = request.workload, request.shape, request.gpu
     formula, evaluation = find_formula(request, progress), None
-    chosen = profile.choose(workload.profile, gpu.name, workload.versions,
-                            profile.quantities(shape, workload.data_parallel_size), traits_of(request, formula))
+    chosen = profile.choose(workload.profile, gpu.name, versions_of(workload),
+                            profile.quantities(shape, workload.data_parallel_size), traits_of(request, formula),
+                            reaches(request, formula))
 
     def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
         if not (chosen and chosen.profile.workspaces):

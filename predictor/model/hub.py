@@ -4,25 +4,14 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.common.errors import InputError
-from predictor.model import models
+from predictor.model import hub_ids, models
+from predictor.model.hub_ids import last
 from predictor.model.model_config import ModelConfig
 
-ALIASES = {
-    "llava-v1.5-7b": "llava-1.5-7b", "llava-v1.5-13b": "llava-1.5-13b", "llava-v1.6-vicuna-7b": "llava-next-vicuna-7b",
-    "llava-v1.6-vicuna-13b": "llava-next-vicuna-13b", "llava-v1.6-mistral-7b": "llava-next-mistral-7b",
-    "meta-llama-3.1-8b": "llama-3.1-8b", "paligemma-3b-pt-224": "paligemma-3b", "bert-base-uncased": "bert-base",
-    "bert-base-cased": "bert-base", "vit-base-patch16-224": "vit-base", "swin-tiny-patch4-window7-224": "swin-tiny",
-    "convnext-tiny-224": "convnext-tiny", "mistral-7b-v0.1": "mistral-7b", "mistral-7b-instruct-v0.1": "mistral-7b",
-    "mistral-7b-instruct-v0.3": "mistral-7b-v0.3",
-}
-"""Last part of a hub id, in lower case -> known name, for ids that do not become a known name without a suffix."""
-SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "lora", "2409", "2506", "merged")
-"""Suffixes of checkpoint names; the checkpoint has the same configuration as the name without the suffix."""
 LANGUAGE_MODELS = {"vicuna-7b-v1.5": "llava-1.5-7b", "vicuna-13b-v1.5": "llava-1.5-13b"}
 """Language models of LLaVA-1.5 -> the whole model, with CLIP and a projector of two layers."""
 CLIP = "clip-vit-large-patch14-336"
@@ -78,32 +67,19 @@ def known(name: str) -> str:
     """
     if os.path.isfile(name) or (Path(name) / "config.json").is_file() or ":" in name:
         return name
-    last = _last(name)
-    while last:
-        candidate = ALIASES.get(last, last)
-        if candidate in models.known_names():
-            return candidate
-        shorter = re.sub(rf"-(?:{'|'.join(SUFFIXES)})$", "", last)
-        if shorter == last:
-            break
-        last = shorter
-    return name
+    return hub_ids.known_name(name, models.known_names()) or name
 
 
 def llava(name: str, tower: str | None) -> str:
     """The known name of a model that LLaVA's scripts name by its language model and its vision tower."""
-    if tower and is_language_model_of_llava(name) and _last(tower) == CLIP:
-        return LANGUAGE_MODELS[_last(name)]
+    if tower and is_language_model_of_llava(name) and last(tower) == CLIP:
+        return LANGUAGE_MODELS[last(name)]
     return known(name)
 
 
 def is_language_model_of_llava(name: str) -> bool:
     """Whether a name is a bare language model of :data:`LANGUAGE_MODELS`, without a vision tower."""
-    return _last(name) in LANGUAGE_MODELS
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
+    return last(name) in LANGUAGE_MODELS
 
 
 def config(name: str) -> ModelConfig | None:

@@ -1,4 +1,5 @@
-"""Finds a model's configuration: by a known name, in a directory, in a ``config.json``, or by the user's own function.
+"""Finds a model's configuration: by a known name, in a directory, in a ``config.json``, by the user's own function, or
+by its id on the Hugging Face hub.
 
 It needs no torch: the configuration selects the formula, and its hash is part of the cache key.
 """
@@ -14,7 +15,7 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
 from predictor.common.suggestions import nearest, quoted
-from predictor.model import configs
+from predictor.model import configs, hub_ids
 from predictor.model.model_config import ModelConfig
 from predictor.workload import code_names
 
@@ -27,17 +28,14 @@ def known_names() -> tuple[str, ...]:
 
 
 def find(model: str) -> ModelConfig:
-    """The configuration of a known name, a local directory, a ``config.json``, or a function of the user's own code.
+    """The configuration of a known name, a local directory, a ``config.json``, a function of the user's own code, or
+    a model's id on the Hugging Face hub.
 
     Raises:
         InputError: ``model`` is neither a known name nor a readable configuration or function.
     """
     if model.lower() in known_names():
-        name = model.lower()
-        files = resources.files(configs)
-        processor = files / "preprocessors" / f"{name}.json"
-        return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
-                           json.loads(processor.read_text()) if processor.is_file() else {})
+        return _shipped(model.lower())
     from predictor.model import code_models
 
     if code_names.is_code_name(model):
@@ -50,10 +48,50 @@ def find(model: str) -> ModelConfig:
         is_file = path.is_file()
     except (OSError, RuntimeError, ValueError):  # an unknown home directory, a name that is too long, a zero byte
         is_file = False
-    if not is_file:
-        raise InputError(f"model {model[:200]!r}: not a known name{nearest(model, known_names())} "
-                         "and no such directory or config.json; peakcast models lists the names")
+    return _in_folder(model, path) if is_file else _of_hub(model)
+
+
+def _shipped(name: str) -> ModelConfig:
+    """The configuration of a known name."""
+    files = resources.files(configs)
+    processor = files / "preprocessors" / f"{name}.json"
+    return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
+                       json.loads(processor.read_text()) if processor.is_file() else {})
+
+
+def _in_folder(model: str, path: Path) -> ModelConfig:
     return ModelConfig(model, _read_config(path), _preprocessor(path.parent))
+
+
+def _of_hub(model: str) -> ModelConfig:
+    """The configuration of a hub id: that of a known name, or the one in the local cache.
+
+    The cached one counts if a number in it differs from the known name's: then the id only resembles the name.
+
+    Raises:
+        InputError: no known name has that id, and the cache does not have it.
+    """
+    is_id = bool(hub_ids.ID.fullmatch(model)) and not ("/" in model and Path(model).parent.is_dir())
+    name = hub_ids.known_name(model, known_names()) if is_id else None
+    folder = hub_ids.cached(model) if is_id else None
+    if folder is not None:
+        found = _in_folder(model, folder / "config.json")
+        if name is None or not _agree(found.document, _shipped(name).document):
+            return found
+    if name is None:
+        of_owner = is_id and "/" in model
+        near = nearest(hub_ids.without_suffixes(model)[-1] if of_owner else model, known_names())
+        where = ", no such directory or config.json, and not in the local Hugging Face cache" if of_owner else \
+            " and no such directory or config.json"
+        raise InputError(f"model {model[:200]!r}: not a known name{near}{where}; peakcast models lists the names")
+    return _shipped(name)
+
+
+def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if the sizes that two configurations share are the same."""
+    return all(_agree(one[key], other[key]) if isinstance(one[key], dict) and isinstance(other[key], dict) else
+               one[key] == other[key] or not isinstance(one[key], int) for key in one.keys() & other.keys()
+               if not key.endswith("_token_id"))
 
 
 NOT_SETTINGS = ("processor_class", "image_processor_type", "video_processor_type", "feature_extractor_type", "auto_map")

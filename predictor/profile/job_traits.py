@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from predictor.allocator import AllocatorSettings
 from predictor.formula.formula import Formula
 from predictor.model.request import Request
 from predictor.workload.modes import INFERENCE_KEYS
+
+COUNTERS = ("requested", "allocated", "reserved", "device")
 
 LEARNED_TRAITS = {"formula": "learned"}
 """Traits of a job that is predicted by a learned formula. Its other properties are not compared."""
@@ -76,6 +79,12 @@ def _checkpointing(request: Request, _: Formula) -> str:
     return _joined("on", modules, no_grad, _options(workload.gradient_checkpointing_kwargs))
 
 
+def _allocator_conf(request: Request, _: Formula) -> str:
+    """The settings as given; ``default`` if they change nothing."""
+    text = request.workload.allocator_conf or ""
+    return "default" if AllocatorSettings.parse(text).same_as_default else text
+
+
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
@@ -92,38 +101,49 @@ class Trait(NamedTuple):
     Attributes:
         keys: the keys of a workload that decide it.
         text: gives its value for a request and its formula.
-        counters: the counters of ``predictor.profile.profile_rules.COUNTERS`` that it can change; None for all.
+        reason: why another value can change the counters.
+        counters: the counters of :data:`COUNTERS` that it can change.
     """
 
     keys: tuple[str, ...]
     text: Callable[[Request, Formula], str]
-    counters: tuple[str, ...] | None = None
+    reason: str
+    counters: tuple[str, ...] = COUNTERS
 
 
-BLOCK_COUNTERS = ("allocated", "reserved", "device")
-"""Counters that depend on the allocator's settings, which decide how requests become blocks and segments."""
 TRAITS: Mapping[str, Trait] = {
     "formula": Trait(("mode",),
-                    lambda request, _: "traced" if request.workload.mode == "training" else "traced generate"),
-    "model": Trait(("model", "video_frames"), _model),
-    "recipe": Trait(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe),
-    "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine),
-    "optimizer": Trait(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer),
-    "attention": Trait(("attn_implementation", "sdpa_backend"), _attention),
-    "precision": Trait(("dtype", "mixed_precision"), _precision),
+                    lambda request, _: "traced" if request.workload.mode == "training" else "traced generate",
+                    "generate and recorded jobs run other operators than a traced training step"),
+    "model": Trait(("model", "video_frames"), _model, "its layers decide which tensors there are"),
+    "recipe": Trait(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe,
+                   "it decides which tensors have gradients and optimizer states"),
+    "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine,
+                   "its buckets, partitions and copies are tensors"),
+    "optimizer": Trait(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer,
+                      "its states and the temporaries of its step are tensors"),
+    "attention": Trait(("attn_implementation", "sdpa_backend"), _attention,
+                      "each kernel keeps other tensors for backward"),
+    "precision": Trait(("dtype", "mixed_precision"), _precision, "it decides which copies and casts there are"),
     "checkpointing": Trait(("gradient_checkpointing", "gradient_checkpointing_kwargs", "gradient_checkpointing_modules",
-                           "no_grad"), _checkpointing),
-    "padding": Trait(("padding",), lambda request, _: request.workload.padding),
+                           "no_grad"), _checkpointing, "it decides which activations are kept"),
+    "padding": Trait(("padding",), lambda request, _: request.workload.padding,
+                    "a mask is a tensor, and can make PyTorch take another attention kernel"),
     "kernels": Trait(("use_liger_kernel",),
-                    lambda request, _: "Liger's" if request.workload.use_liger_kernel else "PyTorch's"),
+                    lambda request, _: "Liger's" if request.workload.use_liger_kernel else "PyTorch's",
+                    "Liger's kernels keep other tensors for backward"),
     "evaluation": Trait(("per_device_eval_batch_size",),
-                       lambda request, _: "one" if request.workload.evaluates else "none"),
+                       lambda request, _: "one" if request.workload.evaluates else "none",
+                       "its forward allocates tensors of its own"),
     "accumulation": Trait(("gradient_accumulation_steps",),
-                         lambda request, _: "several" if request.workload.gradient_accumulation_steps > 1 else "one"),
-    "allocator_conf": Trait(("allocator_conf",), lambda request, _: request.workload.allocator_conf or "default",
-                           BLOCK_COUNTERS),
+                         lambda request, _: "several" if request.workload.gradient_accumulation_steps > 1 else "one",
+                         "gradients stay between micro-steps"),
+    "allocator_conf": Trait(("allocator_conf",), _allocator_conf,
+                           "it decides how requests become blocks and segments, and no tensor",
+                           ("allocated", "reserved", "device")),
 }
-"""Name of a trait -> the trait."""
+"""Name of a trait -> the trait. A value that a profile does not cover widens the intervals of its counters only
+(:mod:`predictor.profile.reach`, which has the one exception)."""
 KEYS_WITHOUT_TRAIT = (
     "per_device_train_batch_size", "sequence_length", "images_per_sample", "image_size", "data_parallel_size",
     "deepspeed", "weight_decay", "torch_compile", "rank", "gpu", "capacity_bytes", "profile", "versions",

@@ -19,8 +19,9 @@ from predictor.common.files import read_mapping, write_whole
 from predictor.common.json_dataclasses import from_plain, to_plain
 from predictor.common.suggestions import file_name, version_text
 from predictor.events.sizes import Shape
-from predictor.profile.job_traits import TRAITS
-from predictor.profile.profile_rules import COUNTERS, MEASURED, QUANTITIES, check
+from predictor.profile.job_traits import COUNTERS, TRAITS
+from predictor.profile.profile_rules import MEASURED, QUANTITIES, check
+from predictor.profile.reach import OLD_PROFILE, OTHER_VERSION, QUANTITY, Reach
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles"
@@ -185,14 +186,21 @@ class Choice:
     """The profile that a prediction uses, with the name of its file.
 
     Attributes:
-        extrapolates: each way in which the job is outside of the profile's calibration, as text.
-        limited: for those of ``extrapolates`` that change only some counters, these counters.
+        outside: each way in which the job is outside of the profile's calibration, as text -> what it can change.
     """
 
     profile: Profile
     name: str
-    extrapolates: tuple[str, ...] = ()
-    limited: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outside: Mapping[str, Reach] = field(default_factory=dict)
+
+    @property
+    def extrapolates(self) -> tuple[str, ...]:
+        """Each way in which the job is outside of the profile's calibration, as text."""
+        return tuple(self.outside)
+
+    def ways(self, counter: str) -> tuple[str, ...]:
+        """The ways that can change a counter. Each widens its interval once."""
+        return tuple(way for way, reach in self.outside.items() if counter in reach.counters)
 
     def interval(self, counter: str) -> tuple[float, float] | None:
         """Relative bounds of a counter, widened for extrapolation; None where the profile has none."""
@@ -201,7 +209,7 @@ class Choice:
 
     def times(self, counter: str) -> int:
         """The number of ways in which a counter is extrapolated."""
-        return sum(counter in self.limited.get(way, (counter,)) for way in self.extrapolates)
+        return len(self.ways(counter))
 
 
 def widened(low: float, high: float, times: int) -> tuple[float, float]:
@@ -228,7 +236,7 @@ def quantities(shape: Shape, degree: int) -> dict[str, float]:
 
 
 def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float],
-           traits: Mapping[str, str] | None = None) -> Choice | None:
+           traits: Mapping[str, str] | None = None, reaches: Mapping[str, Reach] | None = None) -> Choice | None:
     """Chooses the profile for a GPU and software versions; None for no profile.
 
     Without ``requested`` it is the best of the shipped profiles of that GPU: those measured on a real GPU come first,
@@ -238,7 +246,9 @@ def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantit
     Args:
         requested: a path, the name of a shipped profile, ``none``, or None for the best shipped one.
         quantities: the workload's, by the keys of ``Profile.calibrated``.
+        versions: of the packages that the job runs (:func:`predictor.profile.reach.versions_of`).
         traits: the workload's (:mod:`predictor.profile.job_traits`); None: they are not compared.
+        reaches: what each trait can change in this job; None: what it can change in any.
 
     Raises:
         InputError: the file cannot be read, or is of another GPU.
@@ -256,9 +266,9 @@ def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantit
             return None
         name, profile = min(candidates.items(), key=lambda pair: (
             MEASURED.index(pair[1].measured_on), len(_other_versions(pair[1], versions)), pair[0]))
-    other = _other_traits(profile, traits or {})
-    return Choice(profile, name, (*_other_versions(profile, versions), *_far(profile, quantities), *other),
-                  {way: counters for way, counters in other.items() if counters})
+    outside = dict.fromkeys(_other_versions(profile, versions), OTHER_VERSION) | dict.fromkeys(
+        _far(profile, quantities), QUANTITY) | _other_traits(profile, traits or {}, reaches or {})
+    return Choice(profile, name, outside)
 
 
 def find(name: str) -> Profile:
@@ -307,16 +317,16 @@ def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
     return result
 
 
-def _other_traits(profile: Profile, traits: Mapping[str, str]) -> dict[str, tuple[str, ...] | None]:
-    """Text about each trait that was not covered -> the counters that it can change; None for all."""
+def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[str, Reach]) -> dict[str, Reach]:
+    """Text about each trait that was not covered -> what it can change."""
     if traits and not profile.covered:
-        return {"job traits (the profile is older than their record)": None}
-    return {_other_trait(profile, name, value): TRAITS[name].counters
-            for name, value in traits.items() if value not in profile.covered.get(name, ())}
-
-
-def _other_trait(profile: Profile, name: str, value: str) -> str:
-    moved = TRAITS[name].counters
-    kept = [counter for counter in COUNTERS if moved and counter not in moved]
-    return (f"{name} {value} (calibrated with {', '.join(profile.covered.get(name, ())) or 'none'})"
-            + (f", on which {' and '.join(kept)} bytes do not depend" if kept else ""))
+        return {"job traits (the profile is older than their record)": OLD_PROFILE}
+    result = {}
+    for name, value in traits.items():
+        covered = profile.covered.get(name, ())
+        if value not in covered:
+            reach = reaches.get(name) or Reach(TRAITS[name].counters, TRAITS[name].reason)
+            kept = [counter for counter in COUNTERS if counter not in reach.counters]
+            result[f"{name} {value} (calibrated with {', '.join(covered) or 'none'})"
+                   + (f", on which {' and '.join(kept)} bytes do not depend" if kept else "")] = reach
+    return result

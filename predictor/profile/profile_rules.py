@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
 from predictor.events.events import Factor
-from predictor.profile.job_traits import TRAITS
+from predictor.profile.job_traits import COUNTERS, TRAITS
 
 if TYPE_CHECKING:
     from predictor.profile.profile import Profile
 
-COUNTERS = ("requested", "allocated", "reserved", "device")
 MEASURED = ("device", "emulated", "assumed")
 """Where a profile can have been measured, best first."""
 QUANTITIES = ("tokens", "sequence_length", "images", "data_parallel_size")

@@ -23,9 +23,13 @@ from predictor.common.files import parse_json, parse_yaml, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.readers import accelerate, command, trainer_detection
 from predictor.readers.configuration import read as read_fields
+from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.fields import Format, UserInput
+from predictor.readers.own_files import files, written
+from predictor.readers.own_words import OwnWords
 from predictor.workload.value_sources import Source
 
+__all__ = ["FORMATS", "files", "read", "written"]
 FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
            "deepspeed": "deepspeed", "transformers": "training_arguments"}
 """Name of a format -> its module. The first format with a mark among a configuration's keys is chosen."""
@@ -52,15 +56,12 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     """
     user_input = command.from_words(words) if words is not None else _file(str(path))
     user_input, implied = _named_by_command(replace(user_input, options=options or {}))
-    user_input = _launched(user_input)
-    if user_input.problem and user_input.gpus is None:
-        raise InputError(user_input.problem)
-    chosen = _format(user_input, form or implied, by_user=form is not None)
-    if chosen.name == "deepspeed":
-        from predictor.readers.deepspeed import read_without_arguments
-
-        return read_without_arguments(user_input)
-    return read_fields(chosen, user_input)
+    launched = accelerate.launched(user_input)
+    if launched.problem and launched.gpus is None:
+        raise InputError(launched.problem)
+    chosen = _format(launched, form or implied, by_user=form is not None)
+    values, source = read_without_arguments(launched) if chosen.name == "deepspeed" else read_fields(chosen, launched)
+    return values, replace(source, own=OwnWords(chosen, user_input))
 
 
 def _file(path: str) -> UserInput:
@@ -74,7 +75,7 @@ def _file(path: str) -> UserInput:
     for key in value:
         if not isinstance(key, str):
             raise InputError(f"{name}: the key {quoted(key)} is not text")
-    return UserInput(name, value, path)
+    return UserInput(name, value, path, text=text)
 
 
 def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
@@ -103,15 +104,8 @@ def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
         raise InputError(f"{user_input.name}: {quoted(stray[0])} is not expected there: give KEY=VALUE or flags")
     flags = {key.replace("-", "_"): value for key, value in values.items()}
     return replace(user_input, name=inner.name, path=inner.path, flags=False, values={**inner.values, **extra, **flags},
-                   started_in=user_input.name, besides=frozenset(flags)), implied
-
-
-def _launched(user_input: UserInput) -> UserInput:
-    """Adds the training arguments that accelerate's launcher decides."""
-    decided = accelerate.arguments(user_input.launch, user_input.values) if user_input.launch else {}
-    return replace(user_input, values={**user_input.values, **{key: item for key, (item, _) in decided.items()}},
-                   launched_with={key: by for key, (_, by) in decided.items()},
-                   besides=user_input.besides | decided.keys())
+                   started_in=user_input.name, besides=frozenset(flags),
+                   assigned=frozenset(extra.keys() - flags.keys()), text=inner.text), implied
 
 
 def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers import launchers
-from predictor.readers.fields import OFF, beside
+from predictor.readers.fields import OFF, UserInput, beside
 
 SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"
@@ -87,6 +87,14 @@ def launch(options: dict[str, str], name: str, script: str | None = None) -> Lau
     elif document.get("num_processes") is not None and "num_processes" not in options:
         options |= {"num_processes": str(document["num_processes"]), launchers.BY: f"{where}: num_processes"}
     return Launch(options, document, distributed_type, where, blamed)
+
+
+def launched(user_input: UserInput) -> UserInput:
+    """Adds the training arguments that accelerate's launcher decides."""
+    decided = arguments(user_input.launch, user_input.values) if user_input.launch else {}
+    return replace(user_input, values={**user_input.values, **{key: item for key, (item, _) in decided.items()}},
+                   launched_with={key: by for key, (_, by) in decided.items()},
+                   besides=user_input.besides | decided.keys())
 
 
 def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

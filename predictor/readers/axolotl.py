@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from predictor.common.suggestions import quoted
 from predictor.model import hub
-from predictor.readers import trainer, weight_dtype
+from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format
+from predictor.readers.fields import Format, Own
 from predictor.readers.loading import on_one_gpu
+from predictor.workload import lora_keys
 
 WIDE = (None, "sdpa", "eager")
 """Attention implementations with which embeddings, head and norms stay fp32 (utils/schemas/config.py,
@@ -111,9 +115,13 @@ def _embeddings(reading: Reading) -> None:
 def _pictures(reading: Reading, name: str) -> None:
     processor_settings = dict(reading["processor_kwargs"] or {})
     if isinstance(reading["image_size"], int):
-        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size")
+        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size",
+                         resize=picture_sizes.square(reading["image_size"]))
     elif isinstance(processor_settings.get("max_pixels"), int):
-        trainer.pictures(reading, name, processor_settings.pop("max_pixels"), "processor_kwargs")
+        most, config = processor_settings.pop("max_pixels"), hub.config(name)
+        side = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
+        trainer.pictures(reading, name, most, "processor_kwargs",
+                         resize=picture_sizes.tokens(most, side) if side else None)
     if processor_settings:
         reading.note(f"processor_kwargs {', '.join(map(str, processor_settings))}: what the processor does with "
                      "images")
@@ -230,6 +238,51 @@ def _dtype(reading: Reading) -> None:
     reading.decided_half = "bf16" if wide else "fp16" if narrow else None
 
 
+def _recipe(item: str, now: Reading) -> Mapping[str, Any] | None:
+    """Adapters on all linear layers, with the workload's own rank, unless the file already says which."""
+    if item == "lora":
+        targets = now["lora_target_linear"] or now["lora_target_modules"]
+        return {"adapter": "lora", "lora_r": now["lora_r"] or lora_keys.DEFAULTS["r"],
+                "lora_alpha": now["lora_alpha"] or lora_keys.DEFAULTS["lora_alpha"]} | (
+                    {} if targets else {"lora_target_linear": True})
+    recipes = {"full": {"adapter": None, "freeze_mm_modules": False},
+               "finetune": {"adapter": None, "freeze_mm_modules": True}}
+    return None if now["load_in_4bit"] else recipes.get(item)
+
+
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    usual = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True} | (now["bnb_config_kwargs"] or {})
+    own = {key: value for key, value in (item or {}).items() if key in names and usual[key] != value}
+    keys = {**(_recipe("lora", now) or {}), "load_in_4bit": True, "adapter": "qlora"}
+    if own:
+        keys["bnb_config_kwargs"] = {**(now["bnb_config_kwargs"] or {}), **own}
+    return keys if item and item.get("load_in_4bit") else None
+
+
+def _attention_by(item: str, now: Reading) -> Mapping[str, Any]:
+    """The key ``attn_implementation``, or an older flag in place of the one that the user has."""
+    old = {key: False for key in ATTENTION if now[key]}
+    return old | {key: True for key, theirs in ATTENTION.items() if theirs == item} if old else {
+        "attn_implementation": item}
+
+
+def _liger(item: bool, now: Reading) -> Mapping[str, Any] | None:
+    named = "LigerPlugin" in _plugins(now)
+    plugins = {} if named else {"plugins": [*now["plugins"], "axolotl.integrations.liger.LigerPlugin"]}
+    return {**plugins, **dict.fromkeys(LIGER, True)} if item else None
+
+
+OWN: Mapping[str, Own] = {
+    "recipe": _recipe,
+    "quantization": _of_4_bits,
+    "gradient_checkpointing": own_keys.fixed({on: {"gradient_checkpointing": on} for on in (True, False)}),
+    "attn_implementation": _attention_by,
+    "use_liger_kernel": _liger,
+    "image_size": own_keys.pixels("image_size", square=False),
+    "mixed_precision": own_keys.half,
+    "padding": own_keys.fixed({"packed": {"sample_packing": True}, "none": {"sample_packing": False}}),
+}
 FORMAT = Format(
     "axolotl", "axolotl 0.19", ARGUMENTS,
     frozenset(("base_model", "sequence_len", "micro_batch_size", "sample_packing", "lora_target_linear",
@@ -237,4 +290,4 @@ FORMAT = Format(
     rules, renamed={"model_type": "type_of_model", "model_config": "overrides_of_model_config",
                     "model_kwargs": "overrides_of_model_kwargs", "model_revision": "revision_of_model",
                     "evaluation_strategy": "eval_strategy", "liger_swiglu": "liger_glu_activation",
-                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=())
+                    "noisy_embedding_alpha": "neftune_noise_alpha"}, shares=(), own=OWN, starts="axolotl train")

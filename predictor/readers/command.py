@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from predictor.common.errors import InputError
@@ -74,7 +74,7 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     except hostfile.Uncounted as error:
         problem = f"{error}, or give --data-parallel-size"
     return UserInput(name, values, path, True, command.program, command.environment, world_size, launched_by, problem,
-                 launch, unknown=unknown)
+                 launch, unknown=unknown, words=tuple(words))
 
 
 def from_script(text: str, name: str, path: str) -> UserInput:
@@ -92,7 +92,7 @@ def from_script(text: str, name: str, path: str) -> UserInput:
     if not training:
         raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
     line, _ = training
-    return from_words(line.words, name, path, line.exported, line.unknown)
+    return replace(from_words(line.words, name, path, line.exported, line.unknown), text=text)
 
 
 def _training(lines: Sequence[shell.Command], name: str, what: str) -> tuple[shell.Command, Command] | None:

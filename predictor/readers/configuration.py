@@ -38,6 +38,7 @@ class Reading:
         unread: keys without effect on memory.
         foreign: flags that only the user's own script knows.
         left_open: keys that a shell leaves open and an option of peakcast sets.
+        applied: keys of the workload whose options the rules have used, so that they do not replace the values.
     """
 
     def __init__(self, form: Format, user_input: UserInput) -> None:
@@ -51,6 +52,7 @@ class Reading:
         self.unread: list[str] = []
         self.foreign: list[str] = []
         self.left_open: dict[str, Value] = {}
+        self.applied: set[str] = set()
         if len(user_input.values) > MOST_KEYS:
             raise InputError(f"{user_input.name}: has {len(user_input.values):,} keys: no training has more than "
                              f"{MOST_KEYS:,}")
@@ -141,7 +143,16 @@ class Reading:
             self.note(f"what the script does with its own {', '.join(self.foreign)}")
         rows = tuple((self.rows | self.left_open).values())
         return Source(self.form.name, self.form.framework, self.input.name, rows, tuple(sorted(self.unread)),
-                      tuple(dict.fromkeys(self.notes)), self._format_keys())
+                      tuple(dict.fromkeys(self.notes)), self._format_keys(), frozenset(self.applied),
+                      self._on_every_gpu())
+
+    def _on_every_gpu(self) -> str:
+        """What starts a process on every GPU of the machine, if the command or the file says no number."""
+        user_input = self.input
+        if user_input.gpus is not None or user_input.world_size is not None:
+            return ""
+        from_file = not user_input.flags and not user_input.started_in
+        return user_input.launched_by or (self.form.starts if from_file else "")
 
     def _format_keys(self) -> dict[str, tuple[str, ...]]:
         """Key of a workload -> keys of the format that set it, including older names."""
@@ -267,7 +278,7 @@ def read(form: Format, user_input: UserInput) -> tuple[dict[str, Any], Source]:
         InputError: the framework does not have a key, a key is rejected, or a value is invalid. The message names file
             and key.
     """
-    reading = _with_rules(form, user_input)
+    reading = with_rules(form, user_input)
     keys_of_notes: dict[Note, list[str]] = {}
     for name, written in reading.written.items():
         if not reading.is_listed(name):
@@ -285,7 +296,7 @@ def _list(reading: Reading, name: str, written: str, keys_of_notes: dict[Note, l
     """
     rest = {key: item for key, item in reading.input.values.items() if key not in (written, written.replace("_", "-"))}
     try:
-        other = _with_rules(reading.form, replace(reading.input, values=rest))
+        other = with_rules(reading.form, replace(reading.input, values=rest))
     except InputError:
         reading.rows["recipe"] = reading.rows["recipe"].also_from(reading.input.name, reading.called(name))
         return
@@ -299,7 +310,7 @@ def _list(reading: Reading, name: str, written: str, keys_of_notes: dict[Note, l
         reading.unread.append(written)
 
 
-def _with_rules(form: Format, user_input: UserInput) -> Reading:
+def with_rules(form: Format, user_input: UserInput) -> Reading:
     reading = Reading(form, user_input)
     if user_input.world_size is not None:
         reading.workload["data_parallel_size"] = user_input.world_size

@@ -37,7 +37,7 @@ def filled(document: Mapping[str, Any], arguments: Mapping[str, Any], hidden_siz
         arguments: training arguments, under the names in :data:`FILLED`.
         hidden_size: of the language model. None: values derived from it stay "auto".
     """
-    result = {key: arguments[argument] for key, argument in FILLED.items() if _at(document, key) == "auto"}
+    result = {key: arguments[argument] for key, argument in FILLED.items() if at(document, key) == "auto"}
     if hidden_size is None:
         return result
     square = hidden_size * hidden_size
@@ -45,12 +45,13 @@ def filled(document: Mapping[str, Any], arguments: Mapping[str, Any], hidden_siz
     zero = document.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     for name, size in by_size.items():
-        if _at(document, f"zero_optimization.{name}") == "auto" and (stage == 3 or name not in STAGE_3):
+        if at(document, f"zero_optimization.{name}") == "auto" and (stage == 3 or name not in STAGE_3):
             result[f"zero_optimization.{name}"] = size
     return result
 
 
-def _at(document: Mapping[str, Any], dotted: str) -> Any:
+def at(document: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a config's dotted key; None without it."""
     section, _, key = dotted.rpartition(".")
     inner = document.get(section) if section else document
     return inner.get(key) if isinstance(inner, Mapping) else None
@@ -78,7 +79,7 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     compared = {key: arguments[argument] for key, argument in FILLED.items()
                 if key != "train_batch_size" or reading.input.gpus or reading.input.world_size}
     for key, ours in compared.items():
-        theirs = _at(document, key)
+        theirs = at(document, key)
         if theirs not in (None, "auto") and theirs != ours:
             argument = FILLED[key]
             how = "" if argument in reading or argument not in reading.form.fields else \
@@ -89,7 +90,7 @@ def use(reading: Reading, config: str | Mapping[str, Any], *names: str, model: s
     if half:
         by_weights = reading.decided_half and "torch_dtype" in reading.form.fields
         reading.put("dtype", half, *(("torch_dtype",) if by_weights else ("bf16", "fp16")))
-    if _at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
+    if at(document, "gradient_clipping") == "auto" and "max_grad_norm" in reading.form.fields:
         reading.put("max_grad_norm", reading["max_grad_norm"], "max_grad_norm")
     optim = settings.get("optimizer")
     if optim:  # the config's optimizer overrides the argument's (transformers 5.17, integrations/deepspeed.py)
@@ -103,7 +104,7 @@ def _no_half_of_evaluation(reading: Reading, document: Mapping[str, Any], name: 
     """Rejects ``bf16_full_eval`` without ``bf16``: for "auto" in the config, transformers turns bf16 on with it."""
     for half in ("bf16", "fp16"):
         full = f"{half}_full_eval"
-        if full in reading and reading[full] and reading.half != half and _at(document, f"{half}.enabled") == "auto":
+        if full in reading and reading[full] and reading.half != half and at(document, f"{half}.enabled") == "auto":
             raise reading.wrong(full, f"turns {half}.enabled of {name} on for training too: give {half}, or leave it "
                                       "out")
 
@@ -131,7 +132,7 @@ def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]) -> I
     stage = deepspeed_config.parse(document, name)["zero_optimization.stage"]
     release = deepspeed_releases.release(PINNED["deepspeed"])
     for dotted in KNOWN:
-        written, key = _at(document, dotted), dotted.rpartition(".")[2]
+        written, key = at(document, dotted), dotted.rpartition(".")[2]
         if written == "auto" and dotted in put_in:
             yield value(f"deepspeed.{dotted}", put_in[dotted], READ, name, dotted, because="auto")
         elif written is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from predictor.readers.accelerate import Launch
     from predictor.readers.configuration import Reading
 
+Own = Callable[[Any, "Reading"], "Mapping[str, Any] | None"]
+"""Function that gives the keys of a format for the new value of a workload's key and the present reading."""
 OFF: tuple[Any, ...] = (None, False, "", "no", "none", 0, (), [])
 
 
@@ -73,6 +75,30 @@ def refused(refusal: str, off: tuple[Any, ...] = OFF, value_type: Any = Any_(), 
     return Field(value_type, default, refusal=refusal, off=off)
 
 
+ENVIRONMENT, LAUNCHER = "environment", "launcher"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One changed key of the user's configuration.
+
+    Attributes:
+        name: the key; an option of the launcher, an environment variable, or a dotted key of a config file.
+        value: its new value; None takes it out.
+        place: :data:`ENVIRONMENT`, :data:`LAUNCHER`, the path of another file, or empty for the user's own file or
+            command.
+        shown: the edit in words, if it is not ``name: value``.
+    """
+
+    name: str
+    value: Any
+    place: str = ""
+    shown: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.place))
+
+
 @dataclass(frozen=True)
 class Format:
     """The configuration format of one framework.
@@ -84,6 +110,11 @@ class Format:
         renamed: older name of a key -> its current name.
         shares: names of other formats whose keys without effect also belong to this one.
         open: true if a script may have further keys of its own; they are listed as not modelled.
+        own: key of the workload -> function that gives the keys of the format for its new value, or None if the format
+            cannot express it. Keys that are copied need no function.
+        optional: keys that the user's script may lack; they are changed only where they are given.
+        starts: the framework's command for a file, if it starts a process on every GPU of the machine.
+        configs: name of a DeepSpeed config that the framework has built in -> its content.
     """
 
     name: str
@@ -94,6 +125,10 @@ class Format:
     renamed: Mapping[str, str] = field(default_factory=dict)
     shares: tuple[str, ...] = ()
     open: bool = False
+    own: Mapping[str, Own] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    starts: str = ""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def without_effect(self) -> frozenset[str]:
@@ -129,6 +164,9 @@ class UserInput:
         unknown: text of an expansion that a shell script leaves in words -> why its value is not known.
         started_in: the command or script that names the file, if there is one.
         besides: keys from the command's flags or the launcher, not from the file.
+        assigned: keys that the command gives as KEY=VALUE beside the file.
+        text: the file's whole text; empty for a command.
+        words: the words of the command; empty for a file.
     """
 
     name: str
@@ -146,6 +184,9 @@ class UserInput:
     unknown: Mapping[str, str] = field(default_factory=dict)
     started_in: str = ""
     besides: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    text: str = field(default="", repr=False)
+    words: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weight_dtype
+from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED
 from predictor.readers.value_types import FLAG, TEXT, Any_, Words
 from predictor.workload.workload import Workload
@@ -42,6 +45,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "quantization_type": for_rules(Choice(("nf4", "fp4")), "nf4"),
     "double_quantization": for_rules(FLAG, True),
     "image_max_pixels": for_rules(Whole(1, 1 << 28), 768 * 768, "image_size"),
+    "image_min_pixels": for_rules(Whole(1, 1 << 28), 32 * 32),
     "neat_packing": for_rules(FLAG, False),
     "val_size": for_rules(Number(), 0.0),
     "eval_dataset": for_rules(Any_()),
@@ -84,7 +88,9 @@ def rules(reading: Reading) -> None:
                          "LLaMA-Factory does not recompute: its activations then stay")
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
-    trainer.pictures(reading, name, reading["image_max_pixels"], "image_max_pixels")
+    most = reading["image_max_pixels"]
+    trainer.pictures(reading, name, most, "image_max_pixels", resize=picture_sizes.llamafactory(
+        most, reading["image_min_pixels"], _is_qwen(name)) if isinstance(most, int) else None)
     trainer.engine(reading, name, unused=False if adapters else None)  # hparams/parser.py, get_train_args
     if reading["pure_bf16"] and reading.workload.get("engine") == "fsdp2":  # model/adapter.py, init_adapter
         reading.put("dtype", "bf16", "pure_bf16")
@@ -93,6 +99,11 @@ def rules(reading: Reading) -> None:
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
                        bool(reading["val_size"] or reading["eval_dataset"]))
+
+
+def _is_qwen(name: str) -> bool:
+    config = hub.config(name)
+    return config is not None and str(config.document["model_type"]).startswith("qwen")
 
 
 def _adapters(reading: Reading, name: str) -> None:
@@ -139,8 +150,35 @@ def _wide(workload: Workload) -> str | None:
     return "" if workload.dtype == "fp32" else None
 
 
+def _checkpoints(item: bool, now: Reading) -> dict[str, bool]:
+    return {"disable_gradient_checkpointing": not item} | ({} if item else {"gradient_checkpointing": False})
+
+
+def _reentrant(item: Mapping[str, Any], now: Reading) -> dict[str, bool] | None:
+    on = now["disable_gradient_checkpointing"]  # the framework sets use_reentrant only where its own key is on
+    return None if on or item.keys() - {"use_reentrant"} else {"use_reentrant_gc": item["use_reentrant"]}
+
+
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"finetuning_type": "lora", "quantization_bit": 4}, "quantization_type",
+                              "double_quantization")
+
+
+OWN: Mapping[str, Own] = {
+    "recipe": own_keys.parts_or_adapters("finetuning_type", "freeze_vision_tower", "freeze_multi_modal_projector",
+                                         "freeze_language_model"),
+    "quantization": _of_4_bits,
+    "gradient_checkpointing": _checkpoints,
+    "gradient_checkpointing_kwargs": _reentrant,
+    "attn_implementation": own_keys.fixed({"sdpa": {"flash_attn": "sdpa"}, "flash_attention_2": {"flash_attn": "fa2"},
+                                           "eager": {"flash_attn": "disabled"}}),
+    "use_liger_kernel": own_keys.fixed({True: {"enable_liger_kernel": True}}),
+    "image_size": own_keys.pixels("image_max_pixels"),
+    "mixed_precision": own_keys.half,
+    "padding": own_keys.fixed({"packed": {"neat_packing": True}, "none": {"neat_packing": False}}),
+}
 FORMAT = Format(
     "llamafactory", "LLaMA-Factory 0.9.5", ARGUMENTS,
     frozenset(("finetuning_type", "cutoff_len", "lora_target", "dataset_dir", "freeze_vision_tower",
                "disable_gradient_checkpointing", "image_max_pixels")),
-    rules, hf.RENAMED, shares=("transformers", "older"))
+    rules, hf.RENAMED, shares=("transformers", "older"), own=OWN, starts="llamafactory-cli train")

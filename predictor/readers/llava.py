@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weight_dtype
+from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT
 from predictor.workload.workload import Workload
 
@@ -126,8 +129,27 @@ def _logits(workload: Workload) -> str:
     return f", {size:,} bytes here"
 
 
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"lora_enable": True, "bits": 4, "tune_mm_mlp_adapter": False}, "quant_type",
+                              "double_quant")
+
+
+def _reentrant(item: Mapping[str, Any], now: Reading) -> Mapping[str, Any] | None:
+    return None if item.keys() - {"use_reentrant"} else {"gradient_checkpointing_kwargs": dict(item)}
+
+
+OWN: Mapping[str, Own] = {
+    "recipe": own_keys.fixed({
+        "lora": {"lora_enable": True, "tune_mm_mlp_adapter": False},
+        "pretrain": {"tune_mm_mlp_adapter": True, "lora_enable": False},
+        "finetune": {"tune_mm_mlp_adapter": False, "lora_enable": False}}),
+    "quantization": _of_4_bits,
+    "use_liger_kernel": own_keys.fixed({}),  # transformers 4.37 has neither that nor offload of checkpoints
+    "gradient_checkpointing_kwargs": _reentrant,
+    "mixed_precision": own_keys.half,
+}
 FORMAT = Format(
     "llava", "LLaVA 1.2 (transformers 4.37)", ARGUMENTS,
     frozenset(("mm_projector_type", "tune_mm_mlp_adapter", "vision_tower", "mm_vision_select_layer",
                "pretrain_mm_mlp_adapter")),
-    rules, hf.RENAMED, shares=("transformers", "older"))
+    rules, hf.RENAMED, shares=("transformers", "older"), own=OWN)

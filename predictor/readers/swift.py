@@ -10,10 +10,10 @@ from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
-from predictor.readers import fsdp, trainer, weight_dtype
+from predictor.readers import fsdp, own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED, on_one_gpu
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 
@@ -95,14 +95,14 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
                                      "orthogonal"), default="true"),
     "load_args": refused("the arguments of a checkpoint are not read: give them here", value_type=FLAG),
 }
-SIDES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32}
-"""``model_type`` -> side of an image token in pixels, for models with the variables of qwen_vl_utils (0.0.14)."""
 BINARY = {"default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix"}
 """Parts of ``loss_scale`` with no weights other than 0 and 1 (swift/loss_scale)."""
 CALLBACKS = ("early_stop", "perf_log", "graceful_exit")
 """Callbacks of swift/callbacks that do not change a step's memory."""
 BUCKET = 2e8
 SHARDED = "SHARDED_STATE_DICT"
+STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2_offload": 2, "zero3_offload": 3}
+"""Name of a DeepSpeed config in swift/config -> its stage."""
 FSDP2 = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
     "fsdp_version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     "cpu_ram_efficient_loading": True, "state_dict_type": SHARDED, "activation_checkpointing": True}}
@@ -161,10 +161,9 @@ def builtin(name: Any) -> Any:
 
     The names are ``zero0`` to ``zero3``, and ``zero2_offload`` and ``zero3_offload`` (swift/config).
     """
-    stages = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2_offload": 2, "zero3_offload": 3}
-    if name not in stages if isinstance(name, str) else True:
+    if name not in STAGES if isinstance(name, str) else True:
         return name
-    stage, device = stages[name], "cpu" if name.endswith("offload") else "none"
+    stage, device = STAGES[name], "cpu" if name.endswith("offload") else "none"
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
     if stage:
         zero["offload_optimizer"] = {"device": device, "pin_memory": True}
@@ -283,7 +282,7 @@ def _pictures(reading: Reading, name: str) -> None:
     """
     variables = {str(key).upper(): item for key, item in (reading["model_kwargs"] or {}).items()}
     config, limits = hub.config(name), {}
-    side = SIDES.get(config.document["model_type"]) if config else None
+    side = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
     for variable, pixels in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", side * side)) if side else ():
         by = "model_kwargs" if variable in variables else variable
         item = variables.pop(variable, reading.input.environment.get(variable))
@@ -292,7 +291,10 @@ def _pictures(reading: Reading, name: str) -> None:
     if reading["max_pixels"] is not None:
         limits["max_pixels"] = reading["max_pixels"]
     least = min(limits, key=limits.__getitem__, default="max_pixels")
-    trainer.pictures(reading, name, limits.get(least), least)
+    steps = [picture_sizes.swift(most) if by == "max_pixels" else picture_sizes.tokens(most, side or 1)
+             for by, most in sorted(limits.items(), key=lambda limit: limit[0] != "max_pixels")]
+    trainer.pictures(reading, name, limits.get(least), least,
+                     resize=picture_sizes.one_after_the_other(*steps) if steps else None)
     if variables:
         reading.note(f"model_kwargs {', '.join(variables)}: what the model's own processor makes of them")
 
@@ -306,6 +308,26 @@ def _dtype(reading: Reading) -> None:
         reading.decided_half = "bf16" if loaded == "bf16" else "fp16"
 
 
+def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"tuner_type": "lora", "quant_method": "bnb", "quant_bits": 4},
+                              "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+
+
+def _length(item: int, now: Reading) -> Mapping[str, Any]:
+    packed = now["packing"] and now["packing_length"]
+    return {"max_length": item} | ({"packing_length": item} if packed else {})
+
+
+OWN: Mapping[str, Own] = {
+    "recipe": own_keys.parts_or_adapters("tuner_type", "freeze_vit", "freeze_aligner", "freeze_llm"),
+    "quantization": _of_4_bits,
+    "sequence_length": _length,
+    "attn_implementation": own_keys.fixed({"sdpa": {"attn_impl": "sdpa"}, "eager": {"attn_impl": "eager"},
+                                           "flash_attention_2": {"attn_impl": "flash_attn"}}),
+    "image_size": own_keys.pixels("max_pixels", "MAX_PIXELS"),
+    "mixed_precision": own_keys.half,
+    "padding": own_keys.fixed({"packed": {"packing": True}, "none": {"packing": False, "padding_free": False}}),
+}
 FORMAT = Format(
     "swift", "ms-swift 4.6", ARGUMENTS,
     frozenset(("tuner_type", "train_type", "sft_type", "freeze_vit", "freeze_aligner", "attn_impl",
@@ -313,4 +335,4 @@ FORMAT = Format(
     rules, hf.RENAMED | {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model",
                          "lora_target_modules": "target_modules", "lora_dropout_p": "lora_dropout",
                          "batch_size": "per_device_train_batch_size", "quantization_bit": "quant_bits"},
-    shares=("transformers", "older"))
+    shares=("transformers", "older"), own=OWN, configs={name: builtin(name) for name in STAGES})

@@ -13,10 +13,11 @@ from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import freeze
 from predictor.model import hub
 from predictor.model.model_config import Modality
-from predictor.readers import deepspeed, fsdp
+from predictor.readers import deepspeed, fsdp, picture_sizes
 from predictor.readers.configuration import Reading
 from predictor.workload import compared
 from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
@@ -283,15 +284,37 @@ def _present(name: str, patterns: tuple[str, ...]) -> list[str]:
     return [pattern for pattern in patterns if pattern != "*lm_head*" or not tied]
 
 
-def pictures(reading: Reading, name: str, pixels: int | None, *names: str) -> None:
+def pictures(reading: Reading, name: str, pixels: int | None, *names: str,
+             resize: picture_sizes.Resize | None = None) -> None:
     """Sets ``image_size`` to the largest square image of so many ``pixels``, if the model accepts any size.
 
-    ``pixels`` is not a number if the option ``image_size`` replaces it.
+    If an option gives the size of the pictures, it becomes what the framework makes of them.
+
+    Args:
+        pixels: not a number if the option ``image_size`` replaces it.
+        resize: what the framework makes of a picture; None if it does not resize.
     """
     config = hub.config(name)
+    given = reading.input.options.get("image_size")
+    if given is not None and resize and config and config.kind is Modality.IMAGE_TEXT and \
+            "video_frames" not in reading.input.options:
+        _resized(reading, given, resize, *names)
+        return
     if config is None or not isinstance(pixels, int) or config.kind is not Modality.IMAGE_TEXT or config.image_size:
         return
     side = math.isqrt(pixels)
     if not 1 <= side <= 16_384:
         raise InputError(f"{reading.place(names[0])} is {pixels}: pictures of 1 to {16_384**2:,} pixels are predicted")
     reading.put("image_size", side, *names, because="the largest square picture")
+
+
+def _resized(reading: Reading, given: int | str, resize: picture_sizes.Resize, *names: str) -> None:
+    """Sets ``image_size`` to what the framework makes of pictures of the sizes that an option gives."""
+    sizes = [size.partition("x") for size in str(given).split(",")]
+    value_type = KEYS["image_size"].metadata["kind"]
+    made = value_type.check(",".join("{}x{}".format(*resize(int(height), int(width or height)))
+                                     for height, _, width in sizes))
+    if made != given:
+        reading.put("image_size", made, *names, because=f"{given} of --image-size, as {reading.form.framework} "
+                                                        "resizes pictures before the model's processor")
+        reading.applied.add("image_size")

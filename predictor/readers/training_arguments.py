@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Number, Whole
 from predictor.model import hub
-from predictor.readers import trainer, weight_dtype
+from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers.configuration import Reading
-from predictor.readers.fields import OFF, Format, copied_to, for_rules, noted, refused
+from predictor.readers.fields import OFF, Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.workload.keys import PINNED
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
@@ -146,8 +148,13 @@ def _targets(reading: Reading, name: str) -> tuple[str, ...]:
     return targets
 
 
+OWN: Mapping[str, Own] = {
+    "recipe": own_keys.fixed({"lora": {"use_peft": True}, "full": {"use_peft": False}}),
+    "mixed_precision": own_keys.half,
+}
 FORMAT = Format(
     "transformers", f"transformers {RELEASE}", ARGUMENTS | SCRIPT | PEFT,
     frozenset(("per_device_train_batch_size", "gradient_checkpointing", "output_dir", "num_train_epochs",
                "learning_rate", "logging_steps", "bf16", "optim", "max_steps")),
-    rules, RENAMED | SCRIPT_RENAMED, shares=("script",), open=True)
+    rules, RENAMED | SCRIPT_RENAMED, shares=("script",), open=True, own=OWN,
+    optional=frozenset((*SCRIPT, *PEFT)))

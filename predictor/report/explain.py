@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.answer.prediction import Candidate, Prediction
@@ -28,10 +29,10 @@ def report(console: Console, prediction: Prediction, *, moments: int = 5, layers
     """
     tables.head(console, prediction)
     _moments(console, prediction, moments)
-    tables.factors(console, prediction)
+    tables.factors(console, replace(prediction, modules=prediction.modules_attributed or prediction.modules))
     _layers(console, prediction, layers)
     console.print()
-    console.print("Live bytes from start-up to the third step, in GiB", style="bold")
+    console.print("Allocated and reserved bytes from start-up to the third step, in GiB", style="bold")
     ascii_only = not console.encoding.lower().startswith("utf")
     console.print(picture(prediction, console.width, ascii_only=ascii_only), no_wrap=True, crop=True)
     console.print()
@@ -45,10 +46,14 @@ def document(prediction: Prediction) -> dict[str, Any]:
         {"moment": c.moment.value, "step": c.step, "module": c.module, "operator": c.operator,
          "requested_bytes": c.requested_bytes, "terms_bytes": terms_of(c)} for c in _highest(prediction)]
     result["layers"] = {path: {f.value: size for f, size in split.items()} for path, split in prediction.layers.items()}
+    for name in ("modules_attributed", "layers_attributed"):
+        result[name] = {path: {f.value: size for f, size in split.items()}
+                        for path, split in getattr(prediction, name).items()}
     curve = prediction.timeline()
     result["timeline"] = {
         "event": list(curve.index), "step": list(curve.step), "moment": [moment.value for moment in curve.moment],
-        "requested_bytes_by_factor": {f.value: list(sizes) for f, sizes in curve.bytes_by_factor.items()}}
+        "requested_bytes_by_factor": {f.value: list(sizes) for f, sizes in curve.bytes_by_factor.items()},
+        "allocated_bytes": list(curve.allocated_bytes), "reserved_bytes": list(curve.reserved_bytes)}
     return result
 
 
@@ -77,7 +82,7 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
 def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     from rich.text import Text
 
-    rows = collapse(prediction.layers)
+    rows = collapse(prediction.layers_attributed or prediction.layers)
     total = prediction.peak_allocated_bytes
     grid = table("layers at the peak", "n", "GiB", "%", "of which")
     grid.columns[0].no_wrap = True  # the path is folded here, so that rich narrows only the last column
@@ -85,7 +90,7 @@ def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
     for column in grid.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for row in rows[:most]:
-        path = printable(row.path) or "(the model as a whole)"
+        path = printable(row.path) or "(shared by all modules)"
         folded = Text("\n".join(path[i: i + room] for i in range(0, len(path), room)))
         grid.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
     rest = rows[len(rows[:most]):]

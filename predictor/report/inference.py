@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from predictor.answer.prediction import Inference, Prediction
+from predictor.answer.prediction import Inference, Paged, Prediction
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,26 @@ def sentences(prediction: Prediction) -> list[str]:
             f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
             f"{size_text(paged.reserved_bytes)} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
             f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
+        lines += _why_they_differ(details, paged)
     return lines
+
+
+def _why_they_differ(details: Inference, paged: Paged) -> list[str]:
+    """A sentence about why generate and paged serving hold different numbers of sequences; empty if they do not."""
+    most = details.concurrent
+    if most is None or most.sequences == paged.sequences:
+        return []
+    each = most.cache_bytes // most.sequences
+    pass_of = "prefills all of them at once" if most.moment == "prefill" else "decodes all of them at once"
+    generate = (f"generate {pass_of}: with {most.sequences:,} it reserves {size_text(most.reserved_bytes)}, which is "
+                f"{size_text(most.weights_bytes)} for weights, {size_text(most.cache_bytes)} for keys and values "
+                f"({size_text(each)} a sequence, each layer copied as torch.cat extends it), "
+                f"{size_text(most.other_bytes)} for that forward pass, and {size_text(most.idle_bytes)} in idle blocks "
+                "of the allocator")
+    blocks = (f"paged serving copies nothing, and has {paged.gpu_memory_utilization:g} of the GPU minus weights, "
+              f"{size_text(paged.activations_bytes)} for the forward pass of this request's prompts alone, and "
+              f"{size_text(paged.runtime_bytes)} for the runtime")
+    return [f"Why the two differ: {generate}; {blocks}."]
 
 
 def _turns(given: int, most: int, context: int) -> str:

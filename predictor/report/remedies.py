@@ -23,7 +23,7 @@ def short(judged: Sequence[Remedy] | None) -> list[str]:
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
     lines = [remedy_text(remedy) for remedy in fitting[:MOST]] or [_nothing(judged)]
-    unchecked = [" and ".join(remedy.changes) for remedy in judged if remedy.needs_trace]
+    unchecked = [change_text(remedy) for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
         lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
     return lines
@@ -31,7 +31,7 @@ def short(judged: Sequence[Remedy] | None) -> list[str]:
 
 def remedy_text(remedy: Remedy) -> str:
     """A remedy as a sentence: what changes, what it needs then, and its price."""
-    change = " and ".join(remedy.changes)
+    change = change_text(remedy)
     if remedy.fits is None:
         return f"Not checked: {change}: {remedy.why_not}."
     if not remedy.fits:
@@ -43,11 +43,16 @@ def remedy_text(remedy: Remedy) -> str:
     return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
 
 
+def change_text(remedy: Remedy) -> str:
+    """The changes, in the words of the user's own file where it has some."""
+    return f"{remedy.own_words} ({remedy.where})" if remedy.own_words else " and ".join(remedy.changes)
+
+
 def _nothing(remedies: Sequence[Remedy]) -> str:
     judged = [remedy for remedy in remedies if remedy.peak_requested_bytes is not None]
     if not judged:
         return "No change could be checked."
     closest = min(judged, key=lambda remedy: remedy.peak_requested_bytes or 0)
-    return (f"Nothing that was tried surely fits. Closest: {' and '.join(closest.changes)}, with which tensors alone "
+    return (f"Nothing that was tried surely fits. Closest: {change_text(closest)}, with which tensors alone "
             f"need {size_text(closest.peak_requested_bytes or 0)}.")
 

@@ -1,4 +1,4 @@
-"""Draws the timeline as one self-contained SVG file."""
+"""Draws the timeline as one self-contained SVG file: allocated bytes by factor, and reserved bytes above them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from predictor.report import verdict
 from predictor.report.timeline_columns import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text
 
-WIDTH, HEIGHT = 1000, 520
+WIDTH, HEIGHT = 1000, 540
 LEFT, RIGHT, TOP, BOTTOM = 64, 984, 84, 420
 LEAST = 60  # units that a moment gets at least, for its name
 # Colours for readers with colour blindness (Okabe and Ito).
@@ -21,14 +21,15 @@ COLOURS = {
     Factor.TEMPORARIES: "#d55e00", Factor.ALLOCATOR: "#000000",
     Factor.KV_CACHE: "#44aa99",
 }
+RESERVED = "#333333"
 
 
 def draw(prediction: Prediction) -> str:
-    """An SVG document: live requested bytes by factor, the peak, and the capacity if it is close to the peak."""
+    """An SVG document: bytes by factor, reserved bytes, the peak, and the capacity if it is close to the highest."""
     drawn, stretches = columns(prediction.timeline(), RIGHT - LEFT, least=LEAST)
-    top = max(column.bytes for column in drawn) or 1
+    top = max(max(column.bytes, column.reserved_bytes) for column in drawn) or 1
     capacity = prediction.capacity_bytes
-    scale = 1.04 * (max(top, capacity) if capacity and capacity <= 1.5 * top else top)  # room above the highest line
+    scale = 1.04 * (max(top, capacity) if capacity and capacity <= 2 * top else top)  # room above the highest line
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="13">',
@@ -36,8 +37,10 @@ def draw(prediction: Prediction) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="28" font-size="16" font-weight="bold">{markup(verdict.verdict(prediction))}</text>',
         f'<text x="{LEFT}" y="50" fill="#555555">{markup(verdict.title(prediction))}</text>',
-        *_axis(scale),
+        *_axis(scale, "allocated by factor, and reserved" if prediction.timeline().reserved_bytes
+               else "live bytes requested"),
         *_areas(drawn, scale),
+        *_reserved(drawn, scale, prediction),
         *_stretches(stretches),
     ]
     if capacity and capacity <= scale:
@@ -53,9 +56,9 @@ def _y(size: float, scale: float) -> float:
     return round(BOTTOM - (BOTTOM - TOP) * size / scale, 1)
 
 
-def _axis(scale: float) -> list[str]:
+def _axis(scale: float, what: str) -> list[str]:
     tick = next(t for power in range(-3, 7) for t in (10**power, 2 * 10**power, 5 * 10**power) if scale / GIB / t <= 8)
-    lines = [f'<text x="{LEFT}" y="{TOP - 8}" fill="#555555">live bytes requested, GiB</text>']
+    lines = [f'<text x="{LEFT}" y="{TOP - 8}" fill="#555555">{what}, GiB</text>']
     for number in range(int(scale / GIB / tick) + 1):
         y = _y(number * tick * GIB, scale)
         lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
@@ -74,6 +77,21 @@ def _areas(drawn: list[Column], scale: float) -> list[str]:
             lines.append(f'<path d="{path}" fill="{COLOURS[factor]}"><title>{factor.value}</title></path>')
         floor = ceiling
     return lines
+
+
+def _reserved(drawn: list[Column], scale: float, prediction: Prediction) -> list[str]:
+    """The line of reserved bytes, with its legend; nothing if they are not known."""
+    sizes = [column.reserved_bytes for column in drawn]
+    if not any(sizes):
+        return []
+    y, peak = BOTTOM + 76, prediction.peak
+    other = f"; rank {peak.reserved_rank} reserves the most, {size_text(prediction.peak_reserved_bytes)}" \
+        if peak.reserved_rank != peak.rank else ""
+    return [f'<path d="M{_steps(sizes, scale)}" fill="none" stroke="{RESERVED}" stroke-width="1.8">'
+            "<title>reserved</title></path>",
+            f'<line x1="{LEFT}" x2="{LEFT + 12}" y1="{y}" y2="{y}" stroke="{RESERVED}" stroke-width="1.8"/>',
+            f'<text x="{LEFT + 17}" y="{y + 4}">reserved: what PyTorch holds (torch.cuda.memory_reserved), at most '
+            f"{size_text(max(sizes))}{other}</text>"]
 
 
 def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
@@ -119,5 +137,5 @@ def _legend(drawn: list[Column]) -> list[str]:
         if any(column.bytes_by_factor.get(factor) for column in drawn):
             lines.append(f'<rect x="{x}" y="{BOTTOM + 50}" width="12" height="12" fill="{COLOURS[factor]}"/>')
             lines.append(f'<text x="{x + 17}" y="{BOTTOM + 60}">{factor.value}</text>')
-            x += 34 + 8 * len(factor.value)
+            x += 33 + 7 * len(factor.value)
     return lines

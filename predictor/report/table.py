@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
 from predictor.events.events import Factor
-from predictor.report import inference, remedies, samples, value_sources, verdict
+from predictor.report import inference, interval_sources, remedies, samples, value_sources, verdict
+from predictor.report.interval_sources import MEASURED_ON
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, share, size_text
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 SMALL = 1000
 """Factors of less than one part in so many of the total are small."""
 FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # widths in the factor table: the first columns together, and each module's
-MEASURED_ON = {"device": "measured on a real GPU", "emulated": "measured on an emulated GPU", "assumed": "assumed"}
 
 
 def report(console: Console, prediction: Prediction) -> None:
@@ -55,7 +55,8 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False) -> No
 def tail(console: Console, prediction: Prediction) -> None:
     """Prints the sources of the values, the calibration, the defaults, and what is not modelled."""
     value_sources.report(console, prediction.source)
-    for text in (*calibration(prediction), "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
+    for text in (*calibration(prediction), *interval_sources.lines(prediction),
+                 "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):
             console.print(line)

@@ -24,6 +24,8 @@ MARKS = {
     Factor.ALLOCATOR: ("·", "R", "bright_black"),
     Factor.KV_CACHE: ("◇", "K", "bright_green"),
 }
+RESERVED = ("━", "=", "bold")
+"""The line of reserved bytes, as in :data:`MARKS`."""
 Cell = tuple[str, str | None]
 """A character and its colour."""
 AXIS_WIDTH = 8
@@ -33,7 +35,9 @@ SHORT = {Moment.INIT: "init", Moment.FORWARD: "fwd", Moment.BACKWARD: "bwd", Mom
 
 
 def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bool = False) -> Text:
-    """Live requested bytes over start-up and three steps, stacked by factor. ``^`` marks the peak.
+    """Live bytes over start-up and three steps, stacked by factor, with reserved bytes as a line above them.
+
+    ``^`` marks the peak. Where the line would be inside the stack it is left out.
 
     Args:
         width, height: size of the chart in characters.
@@ -41,7 +45,7 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
     from rich.text import Text
 
     drawn, stretches = columns(prediction.timeline(), max(20, width - AXIS_WIDTH), least=LEAST)
-    top = max(column.bytes for column in drawn) or 1
+    top = max(max(column.bytes, column.reserved_bytes) for column in drawn) or 1
     capacity = prediction.capacity_bytes
     near_capacity = capacity if capacity and top / 2 < capacity <= top * 1.5 else None
     scale = max(top, near_capacity or 0)
@@ -50,8 +54,7 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
         low, high = scale * (row - 1) / height, scale * row / height
         label = f"{high / GIB:6.1f} ┤" if (height - row) % 4 == 0 else f"{'':6} │"
         text.append(label.translate(PLAIN) if ascii_only else label)
-        cells: list[Cell] = [(" ", None) if factor is None else (MARKS[factor][ascii_only], MARKS[factor][2])
-                             for factor in (_at(column, (low + high) / 2) for column in drawn)]
+        cells: list[Cell] = [_cell(column, low, high, ascii_only) for column in drawn]
         if near_capacity is not None and low < near_capacity <= high:
             cells = _capacity_line(cells, f" capacity {size_text(near_capacity)} ")
         for mark, colour in cells:
@@ -64,6 +67,14 @@ def picture(prediction: Prediction, width: int, height: int = 16, ascii_only: bo
 
 PLAIN = str.maketrans("┤│", "||")
 """Replaces the axis's characters on ASCII terminals."""
+
+
+def _cell(column: Column, low: float, high: float, ascii_only: bool) -> Cell:
+    """The character of a column in a row from ``low`` to ``high`` bytes."""
+    factor = _at(column, (low + high) / 2)
+    if factor is not None:
+        return MARKS[factor][ascii_only], MARKS[factor][2]
+    return (RESERVED[ascii_only], RESERVED[2]) if low < column.reserved_bytes <= high else (" ", None)
 
 
 def _at(column: Column, height: float) -> Factor | None:
@@ -109,13 +120,15 @@ def _legend(drawn: list[Column], width: int, ascii_only: bool) -> Text:
     from rich.text import Text
 
     text, used = Text(" " * AXIS_WIDTH), AXIS_WIDTH
-    for factor in STACK:
-        if any(column.bytes_by_factor.get(factor) for column in drawn):
-            mark, letter, colour = MARKS[factor]
-            used += len(factor.value) + 4
-            if used > width:
-                text.append("\n" + " " * AXIS_WIDTH)
-                used = AXIS_WIDTH + len(factor.value) + 4
-            text.append(letter if ascii_only else mark, colour)
-            text.append(f" {factor.value}  ")
+    entries = [(MARKS[factor], factor.value) for factor in STACK
+               if any(column.bytes_by_factor.get(factor) for column in drawn)]
+    if any(column.reserved_bytes for column in drawn):
+        entries.append((RESERVED, "reserved"))
+    for (mark, letter, colour), name in entries:
+        used += len(name) + 4
+        if used > width:
+            text.append("\n" + " " * AXIS_WIDTH)
+            used = AXIS_WIDTH + len(name) + 4
+        text.append(letter if ascii_only else mark, colour)
+        text.append(f" {name}  ")
     return text

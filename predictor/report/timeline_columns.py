@@ -16,11 +16,16 @@ STACK = (Factor.PARAMETERS, Factor.OPTIMIZER_STATES, Factor.GRADIENTS, Factor.KV
 
 @dataclass(frozen=True)
 class Column:
-    """The highest point among the events of one column, in bytes by factor."""
+    """The highest point among the events of one column, in bytes by factor.
+
+    Attributes:
+        reserved_bytes: the most that PyTorch reserves at any event of the column; 0 if it is not known.
+    """
 
     step: int
     moment: Moment
     bytes_by_factor: Mapping[Factor, int]
+    reserved_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -68,8 +73,11 @@ def _highest(timeline: Timeline, points: Sequence[int]) -> Column:
         return sum(sizes[k] for sizes in timeline.bytes_by_factor.values())
 
     k = max(points, key=total)
-    return Column(timeline.step[k], timeline.moment[k],
-                  {factor: sizes[k] for factor, sizes in timeline.bytes_by_factor.items()})
+    factors = {factor: sizes[k] for factor, sizes in timeline.bytes_by_factor.items()}
+    if timeline.allocated_bytes:
+        factors[Factor.ALLOCATOR] = factors.get(Factor.ALLOCATOR, 0) + timeline.allocated_bytes[k] - total(k)
+    reserved = max(timeline.reserved_bytes[point] for point in points) if timeline.reserved_bytes else 0
+    return Column(timeline.step[k], timeline.moment[k], factors, reserved)
 
 
 def _share_out(weights: Sequence[int], width: int, least: int) -> list[int]:

@@ -48,6 +48,26 @@ ALSO_CALLED = {
     "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
     "liger": "use_liger_kernel", "loss": "use_liger_kernel",
+    "bs": "per_device_train_batch_size", "batch": "per_device_train_batch_size", "mbs": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size", "bsz": "per_device_train_batch_size",
+    "ga": "gradient_accumulation_steps", "grad_accum": "gradient_accumulation_steps",
+    "accumulation": "gradient_accumulation_steps", "accumulation_steps": "gradient_accumulation_steps",
+    "gradient_accumulation": "gradient_accumulation_steps", "grad_accumulation_steps": "gradient_accumulation_steps",
+    "seq": "sequence_length", "seqlen": "sequence_length", "seq_length": "sequence_length",
+    "max_seq_length": "sequence_length", "max_seq_len": "sequence_length", "block_len": "sequence_length",
+    "context_length": "sequence_length", "tokens": "sequence_length",
+    "eval_batch_size": "per_device_eval_batch_size", "dp": "data_parallel_size", "nproc_per_node": "data_parallel_size",
+    "ngpus": "data_parallel_size", "n_gpus": "data_parallel_size", "tp": "tensor_parallel_size",
+    "precision": "dtype", "attention": "attn_implementation", "attn": "attn_implementation",
+    "checkpointing": "gradient_checkpointing", "grad_checkpointing": "gradient_checkpointing",
+    "gc": "gradient_checkpointing", "ds": "deepspeed", "ds_config": "deepspeed", "deepspeed_config": "deepspeed",
+    "stage": "zero_stage", "zero2": "zero_stage", "zero3": "zero_stage",
+    "lora_r": "lora", "lora_rank": "lora", "lora_alpha": "lora", "lora_target_modules": "lora", "use_lora": "lora",
+    "qlora": "quantization", "load_in_4bit": "quantization", "quantization_bit": "quantization", "bits": "quantization",
+    "images": "images_per_sample", "num_images": "images_per_sample", "resolution": "image_size",
+    "image_resolution": "image_size", "finetuning_type": "recipe", "tuner_type": "recipe",
+    "memory": "capacity_bytes", "vram": "capacity_bytes", "gpu_memory": "capacity_bytes", "device": "gpu",
+    "gpu_type": "gpu", "clip": "max_grad_norm", "grad_clip": "max_grad_norm", "max_tokens": "max_new_tokens",
     "tp_size": "tensor_parallel_size", "autotp_size": "tensor_parallel_size",
 }
 
@@ -184,8 +204,9 @@ def key(value_type: Any, default: Any, group: str, help: str) -> Any:
 class Keys:
     """The value of every key of a workload."""
 
-    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, or "
-                     "module:function of a model in Python")
+    model: str = key(Text("MODEL"), None, "model", "known name, local directory, config.json, "
+                     "module:function of a model in Python, or an id on the Hugging Face hub: of a known model, or of "
+                     "one in the local cache")
     mode: str = key(modes.VALUE_TYPE, "training", "model", "inference: what transformers' generate allocates, prefill "
                     "and decoding")
     recipe: str = key(Choice(("finetune", "pretrain", "lora", "full")), "finetune", "model",
@@ -257,8 +278,9 @@ class Keys:
     optim: str = key(Choice(tuple(optimizers.OPTIMIZERS), optimizers.LATER), "adamw_torch_fused", "optimizer",
                      "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")
     optim_args: FrozenMap = key(_OptimArgs(), FrozenMap({}), "optimizer",
-                                "arguments of sgd, rmsprop and adagrad: momentum=0.9")
-    weight_decay: float = key(Number(), 0.0, "optimizer", "with sgd, rmsprop and adagrad it takes memory")
+                                f"arguments of {optimizers.listed(optimizers.WITH_ARGUMENTS, 'and')}: momentum=0.9")
+    weight_decay: float = key(Number(), 0.0, "optimizer",
+                              f"with {optimizers.listed(optimizers.DECAY_ALLOCATES, 'and')} it takes memory")
     param_groups: str = key(Choice(("huggingface", "single")), "huggingface", "optimizer",
                             "huggingface: one group with weight decay, one without")
     max_grad_norm: float = key(Number(), 1.0, "optimizer", "norm that gradients are clipped to; 0: no clipping")

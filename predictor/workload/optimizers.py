@@ -7,7 +7,7 @@ A truth test compares each line with transformers' own handler, so a name that t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -27,6 +27,7 @@ class Optimizer:
         reads: ``optim_args`` that Hugging Face passes on -> their value types.
         refused_by: engine, or engine and dtype of the weights (``torch bf16``), that cannot use it -> reason.
         not_modelled: what the prediction does not model, as sentences for the user.
+        decay_allocates: whether ``weight_decay`` adds a temporary as large as the gradients.
     """
 
     implementation: str
@@ -34,6 +35,7 @@ class Optimizer:
     reads: Mapping[str, Any] = field(default_factory=dict)
     refused_by: Mapping[str, str] = field(default_factory=dict)
     not_modelled: tuple[str, ...] = ()
+    decay_allocates: bool = False
 
     def load(self) -> type:
         """Imports the class.
@@ -53,8 +55,27 @@ PAGED = ("paged optimizer states: they are in managed memory, outside PyTorch's 
          "host when the GPU is full")
 
 
-_NO_DTENSOR = {"fsdp2": "it stops at FSDP2's sharded parameters (DTensor): use an AdamW of PyTorch, sgd, rmsprop or "
-               "adagrad"}
+def listed(names: Iterable[str], last: str) -> str:
+    """``a, b or c``, with ``last`` for the word before the last name."""
+    *first, end = names
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+_SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
+_RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
+_ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
+              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
+_PYTORCH = {
+    "adamw_torch": Optimizer("torch.optim.AdamW"),
+    "adamw_torch_fused": Optimizer("torch.optim.AdamW", {"fused": True}),
+    "adamw_torch_forloop": Optimizer("torch.optim.AdamW", {"foreach": False}),
+    "sgd": Optimizer("torch.optim.SGD", {}, _SGD, decay_allocates=True),
+    "rmsprop": Optimizer("torch.optim.RMSprop", {}, _RMSPROP, decay_allocates=True),
+    "adagrad": Optimizer("torch.optim.Adagrad", {}, {"lr_decay": Number(), "eps": Number()},
+                         {"deepspeed": _ONE_GROUP}),  # decay takes the place of another temporary
+}
+"""Optimizers of PyTorch, which update FSDP2's sharded parameters."""
+_NO_DTENSOR = {"fsdp2": f"it stops at FSDP2's sharded parameters (DTensor): use {listed(_PYTORCH, 'or')}"}
 
 
 def _blockwise(name: str, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
@@ -63,22 +84,12 @@ def _blockwise(name: str, refused_by: Mapping[str, str] | None = None, **argumen
                      not_modelled=(PAGED,) if arguments.get("is_paged") else ())
 
 
-_SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
-_RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
 _NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
                          "bitsandbytes has no 32-bit RMSprop for bf16 gradients (backends/cuda/ops.py): use rmsprop, "
                          "or DeepSpeed, whose master weights are fp32")
-_ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
-              "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
 
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw_torch": Optimizer("torch.optim.AdamW"),
-    "adamw_torch_fused": Optimizer("torch.optim.AdamW", {"fused": True}),
-    "adamw_torch_forloop": Optimizer("torch.optim.AdamW", {"foreach": False}),
-    "sgd": Optimizer("torch.optim.SGD", {}, _SGD),
-    "rmsprop": Optimizer("torch.optim.RMSprop", {}, _RMSPROP),
-    "adagrad": Optimizer("torch.optim.Adagrad", {}, {"lr_decay": Number(), "eps": Number()},
-                         {"deepspeed": _ONE_GROUP}),
+    **_PYTORCH,
     "adafactor": Optimizer("transformers.optimization.Adafactor",
                            {"scale_parameter": False, "relative_step": False}, refused_by=_NO_DTENSOR),
     "adamw_8bit": _blockwise("AdamW", optim_bits=8, is_paged=False),
@@ -94,6 +105,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop_bnb_32bit": _blockwise("RMSprop", _NO_BF16, optim_bits=32),
 }
 """Value of ``optim`` -> its line."""
+WITH_ARGUMENTS = [name for name, line in OPTIMIZERS.items() if line.reads]
+"""The optimizers that read ``optim_args``."""
+DECAY_ALLOCATES = [name for name, line in OPTIMIZERS.items() if line.decay_allocates]
+"""The optimizers with which ``weight_decay`` takes memory."""
 DTENSOR_FALLBACK = "adamw_torch_forloop"
 """The ``optim`` that Hugging Face falls back to for a mix of DTensors and plain tensors (trainer_optimizer.py,
 ``_get_adamw_torch``)."""

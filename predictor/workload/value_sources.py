@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 READ, DEFAULT, OVERRIDDEN = "read", "default", "overridden"
 """Origins of a value: the user's configuration, the framework's default, or an option of peakcast that overrides it."""
+ENGINE_KEYS = frozenset(("engine", "deepspeed", "zero_stage", "ddp", "fsdp"))
+"""If an option sets one of these keys, all of them that were read from a configuration are dropped."""
 IMPLIED_BY = {"engine": ("deepspeed", "fsdp"), "zero_stage": ("deepspeed",), "offload": ("deepspeed",)}
 """Key that messages name -> other keys of a workload that set it too."""
 
@@ -74,6 +76,25 @@ class Note:
 
 
 @dataclass(frozen=True)
+class OwnChange:
+    """A change of a workload in the words of the user's own configuration.
+
+    Attributes:
+        text: one short line, as the user would type it: ``cutoff_len: 1024``, ``--max_length 1024``, or
+            ``zero_optimization.stage: 3 in zero2.json``.
+        values: key of the format -> its new value; None takes the key out. Keys of a DeepSpeed config are dotted.
+        where: the files that have these keys, or ``the command``.
+        workload: every key of the workload that then changes -> its new value (None: not given). These are the keys
+            that were asked for, and those that the framework decides by them: adapters, for example, change the dtype.
+    """
+
+    text: str
+    values: Mapping[str, Any]
+    where: str
+    workload: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Source:
     """A configuration that was read: its format, its values, and what is not modelled.
 
@@ -84,6 +105,9 @@ class Source:
         without_effect: keys that were given and do not change memory.
         notes: what the framework does and the prediction does not model.
         format_keys: key of a workload -> keys of the format that set it.
+        applied: keys of the workload that peakcast's options gave, and that the framework makes other values of.
+        on_every_gpu: what starts a process on every GPU of the machine, where nothing says how many there are.
+        own: expresses changes of the workload in the format's keys; None if the reader cannot.
     """
 
     format: str
@@ -93,6 +117,24 @@ class Source:
     without_effect: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     format_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    applied: frozenset[str] = frozenset()
+    on_every_gpu: str = ""
+    own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
+
+    def in_own_words(self, changes: Mapping[str, Any]) -> OwnChange | None:
+        """Says a change of the workload in the words of the user's own file or command.
+
+        The changed configuration is read again: the workload then has every value that was asked for. Predict with
+        :attr:`OwnChange.workload`, as a framework may decide further keys by the change.
+
+        Args:
+            changes: keys of the workload -> new values; None: no longer given.
+
+        Returns:
+            None if the format cannot express the change, if an option of peakcast sets one of its keys, or if the
+            configuration already has these values.
+        """
+        return self.own(changes) if self.own else None
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
@@ -144,8 +186,9 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
-        document = asdict(replace(self, values=()))
-        del document["notes"], document["format_keys"]
+        document = asdict(replace(self, values=(), own=None))
+        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own"):
+            del document[name]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}
 

@@ -162,7 +162,7 @@ def test_an_unknown_gpu_is_not_told_of_what_this_command_lacks(capsys):
 @small_jobs.needs_emulator
 def test_a_mistake_about_the_device_is_told_before_anything_runs(tmp_path, capsys):
     message = error_of(capsys, "--events", "late", "-o", str(tmp_path / "p.json"))
-    assert message == "events: 'late' is none of immediate, launches:N, synchronization"
+    assert message == 'events: "late" is not one of immediate, launches:N, synchronization'
 
 
 @pytest.mark.parametrize("words, message", [

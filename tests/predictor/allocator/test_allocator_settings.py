@@ -103,3 +103,14 @@ def test_settings_are_read_from_text_and_fields():
 def test_settings_that_are_not_understood_are_refused(mapping, expected):
     with pytest.raises(InputError, match=expected):
         settings_of(mapping)
+
+
+@pytest.mark.parametrize("text, same", [
+    ("", True), ("backend:native,pinned_use_background_threads:True", True), ("garbage_collection_threshold:0.5", True),
+    ("max_non_split_rounding_mb:30", True), ("expandable_segments:False", True), ("expandable_segments:True", False),
+    ("max_split_size_mb:64", False), ("max_split_size_mb:64,max_non_split_rounding_mb:30", False),
+    ("roundup_power2_divisions:4", False), ("large_segment_size_mb:40", False),
+    ("per_process_memory_fraction:0.5,garbage_collection_threshold:0.5", False),
+])
+def test_settings_that_change_no_block_are_the_same_as_the_default(text, same):
+    assert AllocatorSettings.parse(text).same_as_default == same

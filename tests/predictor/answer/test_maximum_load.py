@@ -36,6 +36,29 @@ def test_what_fits_is_said_to_be_of_no_paged_serving(model):
     assert any("not for paged serving" in line for line in found.search_limits)
 
 
+def test_the_bytes_that_explain_why_generate_holds_other_sequences_than_blocks_are_those_of_its_job(model):
+    workload = asked(model["llama"], sequence_length=300, max_new_tokens=40, gpu_memory_utilization=0.9,
+                     capacity_bytes=(1 << 30) + (400 << 20))
+    found = predict(workload, maximum_load=True)
+    most = found.inference.concurrent
+    job = predict(workload.replace(per_device_eval_batch_size=most.sequences))
+    assert most.sequences == found.inference.concurrent_sequences != found.inference.paged.sequences
+    assert most.weights_bytes == job.inference.weights_bytes and most.reserved_bytes == job.reserved.bytes
+    assert most.weights_bytes + most.cache_bytes + most.other_bytes == job.requested.bytes
+    assert most.idle_bytes == job.reserved.bytes - job.requested.bytes
+    assert most.cache_bytes > 0 and most.other_bytes > 0
+    said, = (line for line in sentences(found) if line.startswith("Why the two differ: generate"))
+    assert f"with {most.sequences:,} it reserves " in said and "paged serving copies nothing" in said
+
+
+def test_one_answer_alone_needs_no_explanation(model):
+    keys = {"sequence_length": 100, "max_new_tokens": 29, "capacity_bytes": 4 << 30}
+    alone = predict(asked(model["llama"], **keys), maximum_load=True)
+    paged = predict(asked(model["llama"], gpu_memory_utilization=0.5, **keys))
+    assert alone.inference.concurrent is None and paged.inference.concurrent is None
+    assert not any("differ" in line for found in (alone, paged) for line in sentences(found))
+
+
 def test_the_most_conversations_that_fit_are_found_without_a_trace_at_their_batch(model, seen):
     workload = asked(model["llama"], conversation=[{"tokens": 300, "new_tokens": 8}] * 2, capacity_bytes=8 << 30)
     most = predict(workload, maximum_load=True).inference.concurrent_sequences

@@ -108,13 +108,18 @@ def test_the_allocator_does_the_same_in_the_page(seed, limit, completion):
 
 
 def predicted(setting: dict, **keys) -> dict:
-    name = setting["engine"]
+    workload = asked(setting, **keys)
+    return json.loads(json.dumps(predict(workload).to_json()))
+
+
+def asked(setting: dict, **keys) -> Workload:
+    """The workload of a page's setting."""
+    name, _, tensor = setting["engine"].partition("-tp")
     engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name} if name else {}
-    workload = Workload(
+    return Workload(
         model=MODEL, per_device_train_batch_size=setting["batch"], sequence_length=setting["sequence"],
         images_per_sample=setting["images"], data_parallel_size=setting["degree"], gpu=setting["gpu"],
-        gradient_checkpointing=setting["checkpointing"], **engine, **keys)
-    return json.loads(json.dumps(predict(workload).to_json()))
+        gradient_checkpointing=setting["checkpointing"], tensor_parallel_size=int(tensor or 1), **engine, **keys)
 
 
 ANSWER = "setting => predict(data, setting).answer"
@@ -124,14 +129,16 @@ SETTING = {"batch": 4, "sequence": 1024, "images": 1, "engine": "zero2", "degree
 
 @cache
 def settings(count: int) -> list[dict]:
-    """Any of those that the page has."""
-    draw, document = random.Random(0), made().document
+    """Any of those that the page has: each engine in turn."""
+    draw, engines = random.Random(0), made().document["engines"]
     found = []
-    for _ in range(count):
-        engine, images = draw.choice(document["engines"]), draw.choice((1, 1, 2, 3))
-        found.append({"batch": draw.choice((1, 2, 3, 8, 31)), "images": images,
+    for number in range(count):
+        engine, batch = engines[number % len(engines)], draw.choice((1, 2, 3, 8, 31))
+        shipped = batch > 1 or engine["traced"] == "tp1"  # formulas of one sample with several images
+        images = draw.choice((1, 1, 2, 3)) if shipped else 1
+        found.append({"batch": batch, "images": images,
                       "sequence": draw.randint(576 * images + 1, 4096), "engine": engine["name"],
-                      "degree": draw.choice(engine["degrees"]), "gpu": draw.choice(document["gpus"])["name"],
+                      "degree": draw.choice(engine["degrees"]), "gpu": draw.choice(made().document["gpus"])["name"],
                       "checkpointing": False})
     return found
 
@@ -141,6 +148,85 @@ def test_an_answer_is_the_predictors_to_the_byte(number):
     setting = settings(40)[number]
     answer, expected = scripts()(ANSWER, setting), predicted(setting)
     assert answer == {name: expected[name] for name in answer}
+
+
+CURVES = """setting => {
+  const {live, curves} = predict(data, setting), points = Math.min(600, live.length), at = k => Math.trunc(k * live.length / points);
+  return ["allocated", "reserved"].map(name => Array.from({length: points}, (_, k) =>
+    Math.max(...curves[name].subarray(at(k), at(k + 1)))));
+}"""
+
+
+@pytest.mark.parametrize("engine", ["zero2", "zero3", "fsdp2", "torch-tp2"])
+@pytest.mark.parametrize("batch", [1, 31], ids=["fits", "does_not_fit"])
+def test_what_is_allocated_and_reserved_over_the_run_is_the_same_in_the_page(engine, batch):
+    setting = SETTING | {"engine": engine, "batch": batch, "degree": 1 if "tp" in engine else 4, "sequence": 2048}
+    curve = predict(asked(setting), timeline=True).timeline()
+    assert scripts()(CURVES, setting) == [curve.allocated_bytes, curve.reserved_bytes]
+
+
+def test_an_address_is_read_back():
+    setting = SETTING | {"batch": 16, "images": 2, "sequence": 1500, "engine": "fsdp2", "degree": 1, "gpu": "l4"}
+    address = scripts()("setting => fragmentOf(data, setting)", setting)
+    assert address == "#batch=16&sequence=1500&images=2&engine=fsdp2&degree=1&gpu=l4"
+    assert scripts()("text => settingOf(data, text)", address) == {"setting": setting, "notices": []}
+
+
+@pytest.mark.parametrize("address, changed, notices", [
+    ("", {}, []),
+    ("#batch=8", {"batch": 8}, []),
+    ("#batch=0&sequence=99999999999&images=x", {}, [
+        "batch 0 is not a whole number from 1 to 4096", "sequence 99999999999 is not a whole number from 577 to 131072",
+        "images x is not a whole number from 1 to 8"]),
+    ("#batch=1e3&batch=-2&batch=2.5", {}, ["batch 2.5 is not a whole number from 1 to 4096"]),
+    ("#engine=zero2&degree=3&gpu=<b>&batch=2", {"engine": "zero2", "batch": 2}, [
+        "degree 3 is not one of 1, 4", "gpu <b> is not one of "]),
+    ("#degree=4", {}, ["degree 4 is not one of 1"]),
+    ("#constructor=1&%E0%A4=2&batch", {}, ["constructor is not", "%E0%A4 is not", "batch (nothing) is not a whole number"]),
+    ("#" + "x" * 5000, {}, ["x" * 40 + "… is not a part of this page's settings"]),
+])
+def test_an_address_is_read_against_the_pages_own_choices(address, changed, notices):
+    found = scripts()("text => settingOf(data, text)", address)
+    assert found["setting"] == made().document["first"] | changed
+    assert len(found["notices"]) == len(notices)
+    assert all(notice.startswith(start) for notice, start in zip(sorted(found["notices"]), sorted(notices)))
+
+
+@given(st.text(max_size=200))
+def test_any_address_gives_a_setting_that_the_page_has(address):
+    found = scripts()("text => settingOf(data, text)", address)["setting"]
+    assert found["degree"] in next(one["degrees"] for one in made().document["engines"] if one["name"] == found["engine"])
+
+
+REMEDIES = """setting => changesOf(data, setting).map(change => {
+  let found = null;
+  while (!found && change.settings.length) found = judgeNext(data, change);
+  return found;
+}).filter(Boolean)"""
+
+
+@pytest.mark.parametrize("setting", [{"batch": 31}, {"batch": 3, "sequence": 1536, "engine": "ddp"}, {"gpu": "a100-40gb", "engine": "fsdp2", "degree": 1}], ids=str)
+def test_what_would_fit_does(setting):
+    found = scripts()(REMEDIES, SETTING | setting)
+    assert found
+    for remedy in found:
+        expected = predicted(remedy["setting"])
+        assert (expected["verdict"], expected["peak_reserved_bytes"]) == ("fits", remedy["reserved_bytes"])
+
+
+def test_a_smaller_batch_is_a_remedy():
+    words = [remedy["words"] for remedy in scripts()(REMEDIES, SETTING | {"engine": "zero3", "batch": 31})]
+    assert any(word.startswith("per_device_train_batch_size ") for word in words)
+
+
+def test_a_remedy_is_named_as_the_key_or_the_engine_that_changes():
+    asked = SETTING | {"gpu": "a100-40gb", "batch": 2, "sequence": 700, "engine": "zero1"}
+    names = {remedy["words"]: remedy["setting"] for remedy in scripts()(REMEDIES, asked)}
+    changed = {name: {key for key in asked if setting[key] != asked[key]} for name, setting in names.items()}
+    assert changed["FSDP2"] == {"engine"}
+    assert changed["plain PyTorch + tensor parallel 4 (GPUs share samples, so a step has fewer)"] == {"engine", "degree"}
+    gpu, = (name for name in names if name.startswith("gpu "))
+    assert changed[gpu] == {"gpu"} and gpu == f"gpu {names[gpu]['gpu']}"
 
 
 def test_an_answer_says_all_that_the_page_shows():

@@ -72,6 +72,16 @@ def test_the_highest_candidate_is_the_peak(model):
     assert top == prediction.peak_requested_bytes
 
 
+@pytest.mark.parametrize("capacity_bytes", [None, 1 << 40, 600 << 20])
+def test_the_timeline_rises_to_the_allocated_and_the_reserved_peak(model, capacity_bytes):
+    prediction = predict(workload(model, capacity_bytes=capacity_bytes), timeline=True)
+    curve = prediction.timeline()
+    assert max(curve.allocated_bytes) == prediction.peak_allocated_bytes
+    assert max(curve.reserved_bytes) == prediction.peak_reserved_bytes
+    requested = map(sum, zip(*curve.bytes_by_factor.values()))
+    assert all(least <= blocks <= segments for least, blocks, segments in zip(requested, curve.allocated_bytes, curve.reserved_bytes))
+
+
 def test_the_worst_rank_is_no_better_than_any_other(model):
     keys = {"zero_stage": 2, "data_parallel_size": 4}
     worst = predict(workload(model, **keys)).peak_requested_bytes

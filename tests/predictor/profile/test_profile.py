@@ -18,7 +18,7 @@ from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.profile import corrections, profile
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
-from predictor.profile.job_traits import traits_of
+from predictor.profile.job_traits import COUNTERS, traits_of
 from predictor.profile.profile import (
     AllocatorFit,
     Choice,
@@ -29,7 +29,6 @@ from predictor.profile.profile import (
     Profile,
     Runtime,
 )
-from predictor.profile.profile_rules import COUNTERS
 from predictor.workload.keys import PINNED
 from predictor.workload.workload import Workload
 from tests.predictor.formula.test_formula import key, made

@@ -21,6 +21,7 @@ from predictor.model.request import Request
 from predictor.profile import profile
 from predictor.profile.job_traits import KEYS_WITHOUT_TRAIT, LEARNED_TRAITS, TRAITS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
+from predictor.profile.reach import OTHER_VERSION
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload
 from tests.predictor.profile.test_profile import calibration, written
@@ -83,7 +84,7 @@ def test_each_extrapolation_moves_both_ends_outwards_around_0_and_not_below_no_b
 
 
 def test_a_counter_that_has_no_residuals_has_no_interval():
-    choice = Choice(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)}), "p", ("a",))
+    choice = Choice(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)}), "p", {"a": OTHER_VERSION})
     assert (choice.interval("reserved"), choice.interval("allocated")) == ((-EXTRAPOLATION, EXTRAPOLATION), None)
 
 

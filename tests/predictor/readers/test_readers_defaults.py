@@ -89,9 +89,9 @@ def test_auto_is_what_transformers_puts_there(name):
     theirs = filled_by_transformers(CONFIGS[name])
     ours = deepspeed.filled(CONFIGS[name], {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "train_batch_size": 8,
                                             "max_grad_norm": 1.0, "bf16": True, "fp16": False}, 4096)
-    assert ours == {key: deepspeed._at(theirs, key) for key in ours}
-    left = {key for key in deepspeed.KNOWN if deepspeed._at(CONFIGS[name], key) == "auto" and key not in ours}
-    assert all(deepspeed._at(theirs, key) == "auto" for key in left)
+    assert ours == {key: deepspeed.at(theirs, key) for key in ours}
+    left = {key for key in deepspeed.KNOWN if deepspeed.at(CONFIGS[name], key) == "auto" and key not in ours}
+    assert all(deepspeed.at(theirs, key) == "auto" for key in left)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,6 +1,7 @@
 """The timeline's pictures: columns, characters and SVG."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,44 @@ def test_columns_fill_the_width_and_keep_every_peak_that_is_drawn(points, width,
     assert [s.start for s in stretches] == [0, *(s.stop for s in stretches[:-1])] and stretches[-1].stop == width
     if width >= 4:
         assert max(column.bytes for column in drawn) == max(p[2] for p in points)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 90))
+def test_columns_keep_the_reserved_peak_and_stack_up_to_the_allocated_one(reserved, width):
+    points = len(reserved)
+    timeline = Timeline(list(range(points)), [Moment.FORWARD] * points, [1] * points, {Factor.PARAMETERS: [1] * points},
+                        [3] * points, reserved)
+    drawn, _ = columns(timeline, width, 1)
+    assert max(column.reserved_bytes for column in drawn) == max(reserved)
+    assert {column.bytes for column in drawn} == {3} and drawn[0].bytes_by_factor[Factor.ALLOCATOR] == 2
+
+
+def held() -> Timeline:
+    """The sample timeline, of which the allocator reserves 45 GiB from the first backward on."""
+    curve = samples.timeline()
+    allocated = [sum(sizes) for sizes in zip(*curve.bytes_by_factor.values())]
+    first = curve.moment.index(Moment.BACKWARD)
+    return replace(curve, allocated_bytes=allocated, reserved_bytes=[
+        size if place < first else 45 * GIB for place, size in enumerate(allocated)])
+
+
+def test_reserved_bytes_are_a_line_above_the_characters():
+    lines = picture(samples.prediction(curve=held()), 72, height=8).plain.splitlines()
+    assert lines[0].rstrip() == "  45.0 ┤              ━━━━━━━━━━━━━━━━━━━━━░━━━━━━━━━━━━━━━━━━░━━━━━━━━━"
+    assert lines[-1].endswith("░ activations  ━ reserved  ")
+    assert picture(samples.prediction(curve=held()), 72, ascii_only=True).plain.isascii()
+
+
+def test_the_svg_has_a_line_of_reserved_bytes_with_its_legend():
+    text = draw(samples.prediction(curve=held()))
+    assert "<title>reserved</title>" in text and "at most 45.00 GiB</text>" in text
+    assert "allocated by factor, and reserved, GiB" in text
+    assert "reserved" not in draw(samples.prediction()).split("</text>", 2)[2]
+
+
+def test_the_svg_names_another_rank_that_reserves_more():
+    assert "at most 45.00 GiB; rank 3 reserves the most, 45.00 GiB" in draw(samples.prediction(
+        curve=held(), peak=replace(samples.prediction().peak, reserved_rank=3)))
 
 
 def test_a_short_moment_gets_its_least_width():
