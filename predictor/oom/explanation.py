@@ -149,7 +149,9 @@ def _advice(m: Message, shares: tuple[Share, ...], others: tuple[Process, ...]) 
     other = sum(process.memory.bytes for process in others)
     if others and other >= missing.bytes:
         found.append(Advice(Cure.OTHER_PROCESSES, other, tuple(p.pid for p in others if p.pid is not None)))
-    outside = sum(share.memory.bytes for share in shares if share.holder is Holder.OUTSIDE)
-    if outside > ASSUMED_RUNTIME_BYTES and outside >= missing.bytes:
+    outside = sum(share.memory.bytes for share in shares if share.holder in (Holder.OUTSIDE, Holder.REST))
+    if m.kind is Kind.ALLOCATOR and outside - ASSUMED_RUNTIME_BYTES >= missing.bytes:
         found.append(Advice(Cure.OUTSIDE_PYTORCH, outside))
-    return tuple(found) or (Advice(Cure.SMALLER_JOB, missing.bytes),)
+    if not found and shares:
+        found.append(Advice(Cure.SMALLER_JOB, missing.bytes))
+    return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from predictor.common.safe_text import printable
 from predictor.oom.amounts import Amount
 from predictor.oom.explanation import Advice, Cure, Explanation, Holder, Share
 from predictor.oom.message import Kind, Message
@@ -99,7 +100,7 @@ def place_text(place: Place) -> str:
 
 
 def _frame(frame: Frame) -> str:
-    return f"{frame.file}:{frame.line}, {frame.function}"
+    return printable(f"{frame.file}:{frame.line}, {frame.function}")
 
 
 def _shares_table(explanation: Explanation) -> Table:
@@ -159,15 +160,16 @@ def advice_text(advice: Advice, explanation: Explanation) -> str:
                               "GPU had enough: raise or remove that limit.",
         Cure.OTHER_PROCESSES: f"Other processes hold {size}, more than was missing: end them, or take another GPU "
                               f"(process {pids}).",
-        Cure.OUTSIDE_PYTORCH: f"{size} of this process are outside PyTorch's allocator, more than was missing: look "
-                              "for other frameworks, NCCL communicators and libraries that allocate by themselves.",
+        Cure.OUTSIDE_PYTORCH: f"{size} are outside PyTorch's allocator, more than was missing and than a CUDA context "
+                              "takes: look for other processes (nvidia-smi), other frameworks, NCCL communicators, and "
+                              "libraries that allocate by themselves.",
         Cure.PRIVATE_POOLS: f"{size} lie idle in private pools: capture fewer CUDA graphs, or fewer shapes "
                             "(torch.compile's mode reduce-overhead captures them, too).",
         Cure.ROOM_FOR_LIBRARIES: "This request did not go through PyTorch's allocator, which gives none of its cache "
                                  "back for it: leave room, for example with torch.cuda.empty_cache() before, or with "
                                  "set_per_process_memory_fraction.",
-        Cure.SMALLER_JOB: f"Nothing idle and no other process holds the {size_text(advice.bytes)} that were missing: "
-                          "the job itself must need less" + (
+        Cure.SMALLER_JOB: f"Nothing but tensors is known to hold the {size} that were missing: the job itself must "
+                          "need less" + (
                               "." if m.kind is Kind.ASYNC_ALLOCATOR else ". Give its configuration (peakcast oom LOG "
                               "MODEL …, or --from FILE) to see which part, and what would help."),
     }[advice.cure]
@@ -246,7 +248,7 @@ def snapshot_report(console: Console, failure: RecordedFailure, name: str) -> No
     rows = table("blocks in use, by the line that allocated them", "requested", "blocks", numbers=False)
     rows.columns[1].justify = rows.columns[2].justify = "right"
     for group in failure.allocations[:MOST_PLACES]:
-        rows.add_row(group.place, size_text(group.bytes), f"{group.blocks:,}")
+        rows.add_row(printable(group.place), size_text(group.bytes), f"{group.blocks:,}")
     rest = failure.allocations[MOST_PLACES:]
     if rest:
         rows.add_row(f"{len(rest):,} more lines (--json)", size_text(sum(group.bytes for group in rest)),

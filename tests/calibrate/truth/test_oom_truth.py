@@ -1,15 +1,19 @@
 """Out-of-memory errors of the real PyTorch on the emulated GPU: messages tell the allocator's numbers, predictions agree."""
 
+import json
+
 import pytest
 
 from calibrate.measure.measure import measure
+from predictor.cli import main
 from predictor.oom.explanation import Cure, Explanation, explain
 from predictor.oom.message import Message, find
 from predictor.oom.recorded import recorded_failure
 from predictor.oom.reproduction import reproduce
 from predictor.snapshot import read
+from predictor.workload.workload import Workload
 from tests.calibrate.emulator.test_emulator import run_job
-from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.calibrate.small_jobs import BATCH, SEQUENCE, model_file, needs_emulator, workload
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
@@ -105,6 +109,21 @@ def test_the_predicted_failure_is_the_reported_one(job, tmp_path):
     assert found.outcome.failure.step == record.job.out_of_memory.step
     assert found.outcome.segment_bytes == record.job.out_of_memory.tried_to_allocate_bytes
     assert sum(found.outcome.factors.values()) == found.outcome.failure.allocated_bytes
+
+
+@pytest.mark.parametrize("job", ["plain", "zero-2"])
+def test_the_command_explains_the_death_and_its_remedies_survive(job, tmp_path, capsys):
+    asked = {"model": model_file(tmp_path), "sequence_length": SEQUENCE, "per_device_train_batch_size": BATCH} | JOBS[job]
+    log, file = tmp_path / "train.log", tmp_path / "job.json"
+    log.write_text(f"step 1\n[rank0]: torch.OutOfMemoryError: {measure(Workload(**asked)).job.out_of_memory.message}\n")
+    file.write_text(json.dumps(asked))
+    assert main(["oom", str(log), "--workload", str(file), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["reproduction"]["agrees"] and said["reproduction"]["out_of_memory"]["operator"]
+    fitting = [remedy for remedy in said["remedies"] if remedy["fits"]]
+    for remedy in fitting[:2]:
+        assert measure(Workload(**asked | remedy["keys"])).job.out_of_memory is None
+    assert fitting
 
 
 def test_another_job_is_not_taken_for_the_reported_one(tmp_path):

@@ -98,7 +98,7 @@ def test_remedies_are_judged_with_the_memory_that_pytorch_had(capsys, path):
 def test_memory_of_other_processes_counts_for_remedies(capsys):
     """With another process on the GPU, a job fails that fits the whole GPU, and the remedies need less than that."""
     message = torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB // 2, 37 * GIB, GIB, others=((7, 41 * GIB),)))
-    assert main(["oom", message, *JOB, "--per-device-train-batch-size", "16", "--json"]) == 0
+    assert main(["oom", message, *JOB, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["prediction"]["verdict"] == "fits" and said["reproduction"]["limit_bytes"] == 38 * GIB + GIB // 2
     assert any(remedy["fits"] for remedy in said["remedies"])
@@ -192,6 +192,12 @@ def test_an_error_about_something_else_stays_as_it_is(capsys, path):
 def test_the_message_itself_can_be_an_argument(capsys):
     assert main(["oom", MESSAGE]) == 0
     assert "the given message · line 1 · PyTorch 2.2 or later" in " ".join(capsys.readouterr().out.split())
+
+
+def test_names_in_a_log_do_not_control_the_terminal(capsys):
+    log = f'Traceback (most recent call last):\n  File "/home/\x1b[31mme[bold].py", line 9, in f\n{MESSAGE}'
+    assert main(["oom", log]) == 0
+    assert r"It happened at /home/\x1b[31mme[bold].py:9, f" in capsys.readouterr().out
 
 
 def test_a_message_that_was_cut_off_says_so(capsys):

@@ -64,6 +64,7 @@ def test_where_two_processes_may_have_failed_none_is_blamed():
     (State(0, 2 * GIB, 80 * GIB, GIB, 77 * GIB, GIB // 2), [Cure.SMALLER_JOB]),
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0, this_process=71 * GIB, others=((9, 8 * GIB),)), [Cure.OTHER_PROCESSES]),
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0, this_process=79 * GIB), [Cure.OUTSIDE_PYTORCH]),
+    (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0), [Cure.OUTSIDE_PYTORCH]),  # whoever it is
     (State(0, MIB, 80 * GIB, 0, 79 * GIB, 0, this_process=80 * GIB - GIB // 2), [Cure.SMALLER_JOB]),  # a usual context
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0, pools=8 * GIB), [Cure.PRIVATE_POOLS]),
     (State(0, 2 * GIB, 80 * GIB, 60 * GIB, 19 * GIB, 0, allowed=20 * GIB), [Cure.MEMORY_FRACTION]),
@@ -72,6 +73,11 @@ def test_where_two_processes_may_have_failed_none_is_blamed():
 ])
 def test_only_remedies_that_the_numbers_speak_for_are_named(state, expected):
     assert cures(state) == expected
+
+
+def test_a_message_that_was_cut_off_proves_no_remedy():
+    [message] = find(torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 8 * GIB)).partition("Of the allocated")[0])
+    assert message.missing.bytes == GIB and explain(message).advice == ()
 
 
 def test_before_expandable_segments_the_remedy_is_that_of_the_time():
