@@ -203,8 +203,9 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
 def _compared_table(found: Reproduction) -> Table:
     rows = table("", "reported", "predicted", "predicted - reported", numbers=True)
     for item in found.compared:
+        equal = item.reported.may_be(item.predicted_bytes)
         rows.add_row(item.name, size_text(item.reported.bytes), size_text(item.predicted_bytes),
-                     "equal, as printed" if item.agrees else f"{item.difference_bytes:+,} B")
+                     "equal, as printed" if equal else f"{item.difference_bytes:+,} B")
     return rows
 
 
@@ -232,7 +233,7 @@ def reproduction_sentences(reproduction: Reproduction) -> list[str]:
                 f"may explain it: {POSSIBLE_CAUSES}."]
     sentences = [f"{had} the job is predicted to run out of memory{failed_at(outcome.failure)}."]
     if reproduction.agrees:
-        return [*sentences, "The prediction explains this error: all numbers are those of the message."]
+        return [*sentences, "The prediction explains this error: its numbers agree with those of the message."]
     return [*sentences, "The numbers do not agree, so this may be another failure than the reported one. What may "
                         f"explain it: {POSSIBLE_CAUSES}."]
 
