@@ -285,7 +285,7 @@ def _expandable(failure: RecordedFailure, name: str) -> str:
 
 def document(found: list[Explanation], log: str, job: PredictedJob | None) -> dict[str, Any]:
     """The explained messages, and what the job's prediction adds, as JSON data."""
-    judged = job and job.remedies
+    judged = None if job is None else job.remedies
     return {"log": log, "messages": [_message(explanation) for explanation in found],
             "prediction": job and job.prediction.to_json(),
             "reproduction": job and job.reproduction and _reproduction(job.reproduction),
