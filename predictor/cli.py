@@ -23,6 +23,7 @@ from predictor.common.suggestions import nearest, quoted
 COMMANDS = {
     "predict": "predictor.commands.predict",
     "explain": "predictor.commands.explain",
+    "oom": "predictor.commands.oom",
     "plan": "predictor.commands.plan",
     "explore": "predictor.commands.explore",
     "measure": "calibrate.commands.measure",
@@ -77,7 +78,9 @@ def _code(argv: list[str]) -> int:
     try:
         return _run(argv)
     except InputError as error:
-        streams.say(f"peakcast: error: {' '.join(str(error).split())}")
+        from predictor.oom.pointer import led
+
+        streams.say(f"peakcast: error: {' '.join(led(argv, str(error)).split())}")
         return BAD_INPUT
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)

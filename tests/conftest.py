@@ -32,6 +32,7 @@ QUICK = (
     "predictor/readers/test_readers_shell.py",
     "predictor/readers/test_readers_trainer.py",
     "predictor/readers/test_readers_whose.py",
+    "predictor/oom/",
     "predictor/report/",
     "predictor/snapshot/test_snapshot_hostile.py",
     "predictor/snapshot/test_snapshot_reader.py",

@@ -62,3 +62,16 @@ def _count_down(allocator: CachingAllocator, block: Block) -> None:
     if not counts[block]:
         del counts[block]
         allocator.free_completed(block)
+
+
+def complete(allocator: CachingAllocator, block: Block) -> None:
+    """Free a block that waits, as if its own events were complete. Does nothing if it waits for none."""
+    if block not in allocator.outstanding.counts:
+        return
+    queues = allocator.outstanding.queues
+    for stream in list(queues):
+        queues[stream] = deque(entry for entry in queues[stream] if entry[1] is not block)
+        if not queues[stream]:
+            del queues[stream]
+    del allocator.outstanding.counts[block]
+    allocator.free_completed(block)

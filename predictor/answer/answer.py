@@ -44,7 +44,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
     allocated_run, blocks = outcome.allocated or (run, simulation)
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
-    modules, layers = _split(allocated_run, blocks.peak_at, peak_allocated, job)
+    modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
     owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job) if with_timeline else ({}, {})
     tag = run.events[int(np.argmax(run.live))].tag
     bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
@@ -56,9 +56,9 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         device=_device(reserved, job),
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
-        verdict=outcome.verdict, out_of_memory=_failure(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
+        verdict=outcome.verdict, out_of_memory=failure_of(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
         peak=Peak(tag.moment, tag.module, tag.operator, run.rank, tag.step, reserved.rank, allocated_run.rank),
-        factors=_sum(modules), modules=modules, layers=layers,
+        factors=sum_of(modules), modules=modules, layers=layers,
         modules_attributed=owners[0], layers_attributed=owners[1],
         moments={moment: _point(run, index) for moment, index in timeline.highest_events(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
@@ -150,7 +150,7 @@ def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _failure(outcome: Outcome) -> OutOfMemory | None:
+def failure_of(outcome: Outcome) -> OutOfMemory | None:
     """The allocation that fails. If the verdict is uncertain, the one that fails with the least memory assumed."""
     if outcome.failure is None:
         return None
@@ -166,7 +166,7 @@ def _point(run: Run, index: int) -> dict:
     return {"requested_bytes": int(run.live[index]), "module": tag.module, "operator": tag.operator, "step": tag.step}
 
 
-def _split(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
+def split_at(run: Run, index: int, total: int, job: Job) -> tuple[dict, dict]:
     """Requested bytes alive at an event, by modality module and by layer, then by factor.
 
     The factor ``allocator`` is ``total`` minus them: what blocks hold beyond the requested bytes. An engine's flat
@@ -204,7 +204,7 @@ def _shares(job: Job, size: int) -> dict[str, int]:
     return {name: share for name, share in shares.items() if share}
 
 
-def _sum(modules: dict) -> dict[Factor, int]:
+def sum_of(modules: dict) -> dict[Factor, int]:
     return {factor: sum(split.get(factor, 0) for split in modules.values()) for factor in Factor}
 
 

@@ -1,4 +1,4 @@
-"""Replay a recorded memory history through the simulated allocator, and compare the two."""
+"""Replay a recorded memory history: does the simulated allocator agree, or what would other settings change?"""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from predictor.common.value_types import Invalid, Size
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from predictor.allocator import AllocatorSettings
     from predictor.snapshot.records import Snapshot
 
 EXAMPLES = """examples:
   peakcast replay snapshot.pickle
   peakcast replay snapshot.pickle.xz --device 1 --json -o replay.json
-  peakcast replay snapshot.pickle --allocator-conf max_split_size_mb:512
+  peakcast replay snapshot.pickle --allocator-conf expandable_segments:True
+  peakcast replay snapshot.pickle --allocator-conf max_split_size_mb:512 --capacity-bytes 80GiB
 
 SNAPSHOT is a file that torch.cuda.memory._dump_snapshot(FILE) writes after
 torch.cuda.memory._record_memory_history(), or that peakcast measure --snapshot FILE writes (PyTorch 2.1 or
 later). It may be compressed with xz, gzip or bzip2. No code in it is run. The history may begin in the middle
 of a run: the blocks that the allocator held before are derived from the state at its end.
 
-exit codes: 0 simulation and recording agree, or nothing was recorded, 1 they differ, 2 bad input
+With settings other than the recorded ones, the job's allocations and frees are played with those, and the answer
+says what they save. PyTorch then gets the memory of --capacity-bytes, or what it had where the recording ran out.
+
+exit codes: 0 simulation and recording agree, or nothing was recorded, 1 they differ, 2 bad input; with other settings
+0 the job survives, 1 it runs out of memory
 """
 
 
@@ -34,10 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("snapshot", metavar="SNAPSHOT", help="the recorded memory history")
     parser.add_argument("--device", metavar="N", help="number of the device; default: the only one that has a history")
     parser.add_argument("--allocator-conf", metavar="SETTINGS",
-                        help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF; default: those in the snapshot")
+                        help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF; default: those in the snapshot. "
+                             "With others the answer is what they change")
     parser.add_argument("--capacity-bytes", metavar="SIZE",
-                        help="the device's memory, such as 80GiB; only expandable segments need it; default: the one "
-                             "in the snapshot (peakcast predict writes it, PyTorch does not)")
+                        help="the device's memory, such as 80GiB; only expandable segments and other settings than the "
+                             "recorded ones need it; default: the one in the snapshot (peakcast predict writes it, "
+                             "PyTorch does not)")
     output.add_output(parser)
 
 
@@ -58,7 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     name = file_name(path)
     snapshot = read(path)
     try:
-        result = replay(snapshot, _only(snapshot) if device is None else device, settings, capacity)
+        device = _only(snapshot) if device is None else device
+        from predictor.snapshot.what_if import is_other
+
+        if settings is not None and is_other(snapshot, settings):
+            return _what_if(arguments, snapshot, device, settings, capacity)
+        result = replay(snapshot, device, settings, capacity)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -76,6 +89,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if result.agrees is False else 0
 
 
+def _what_if(arguments: argparse.Namespace, snapshot: Snapshot, device: int, settings: AllocatorSettings,
+             capacity: int | None) -> int:
+    """Plays the history with other settings and reports. The exit code says whether the job survives."""
+    from predictor.report import replay as rendered
+    from predictor.snapshot.replay import replay
+    from predictor.snapshot.what_if import what_if
+
+    result = what_if(snapshot, device, settings, capacity)
+    recorded = replay(snapshot, device, None, capacity)
+    name = file_name(arguments.snapshot)
+    output.write(arguments, lambda: rendered.what_if_document(result, recorded, arguments.snapshot),
+                 lambda console: rendered.what_if_report(console, result, recorded, name))
+    return 0 if result.failure is None else 1
+
+
 def _only(snapshot: Snapshot) -> int:
     """The only device with a history; without a history, the first device that holds memory."""
     recorded = [number for number, trace in enumerate(snapshot.traces) if len(trace)]
@@ -85,6 +113,18 @@ def _only(snapshot: Snapshot) -> int:
         raise InputError("it lists no devices: record with torch.cuda.memory._record_memory_history()")
     holding = [segment.device for segment in snapshot.segments if segment.device < len(snapshot.traces)]
     return recorded[0] if recorded else min(holding, default=0)
+
+
+def device_of(snapshot: Snapshot, text: str | None) -> int:
+    """The device that an option names, or the only one with a history.
+
+    Raises:
+        InputError: it is no number, there is no such device, or none is named and several have a history.
+    """
+    device = _only(snapshot) if text is None else _number(text)
+    if device >= len(snapshot.traces):
+        raise InputError(f"it has no device {device}: it lists {len(snapshot.traces)} device(s)")
+    return device
 
 
 def _size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Renders a replayed memory history beside the numbers in the recording."""
+"""Renders a replayed memory history beside the numbers in the recording, and the same history with other settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.report.layout import table, wrapped
 from predictor.report.units import size_text
 from predictor.snapshot.replay import Replay, Totals
+from predictor.snapshot.what_if import WhatIf
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +63,112 @@ def document(result: Replay, path: str) -> dict[str, Any]:
         "agrees": result.agrees,
         "first_divergence": None if result.divergence is None else asdict(result.divergence),
     }
+
+
+def what_if_report(console: Console, result: WhatIf, recorded: Replay, name: str) -> None:
+    """Prints the result of ``peakcast replay`` with settings other than the recorded ones.
+
+    Args:
+        recorded: the replay with the recorded settings.
+    """
+    for number, line in enumerate(what_if_sentences(result, recorded)):
+        for part in wrapped(console, line, indent=0):
+            console.print(part, style="bold" if not number else "")
+    begun = result.start.reserved_bytes
+    held = f"began with {size_text(begun)} reserved, which keep the recorded settings" if begun else "began empty"
+    for line in wrapped(console, f"{name} · device {result.device} · recorded with "
+                        f"{result.recorded_settings or 'default settings'} · {held}", indent=0):
+        console.print(line)
+    console.print()
+    rows = table("", f"with {result.settings or 'default settings'}", "recorded")
+    rows.columns[1].justify = rows.columns[2].justify = "right"
+    for counter in ("requested", "allocated", "active", "reserved"):
+        key = f"peak_{counter}_bytes"
+        _row(rows, f"peak {counter}", getattr(result, key), getattr(recorded, key))
+    for counter in ("requested", "allocated", "active", "reserved"):
+        key = f"{counter}_bytes"
+        _row(rows, f"{counter} at the end", getattr(result.end, key), getattr(recorded.end, key))
+    rows.add_row("segments", f"{len(result.segments):,}", f"{len(recorded.segments):,}")
+    console.print(rows)
+    console.print()
+    _segments(console, "Segments in order", result.segments)
+    _segments(console, "Recorded", recorded.segments)
+
+
+def what_if_sentences(result: WhatIf, recorded: Replay) -> list[str]:
+    """What other settings change, in sentences: the first is the answer."""
+    settings = result.settings or "the default settings"
+    if result.failure is not None and not result.failure.is_recorded:
+        answer = f"With {settings} the job runs out of memory: {_failure(result)}."
+    else:
+        saved = recorded.peak_reserved_bytes - result.peak_reserved_bytes
+        change = f"saves {size_text(saved)}" if saved > 0 else f"takes {size_text(-saved)} more" if saved else \
+            "nothing changes"
+        answer = (f"With {settings} the job reserves {size_text(result.peak_reserved_bytes)} instead of the recorded "
+                  f"{size_text(recorded.peak_reserved_bytes)}: {change}. {_allocated(result, recorded)}")
+    return [answer, *_survival(result, recorded), *_doubts(result, recorded)]
+
+
+def _failure(result: WhatIf) -> str:
+    failure = result.failure
+    assert failure is not None
+    return (f"at entry {failure.entry:,} it asks for {size_text(failure.requested_bytes)} while "
+            f"{size_text(failure.allocated_bytes)} are allocated and {size_text(failure.reserved_bytes)} reserved of "
+            f"{size_text(result.limit_bytes or 0)} that PyTorch can have")
+
+
+def _allocated(result: WhatIf, recorded: Replay) -> str:
+    more = result.peak_allocated_bytes - recorded.peak_allocated_bytes
+    change = f"{size_text(abs(more))} {'more' if more > 0 else 'less'}" if more else "unchanged"
+    return f"The allocated peak is {size_text(result.peak_allocated_bytes)}, {change}."
+
+
+def _survival(result: WhatIf, recorded: Replay) -> list[str]:
+    """Sentences about the out-of-memory errors in the recording, and about the memory that PyTorch could have."""
+    failures, avoided = recorded.recorded.out_of_memory, result.failures_avoided
+    sentences = []
+    if failures and avoided == failures:
+        sentences.append(f"Of {failures:,} recorded out-of-memory error{'s' * (failures > 1)} none happens. What the "
+                         "job would have done next is not recorded.")
+    elif failures and result.failure is not None and result.failure.is_recorded:
+        sentences.append(f"It still runs out of memory ({failures - avoided:,} of {failures:,} times): "
+                         f"{_failure(result)}.")
+    elif not failures and result.limit_bytes is not None and result.failure is None:
+        sentences.append(f"It survives with {size_text(result.limit_bytes)} for PyTorch; "
+                         f"{size_text(result.limit_bytes - result.peak_reserved_bytes)} of them stay free for the CUDA "
+                         "context, NCCL and libraries, which a recording does not contain.")
+    return sentences
+
+
+def _doubts(result: WhatIf, recorded: Replay) -> list[str]:
+    """Sentences about what the answer assumes."""
+    sentences = []
+    if result.perhaps_refused:
+        times = "once" if result.perhaps_refused == 1 else f"{result.perhaps_refused:,} times"
+        sentences.append(f"The recording gave memory back {times} right before it needed more than ever: this counts "
+                         "as a call of empty_cache(). If the device had refused memory, give its size with "
+                         "--capacity-bytes.")
+    if recorded.agrees is False:
+        sentences.append("With the recorded settings the simulation does not make every recorded decision (peakcast "
+                         "replay without --allocator-conf names the first difference): the numbers may be off.")
+    return sentences
+
+
+def what_if_document(result: WhatIf, recorded: Replay, path: str) -> dict[str, Any]:
+    """The same as JSON data: the keys of :func:`document`, and ``what_if``."""
+    peaks = {f"peak_{counter}_bytes": getattr(result, f"peak_{counter}_bytes")
+             for counter in ("requested", "allocated", "active", "reserved")}
+    own = {"allocator_conf": result.settings, "segments": list(result.segments), "start": _plain(result.start),
+           "end": _plain(result.end), "agrees": None, "first_divergence": None}
+    failure = None if result.failure is None else asdict(result.failure)
+    return document(recorded, path) | peaks | own | {"what_if": {
+        "recorded_allocator_conf": result.recorded_settings, "limit_bytes": result.limit_bytes,
+        "recorded_peak_allocated_bytes": recorded.peak_allocated_bytes,
+        "recorded_peak_reserved_bytes": recorded.peak_reserved_bytes,
+        "saved_allocated_bytes": recorded.peak_allocated_bytes - result.peak_allocated_bytes,
+        "saved_reserved_bytes": recorded.peak_reserved_bytes - result.peak_reserved_bytes,
+        "perhaps_refused": result.perhaps_refused, "failures_avoided": result.failures_avoided,
+        "out_of_memory": failure, "recording_agrees": recorded.agrees}}
 
 
 def _verdict(result: Replay) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from predictor.answer.prediction import Bound, Peak, Prediction
+from predictor.answer.prediction import Bound, OutOfMemory, Peak, Prediction
 from predictor.events.events import Moment
 from predictor.report.units import size_text
 
@@ -78,9 +78,11 @@ def verdict(prediction: Prediction) -> str:
 
 def failure(prediction: Prediction) -> str:
     """The place where the job runs out of memory, as part of a sentence; empty if it does not run out."""
-    error = prediction.out_of_memory
-    if error is None:
-        return ""
+    return "" if prediction.out_of_memory is None else failed_at(prediction.out_of_memory)
+
+
+def failed_at(error: OutOfMemory) -> str:
+    """The place of a failed allocation, as part of a sentence."""
     when = "start-up" if error.step == 0 else f"{error.moment.value} of {_step(error.moment)} {error.step}"
     where = " in ".join(part for part in (error.operator, error.module) if part)
     return f" in {when} on rank {error.rank}, where {where or 'an allocation'} wants {size_text(error.requested_bytes)}"

@@ -1,0 +1,217 @@
+"""``peakcast oom``: messages from files and standard input, a job's prediction, a snapshot, and one line for a mistake."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from predictor.cli import main
+from predictor.oom import log
+from tests.predictor.histories import recorded
+from tests.predictor.oom.wordings import State, torch_2_11
+
+GIB = 1 << 30
+ROOT = Path(__file__).parents[3]
+MESSAGE = torch_2_11(State(0, 2 * GIB, 42_294_690_447, GIB // 2, 30 * GIB, 8 * GIB))
+JOB = ["llava-1.5-7b", "--sequence-length", "1024", "--per-device-train-batch-size", "32", "--zero-stage", "2",
+       "--data-parallel-size", "8"]
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    """A log of two ranks."""
+    file = tmp_path / "train.log"
+    file.write_text(f'step 1\n[rank1]: Traceback (most recent call last):\n[rank1]:   File "/home/me/train.py", line 9, in f\n'
+                    f"[rank1]: torch.OutOfMemoryError: {MESSAGE}\n[rank0]: {MESSAGE}\n")
+    return str(file)
+
+
+def error_of(capsys, *argv: str) -> str:
+    assert main([*argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
+    return err.removeprefix("peakcast: error: ").rstrip("\n")
+
+
+def test_a_message_is_explained(capsys, path):
+    assert main(["oom", path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Out of memory on GPU 0: 2.00 GiB were asked for, and 512.00 MiB were free.")
+    assert "line 4 · rank 1 · PyTorch 2.2 or later It happened at /home/me/train.py:9, f (from the traceback)." in text
+    assert "idle in PyTorch's cache 8.00 GiB 8,589,934,592" in text
+    assert "expandable_segments:True could make the 8.00 GiB of idle memory usable" in text
+    assert text.endswith("1 more message in this log: - line 5 · rank 0 · PyTorch 2.2 or later: Out of memory on GPU 0: "
+                         "2.00 GiB were asked for, and 512.00 MiB were free.")
+
+
+@pytest.mark.parametrize("words", [[], ["-"]])
+def test_without_a_log_standard_input_is_read(capsys, monkeypatch, words):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n" + MESSAGE.encode())))
+    assert main(["oom", *words]) == 0
+    assert "standard input · line 2" in capsys.readouterr().out
+
+
+def test_the_json_form(capsys, path, tmp_path):
+    answer = tmp_path / "why.json"
+    assert main(["oom", path, "--json", "-o", str(answer)]) == 0
+    assert capsys.readouterr().out == ""
+    said = json.loads(answer.read_text())
+    first = said["messages"][0]
+    assert (first["source"], first["requested_bytes"], first["idle_bytes"]) == ("rank 1", 2 * GIB, 8 * GIB)
+    assert first["rounding_bytes"]["requested_bytes"] == 5_368_710 and first["limit_bytes"] == 38 * GIB + GIB // 2
+    assert [advice["cure"] for advice in first["advice"]] == ["expandable_segments"]
+    assert said["prediction"] is said["reproduction"] is said["remedies"] is said["snapshot"] is None
+
+
+def test_a_job_is_predicted_on_the_gpu_of_the_message(capsys, path):
+    assert main(["oom", path, *JOB, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["prediction"]["capacity_bytes"] == said["messages"][0]["capacity_bytes"]
+    again = said["reproduction"]
+    assert again["rank"] == 1 and again["limit_bytes"] == said["messages"][0]["limit_bytes"] and again["agrees"] is False
+    assert sum(again["factors"].values()) == again["out_of_memory"]["allocated_bytes"]
+    for item in again["compared"]:
+        assert item["difference_bytes"] == item["predicted_bytes"] - item["reported_bytes"]
+
+
+def test_numbers_that_do_not_agree_are_said_plainly(capsys, path):
+    assert main(["oom", path, *JOB]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Predicted for this configuration: Does not fit" in text
+    assert "The numbers do not agree, so this may be another failure than the reported one." in text
+
+
+def test_remedies_are_judged_with_the_memory_that_pytorch_had(capsys, path):
+    assert main(["oom", path, *JOB, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    fitting = [remedy for remedy in said["remedies"] if remedy["fits"]]
+    assert fitting and all(remedy["peak_reserved_bytes"] <= said["reproduction"]["limit_bytes"] for remedy in fitting)
+    assert main(["oom", path, *JOB]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Remedies, each predicted with the 38.50 GiB that PyTorch had: - Fits with {fitting[0]['changes'][0]}" in text
+    assert "not checked with the job" not in text
+
+
+def test_memory_of_other_processes_counts_for_remedies(capsys):
+    """With another process on the GPU, a job fails that fits the whole GPU, and the remedies need less than that."""
+    message = torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB // 2, 37 * GIB, GIB, others=((7, 41 * GIB),)))
+    assert main(["oom", message, *JOB, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["prediction"]["verdict"] == "fits" and said["reproduction"]["limit_bytes"] == 38 * GIB + GIB // 2
+    assert any(remedy["fits"] for remedy in said["remedies"])
+
+
+def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):
+    assert main(["oom", "CUDA error: out of memory", *JOB, "--gpu", "a100-40gb"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "its failure cannot be compared. Remedies, each predicted on this GPU: - Fits with " in text
+
+
+def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_no_remedies(capsys, path):
+    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "is predicted to survive" in text and "Remedies" not in text
+
+
+def test_a_snapshot_says_what_was_alive(capsys, path):
+    assert main(["oom", path, "--snapshot", str(recorded("small-out-of-memory"))]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the allocation of 32.00 MiB at entry 602 failed on device 0, with 33.55 MiB allocated" in text
+    assert "without fragmentation the request would not have fit" in text
+    assert "With expandable_segments:True: the job still runs out of memory, at entry 602" in text
+
+
+def test_a_snapshot_without_a_failure_says_so(capsys, path):
+    assert main(["oom", path, "--snapshot", str(recorded("small-overlap"))]) == 0
+    assert "no failed allocation is recorded on device 0" in " ".join(capsys.readouterr().out.split())
+
+
+def test_private_pools_in_a_snapshot_are_an_obstacle_and_no_error(capsys, path):
+    assert main(["oom", path, "--snapshot", str(recorded("random-warm-pools"))]) == 0
+    assert "is not known: it has private pools" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_log_without_a_message_says_what_was_searched(capsys, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("all is well\n")
+    assert error_of(capsys, "oom", str(file)) == (
+        f'{file}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", "CUDA error: out of '
+        'memory" and the like): give the log, or the text, that contains it')
+
+
+def test_a_model_in_place_of_the_log_is_named(capsys):
+    assert error_of(capsys, "oom", "llava-1.5-7b").endswith(
+        "if it is the MODEL, give the log before it, or - for standard input")
+
+
+def test_a_device_needs_a_snapshot(capsys, path):
+    assert error_of(capsys, "oom", path, "--device", "1") == "--device names a device of a snapshot: add --snapshot FILE"
+    assert "it has no device 7" in error_of(capsys, "oom", path, "--device", "7", "--snapshot",
+                                            str(recorded("small-overlap")))
+
+
+def test_a_message_without_a_capacity_asks_for_the_gpu(capsys, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("CUDA error: out of memory")
+    assert error_of(capsys, "oom", str(file), *JOB) == (
+        "the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
+
+
+def test_a_log_that_is_too_large_is_refused(capsys, monkeypatch, path):
+    monkeypatch.setattr(log, "LARGEST_LOG_BYTES", 1)
+    assert "is larger than" in error_of(capsys, "oom", path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"much")))
+    assert "standard input: is larger than" in error_of(capsys, "oom")
+
+
+@pytest.mark.parametrize("words", [["{}"], ["--from", "{}"], ["--workload", "{}"],
+                                   ["--from", "{}", "--from-format", "llava"]])
+@pytest.mark.parametrize("suffix", [".log", ".json", ".sh", ""])
+def test_predict_points_to_this_command_for_a_log(capsys, path, tmp_path, words, suffix):
+    file = tmp_path / f"log{suffix}"
+    file.write_text(Path(path).read_text())
+    error = error_of(capsys, "predict", *(word.format(file) for word in words))
+    assert error.endswith(f"; it holds an out-of-memory error: peakcast oom {file} explains it")
+
+
+@pytest.mark.parametrize("words", [["{}"], ["replay", "{}"], ["models", "{}"], ["oom", "-", "--snapshot", "{}"],
+                                   ["predict", "llava-1.5-7b", "--deepspeed={}"]])
+def test_so_does_every_command_that_reads_a_file(capsys, monkeypatch, path, words):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
+    assert error_of(capsys, *(word.format(path) for word in words)).endswith(f"peakcast oom {path} explains it")
+
+
+def test_an_error_about_something_else_stays_as_it_is(capsys, path):
+    assert "explains it" not in error_of(capsys, "oom", path, *JOB, "--zero-stage", "9")
+    assert "explains it" not in error_of(capsys, "predict", "nowhere.log")
+
+
+def test_the_message_itself_can_be_an_argument(capsys):
+    assert main(["oom", MESSAGE]) == 0
+    assert "the given message · line 1 · PyTorch 2.2 or later" in " ".join(capsys.readouterr().out.split())
+
+
+def test_names_in_a_log_do_not_control_the_terminal(capsys):
+    log = f'Traceback (most recent call last):\n  File "/home/\x1b[31mme[bold].py", line 9, in f\n{MESSAGE}'
+    assert main(["oom", log]) == 0
+    assert r"It happened at /home/\x1b[31mme[bold].py:9, f" in capsys.readouterr().out
+
+
+def test_a_message_that_was_cut_off_says_so(capsys):
+    assert main(["oom", MESSAGE[:70]]) == 0
+    assert "does not tell what holds the memory: give it to its end" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", [["predict"], ["replay"], ["models"], []])
+def test_a_pasted_message_leads_here(capsys, command):
+    assert error_of(capsys, *command, MESSAGE) == (
+        "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input")
+
+
+def test_no_torch_is_needed(path):
+    script = f"import sys; sys.modules['torch'] = None; from predictor.cli import main; sys.exit(main(['oom', {path!r}]))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("Out of memory on GPU 0")

@@ -1,0 +1,55 @@
+"""Tracebacks before an out-of-memory message: moment, module and the user's own line."""
+
+import pytest
+
+from predictor.events.events import Moment
+from predictor.oom.stack import RECOMPUTATION, Frame, Place, place_of
+
+SITE = "/opt/lib/python3.11/site-packages"
+MINE, CALL = ("/home/me/train.py", "main"), (f"{SITE}/torch/nn/modules/module.py", "_call_impl")
+LAYER = (f"{SITE}/transformers/models/llama/modeling_llama.py", "forward")
+BACKWARD = (f"{SITE}/torch/autograd/graph.py", "_engine_run_backward")
+
+
+def of(*frames: tuple[str, str]) -> Place:
+    lines = ["Traceback (most recent call last):"]
+    for number, (file, function) in enumerate(frames, start=1):
+        lines += [f'  File "{file}", line {number}, in {function}', "    x = y", "        ^"]
+    place = place_of([*lines, "torch.OutOfMemoryError: …"], len(lines))
+    assert place is not None
+    return place
+
+
+@pytest.mark.parametrize("frames, moment, within", [
+    ((MINE, CALL, LAYER), Moment.FORWARD, ""),
+    ((MINE, (f"{SITE}/torch/_tensor.py", "backward"), BACKWARD), Moment.BACKWARD, ""),
+    ((MINE, BACKWARD, (f"{SITE}/torch/utils/checkpoint.py", "unpack_hook"), CALL, LAYER), Moment.BACKWARD, RECOMPUTATION),
+    ((MINE, BACKWARD, (f"{SITE}/flash_attn/flash_attn_interface.py", "backward")), Moment.BACKWARD, ""),
+    ((MINE, (f"{SITE}/torch/optim/adamw.py", "step"), (f"{SITE}/torch/optim/adam.py", "_init_group")),
+     Moment.OPTIMIZER_STEP, ""),
+    ((MINE, (f"{SITE}/deepspeed/runtime/zero/stage_1_and_2.py", "step")), Moment.OPTIMIZER_STEP, ""),
+    ((MINE, (f"{SITE}/torch/optim/adamw.py", "step"), ("/home/me/train.py", "closure"), CALL), Moment.FORWARD, ""),
+    ((MINE, (f"{SITE}/transformers/generation/utils.py", "generate"), CALL, LAYER), Moment.FORWARD, "generation"),
+    ((MINE, (f"{SITE}/transformers/trainer.py", "evaluation_loop"), CALL), Moment.FORWARD, "evaluation"),
+    ((MINE, (f"{SITE}/torch/nn/modules/module.py", "to"), (f"{SITE}/torch/nn/modules/module.py", "_apply")), Moment.INIT, ""),
+    ((MINE,), None, ""),
+])
+def test_the_moment_is_that_of_the_innermost_known_function(frames, moment, within):
+    place = of(*frames)
+    assert (place.moment, place.within, place.own.file) == (moment, within, MINE[0])
+
+
+def test_the_place_is_the_innermost_frame_outside_of_pytorch():
+    place = of(MINE, CALL, LAYER, (f"{SITE}/torch/nn/functional.py", "linear"))
+    assert place.innermost == Frame(LAYER[0], 3, "forward") and place.own == Frame(MINE[0], 1, "main")
+
+
+def test_frames_as_ipython_prints_them():
+    place = place_of([f"File {SITE}/torch/_tensor.py:581, in Tensor.backward(self)", "    ...", "RuntimeError: …"], 2)
+    assert place.innermost is None
+
+
+@pytest.mark.parametrize("lines", [[], ["step 1"], ["Traceback (most recent call last):"],
+                                   ['  File "a.py", line 1, in f', *["log"] * 20]])
+def test_without_a_traceback_right_before_it_nothing_is_told(lines):
+    assert place_of([*lines, "error"], len(lines)) is None
