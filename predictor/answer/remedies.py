@@ -78,7 +78,8 @@ def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = F
     Raises:
         InputError: as :func:`remedies`.
     """
-    if prediction.samples is not None or not (every or prediction.verdict not in (None, FITS)):
+    wanted = every or (workload.capacity is not None and prediction.verdict != FITS)
+    if prediction.samples is not None or not wanted:
         return prediction
     return replace(prediction, remedies=remedies(workload, every=every, trace=trace, progress=progress))
 
