@@ -50,7 +50,7 @@ def chosen(row: dict) -> tuple:
     ({}, ("torch", "bf16", "bf16")), ({"quantization_bit": 4}, ("torch", "bf16", "none"))])
 def test_on_one_gpu_the_loop_of_a_configuration_with_adapters_is_proposed_and_no_engine(tmp_path, capsys, llama, keys, dtypes):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA | keys)
-    found = planned(capsys, "--from", path, "--keep", "optim,offload")
+    found = planned(capsys, "--from", path, "--keep", "optim,offload,instead")
     assert chosen(found["proposed"]) == dtypes and not found["proposed"]["differs"]
     assert not [row for row in found["does_not_fit"] + found["costs_more"] if row["method"].startswith(ALONE)]
 
@@ -67,12 +67,12 @@ def test_a_dtype_by_an_option_stays_under_the_autocast_of_the_configuration(tmp_
 
 def test_weights_of_bf16_are_no_other_training_where_the_configuration_has_them(tmp_path, capsys, llama):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA | {"finetuning_type": "full", "pure_bf16": True})
-    found = planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing", "--top", "9")
+    found = planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing,instead", "--top", "9")
     assert {chosen(row): row["differs"] for row in found["ranking"]}["torch", "bf16", "bf16"] == []
 
 
 def test_frozen_weights_are_of_bf16_where_adapters_alone_train(llama):
-    made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
+    made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9, keep=["instead"]))
     assert {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE} == {UNDER: (), NARROW: ()}
     assert made.proposed.setting.method == UNDER
 
@@ -101,9 +101,9 @@ def test_on_one_gpu_a_plain_loop_that_fits_is_shown_though_it_costs_more(llama):
     assert first.estimate.seconds_per_sample < plain.estimate.seconds_per_sample and not first.setting.differs + plain.setting.differs
 
 
-def test_arguments_of_a_plain_loop_say_which_weights_are_to_be_loaded(tmp_path, capsys, llama):
-    path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA)
-    assert main(["plan", "--from", path, "--keep", "optim,offload", "--capacity-bytes", "2GiB", "--top", "1"]) == 0
+def test_arguments_of_a_plain_loop_say_which_weights_are_to_be_loaded(capsys, llama):
+    job = [llama, "--recipe", "lora", "--sequence-length", "64", "--dtype", "bf16", "--mixed-precision", "bf16"]
+    assert main(["plan", *job, "--keep", "optim,offload,instead", "--capacity-bytes", "2GiB", "--top", "1"]) == 0
     assert "(the settings are in workload.json): load the weights in bf16; add peft's adapters" in " ".join(capsys.readouterr().out.split())
 
 
