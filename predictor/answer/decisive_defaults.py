@@ -16,8 +16,8 @@ LARGE = 0.1
 def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     """Sentences about values that only a default gives and that matter, the most decisive first.
 
-    Each begins with ``Assumed`` and ends with what to give instead. Empty if there are none, for inference, and for a learned job, which was recorded
-    with its engine.
+    Each begins with ``Assumed`` and ends with what to give instead. Empty if there are none, for inference, and for a
+    learned job, which was recorded with its engine.
     """
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
