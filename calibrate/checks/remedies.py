@@ -37,14 +37,13 @@ NUMBER, SEED = 30, 20261123
 SHARES = (0.7, 0.98)
 """Memory of a job's GPU, relative to what the job needs at least."""
 KEYS: Mapping[str, tuple[Any, ...]] = {
-    "model": ("grouped", "shallow"), "sequence_length": (768, 1024, 1536, 2048),
-    "per_device_train_batch_size": (2, 4, 6, 8, 12), "gradient_accumulation_steps": (1, 1, 2, 3),
-    "recipe": ("finetune", "finetune", "lora", "pretrain", "full"), "gradient_checkpointing": (True, False),
-    "optim": ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit")}
+    "model": ("llava-1.5-7b",), "sequence_length": (768, 1024, 1536, 2048, 3072),
+    "per_device_train_batch_size": (2, 4, 6, 8, 12, 16, 32), "gradient_accumulation_steps": (1, 1, 2, 3),
+    "recipe": ("finetune", "finetune", "pretrain"), "gradient_checkpointing": (True, True, False)}
 ENGINES: tuple[dict[str, Any], ...] = (
-    {}, {"zero_stage": 1, "data_parallel_size": 2}, {"zero_stage": 2, "data_parallel_size": 4},
+    {"zero_stage": 1, "data_parallel_size": 4}, {"zero_stage": 2, "data_parallel_size": 4},
     {"zero_stage": 2, "data_parallel_size": 8}, {"zero_stage": 3, "data_parallel_size": 4},
-    {"engine": "ddp", "data_parallel_size": 2})
+    {"zero_stage": 3, "data_parallel_size": 8}, {"engine": "ddp", "data_parallel_size": 2}, {"engine": "torch"})
 
 
 def jobs(args: Namespace) -> Iterator[Row]:
@@ -62,7 +61,7 @@ def tried(entry: Mapping[str, Any]) -> Row:
     job = whole.replace(capacity_bytes=int(least * entry["share"]))
     verdict = dispatch.prepare(job).judge().verdict
     rows = [{"change": "", "must_survive": False, **_ran(job)}]
-    for remedy in remedies(job, trace=True):
+    for remedy in remedies(job):
         if remedy.fits:
             assert job.capacity_bytes is not None  # set above
             other = job.replace(**remedy.keys)
