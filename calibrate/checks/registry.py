@@ -114,6 +114,10 @@ CHECKS = {
         "calibrate.checks.plan", "does the batch that a plan proposes survive, and a larger one die?",
         takes="a quarter of an hour", table_takes="at once", writes=("profiles/evidence/plan.jsonl",),
         tolerance={"plans that came out otherwise": 0}),
+    "plan_agreement": Check(
+        "calibrate.checks.plan_agreement", "does predict say of a plan's configurations what the plan says?",
+        takes="ten minutes", table_takes="at once", writes=("profiles/evidence/plan_agreement.jsonl",),
+        tolerance={"configurations that differ": 0, "configurations short of 200": 0}),
     "methods": Check(
         "calibrate.checks.methods", "do a plan's methods (data, sharded, tensor, combined) survive and die as planned?",
         takes="half an hour", table_takes="at once",

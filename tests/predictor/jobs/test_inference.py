@@ -212,7 +212,7 @@ def test_a_resolved_workload_of_inference_is_a_valid_workload_again(model):
 def test_the_command_tells_weights_cache_and_turns(model, tmp_path, capsys):
     path = tmp_path / "turns.json"
     path.write_text(json.dumps({"turns": TURNS}))
-    words = ["predict", model["llava"], "--mode", "inference", "--conversation", str(path), "--profile", "none"]
+    words = ["predict", model["llava"], "--mode", "inference", "--conversation", str(path), "--profile", "none", "--details"]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "inference · batch 1 x 4 turns" in text and "Weights" in text and "tool" in text

@@ -82,7 +82,7 @@ def test_the_worst_rank_is_no_better_than_any_other_in_any_peak(keys):
 def test_a_peak_of_another_rank_is_said_to_be():
     found = predict(Workload(**LARGE, gradient_checkpointing=False, data_parallel_size=4))
     assert (found.peak.rank, found.peak.allocated_rank, found.peak.reserved_rank) == (3, 3, 2)
-    meanings = {name: meaning for name, _, meaning in bounds(found)}
+    meanings = {peak.name: peak.meaning for peak in bounds(found)}
     assert meanings["reserved"].endswith(" on rank 2") and "rank" not in meanings["allocated"]
 
 
