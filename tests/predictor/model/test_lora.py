@@ -184,6 +184,6 @@ def test_a_frozen_language_model_has_no_gradients_and_states(narrow):
 
 
 def test_the_report_says_what_more_gpus_do_not_lower(narrow, capsys):
-    assert main(["predict", narrow["model"], "--lora", "r=16", "--sequence-length", "256", "--zero-stage", "2"]) == 0
+    assert main(["predict", narrow["model"], "--lora", "r=16", "--sequence-length", "256", "--zero-stage", "2", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "of the parameters are frozen: every GPU holds them whole, so more GPUs do not lower that" in text

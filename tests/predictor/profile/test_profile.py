@@ -252,7 +252,7 @@ def test_counters_without_residuals_have_no_interval_and_the_answer_says_so(tmp_
 
 def test_a_profile_without_any_residuals_is_not_shown_as_a_perfect_one(tmp_path, capsys):
     path = written(tmp_path, to_plain(calibration()))
-    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--details"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert " GiB to " not in shown and "measured on a real GPU; no intervals are known." in shown
 
@@ -261,7 +261,7 @@ def test_an_answer_that_extrapolates_says_that_its_intervals_are_wider(tmp_path,
     path = written(tmp_path, to_plain(calibration(residuals={"reserved": Interval(0.0, 0.0, 0.9, 60)},
                                                   calibrated={"sequence_length": (64.0, 256.0)},
                                                   covered=covered(PLAIN))))
-    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path]) == 0
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--details"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "this job is outside what it covered (see: not modelled): intervals are wider" in shown
     assert "90%" not in shown
@@ -272,7 +272,7 @@ def test_an_answer_says_which_intervals_hold_where_only_allocator_settings_were_
     residuals = {counter: Interval(0.0, 0.0, 0.9, 60) for counter in ("requested", "allocated", "reserved")}
     path = written(tmp_path, to_plain(calibration(residuals=residuals, covered=covered(PLAIN))))
     assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--profile", path, "--allocator-conf",
-                 "max_split_size_mb:64"]) == 0
+                 "max_split_size_mb:64", "--details"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "intervals hold 90% of held-out jobs, those of requested bytes; of the others this job is outside" in shown
 

@@ -97,9 +97,9 @@ optimizer_step           26.00      2   adamw
 Defaults: recipe finetune, padding none, gradient_accumulation_steps 1, dtype bf16, mixed_precision
   none, attn_implementation sdpa, sdpa_backend auto, gradient_checkpointing true,
   gradient_checkpointing_kwargs use_reentrant=false, use_liger_kernel false, optim
-  adamw_torch_fused, weight_decay 0.0, param_groups huggingface, max_grad_norm 1.0, engine
-  deepspeed, tensor_parallel_size 1, rank worst, versions torch=2.11.0 transformers=5.17.0
-  deepspeed=0.19.8
+  adamw_torch_fused, weight_decay 0.0, param_groups huggingface, max_grad_norm 1.0, keep_outputs
+  none, zero_grad after_step, engine deepspeed, tensor_parallel_size 1, rank worst, versions
+  torch=2.11.0 transformers=5.17.0 deepspeed=0.19.8
 Not modelled: memory that PyTorch's allocator keeps in reserve; NCCL and the CUDA context"""
 
 
@@ -200,7 +200,7 @@ activations         21.00    48.3       21.00
 allocator            0.50     1.1        0.50
 total               43.50   100.0       42.50      1.00
 
---details shows 2 further cautions, 18 defaults and all moments; --json has all as data."""
+--details shows 2 further cautions, 20 defaults and all moments; --json has all as data."""
 
 
 FIT = Remedy(("optimizer → host",), {"offload": "optimizer"}, ("copies over PCIe",), (), True, GIB, 2 * GIB, 3 * GIB)
