@@ -83,7 +83,8 @@ def test_what_is_left_out_is_named_with_its_reason():
                and "no formula of it is shipped" in why for what, why in left_out.items())
 
 
-def test_engines_that_need_a_trace_of_their_own_are_left_out_where_no_formula_is_shipped():
+def test_engines_that_need_a_trace_of_their_own_are_left_out_where_no_formula_is_shipped(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     found = settings.find(Workload(model=MODEL, recipe="pretrain", capacity_bytes=60 << 30), (1, 2))
     assert {choice.engine.name for choice in found.jobs} == {"torch", "ddp", "zero0", "zero1", "zero2"}
     (what, why), = found.left_out.items()
