@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from predictor.allocator.allocator import CachingAllocator
@@ -77,3 +77,22 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
         elif size:
             allocator.record_stream(blocks[buffer], kind - EventType.RECORD_STREAM)
     return Simulation(allocator, peak_at, reserved_at_peak)
+
+
+def held_bytes(kinds: Sequence[int], buffers: Sequence[int], sizes: Sequence[int], streams: Sequence[int],
+               allocator: CachingAllocator) -> tuple[list[int], list[int]]:
+    """Runs events as :func:`simulate` does. Returns the bytes of blocks and of segments after each of them.
+
+    From an event that runs out of memory on, they stay as they are.
+    """
+    held: list[tuple[int, int]] = []
+
+    def told() -> Iterator[int]:
+        for kind in kinds:
+            held.append((allocator.allocated_bytes, allocator.reserved_bytes))  # after the event before
+            yield kind
+
+    simulate(told(), buffers, sizes, streams, allocator)
+    held += [(allocator.allocated_bytes, allocator.reserved_bytes)] * (len(kinds) + 1 - len(held))
+    allocated, reserved = zip(*held[1:]) if kinds else ((), ())
+    return list(allocated), list(reserved)

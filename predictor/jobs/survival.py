@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
-from predictor.allocator.simulate import Simulation, simulate
+from predictor.allocator.simulate import Simulation, held_bytes, simulate
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType
 from predictor.profile.corrections import Margin
@@ -100,9 +100,13 @@ def simulate_run(run: Run, settings: AllocatorSettings, *, completion: str = "im
 
 def play_on(allocator: CachingAllocator, run: Run, event_types: Iterable[int]) -> Simulation:
     """Plays a run through an allocator. ``event_types`` yields the :class:`EventType` of each event in order."""
+    return simulate(event_types, *_buffers(run), allocator)
+
+
+def _buffers(run: Run) -> tuple[list[int], list[int], list[int]]:
+    """The buffer of each event, and the bytes and the stream of each buffer."""
     buffers = run.events.buffers
-    return simulate(event_types, run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(),
-                    buffers.stream.tolist(), allocator)
+    return run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(), buffers.stream.tolist()
 
 
 class Plays:
@@ -228,23 +232,10 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
 
 
 def held(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Plays the outcome's run again. Returns the bytes that blocks and segments have after each of its events.
-
-    From an event that runs out of memory on, they stay as they are.
-    """
+    """Plays the outcome's run again. Returns the bytes that blocks and segments have after each of its events."""
     allocator = CachingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
-    kinds = outcome.run.events.kind.tolist()
-    after = np.zeros((len(kinds) + 1, 2), dtype=np.int64)
-
-    def event_types() -> Iterator[int]:
-        for index, event_type in enumerate(kinds):
-            after[index] = allocator.allocated_bytes, allocator.reserved_bytes  # after the event before
-            yield event_type
-
-    end = play_on(allocator, outcome.run, event_types())
-    after[len(kinds) if end.failed_at is None else end.failed_at + 1:] = \
-        allocator.allocated_bytes, allocator.reserved_bytes
-    return after[1:, 0], after[1:, 1]
+    allocated, reserved = held_bytes(outcome.run.events.kind.tolist(), *_buffers(outcome.run), allocator)
+    return np.array(allocated), np.array(reserved)
 
 
 def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,

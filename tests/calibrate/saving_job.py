@@ -20,13 +20,14 @@ def main() -> None:
     build = engines.ENGINES[workload.engine]
 
     def keep(job: engines.Job) -> engines.Loop:
-        built.append(build(job))
-        return built[0]
+        built.append((job, build(job)))
+        return built[0][1]
 
     engines.ENGINES[workload.engine] = keep
     reference_loop.run(workload, workload.rank, lambda moment, step: None)
     training, held = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-    engine, found = built[0][0], {"held": held, "training": training}
+    (job, (forward, *_)), found = built[0], {"held": held, "training": training}
+    engine = forward if workload.engine == "deepspeed" else job.model
     calls = ("save_checkpoint", "save_16bit_model") if workload.engine == "deepspeed" else ("state_dict",)
     for name in calls:
         torch.cuda.reset_peak_memory_stats()

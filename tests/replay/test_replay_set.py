@@ -13,7 +13,7 @@ from tests.replay import replaying
 REQUESTS = {name: request for name, request in replaying.requests().items() if request.layer == "test"}
 ANSWERS = replaying.recorded()
 SHORT_ANSWERS = [name for name, request in replaying.requests().items()
-                 if request.argv[0] == "predict" and not {"--json", "--details", "--help"} & set(request.argv)]
+                 if request.argv[:1] == ("predict",) and not {"--json", "--details", "--help"} & set(request.argv)]
 
 
 
