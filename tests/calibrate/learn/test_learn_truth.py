@@ -115,7 +115,7 @@ def test_a_command_without_placeholders_is_a_replay(tmp_path, capsys):
     assert main(["learn", "-o", path, "--", sys.executable, str(tmp_path / "train.py"), "--batch", "2", "--length",
                  "64"]) == 0
     assert "it is a replay of that job" in capsys.readouterr().out
-    assert main(["predict", path]) == 0
+    assert main(["predict", path, "--details"]) == 0
     assert "learned at one shape: this is a replay" in " ".join(capsys.readouterr().out.split())
 
 
