@@ -38,6 +38,7 @@ def sign(kind: np.ndarray) -> np.ndarray:
 class Factor(str, Enum):
     """The purpose of a buffer. The bytes of all factors at the peak add up to the peak."""
 
+    __hash__ = str.__hash__  # Enum's own is written in Python, and tables are looked up for each event
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     OPTIMIZER_STATES = "optimizer_states"
@@ -52,6 +53,7 @@ class Factor(str, Enum):
 class Moment(str, Enum):
     """The phase of a run in which an event happens."""
 
+    __hash__ = str.__hash__  # Enum's own is written in Python, and tables are looked up for each event
     INIT = "init"
     FORWARD = "forward"
     BACKWARD = "backward"
