@@ -127,7 +127,7 @@ def _singles(start: _Trial, progress: Progress | None) -> Iterator[_Trial]:
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
-    """The first change of a family that fits; if none does, the last that can be predicted."""
+    """The first change of a family that fits; if none does, one that needs a trace, or else the last predicted one."""
     tried: dict[int, _Trial] = {}
 
     def trial(index: int) -> _Trial:
@@ -146,7 +146,7 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
         confirmed = _confirmed(trial(index))
         if confirmed.fits:
             return confirmed
-    return trial(last)
+    return next((trial(index) for index in range(last + 1, len(family)) if trial(index).needs_trace), trial(last))
 
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:

@@ -104,15 +104,27 @@ def written(plan: Plan) -> dict[str, str]:
     if plan.own:
         documents = {launch.WORKLOAD: documents[launch.WORKLOAD]}
     texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
-    return texts | {_inside(path): text for path, text in (plan.own.texts if plan.own else {}).items()}
+    return texts | (placed(plan.own.texts) if plan.own else {})
 
 
-def _inside(path: str) -> str:
-    """A path below the directory that is written: the user's own if it is relative, else its last part."""
-    if path == COMMAND:
-        return "command.sh"
-    parts = Path(path).parts
-    return str(Path(*parts)) if parts and not Path(path).is_absolute() and ".." not in parts else Path(path).name
+def placed(texts: Mapping[str, str]) -> dict[str, str]:
+    """The user's own files below the directory that is written, where they lie below the directory that they start in.
+
+    That is the directory from which the first file's paths of the others lead to them. Without such a directory each
+    file has its own name only.
+    """
+    first, *others = texts
+    start = next((folder for folder in Path(first).parents
+                  if all((folder / other).is_file() for other in others)), None)
+    main = "command.sh" if first == COMMAND else Path(first).name
+    if start is not None and others and first != COMMAND:
+        main = str(Path(first).relative_to(start))
+    inside = {other: other if start is not None and _is_below(other) else Path(other).name for other in others}
+    return {main: texts[first]} | {str(Path(inside[other])): texts[other] for other in others}
+
+
+def _is_below(path: str) -> bool:
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def launched(plan: Plan) -> Workload | None:

@@ -45,7 +45,9 @@ def remedy_text(remedy: Remedy) -> str:
 
 def change_text(remedy: Remedy) -> str:
     """The changes, in the words of the user's own file where it has some."""
-    return f"{remedy.own_words} ({remedy.where})" if remedy.own_words else " and ".join(remedy.changes)
+    if not remedy.own_words:
+        return " and ".join(remedy.changes)
+    return remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
 
 
 def _nothing(remedies: Sequence[Remedy]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -72,3 +73,14 @@ def test_on_one_gpu_other_trainings_are_tried_and_keep_what_the_user_fixed():
 def test_on_several_gpus_what_trains_stays():
     settings = space(ONE | {"data_parallel_size": 8}, firm={"model"}).settings
     assert {setting.workload(1, 1, 1024).recipe for setting in settings} == {"finetune"} and not any(setting.cuts for setting in settings)
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_written_files_lie_as_they_do_below_the_directory_that_they_start_in(tmp_path, monkeypatch, absolute, present):
+    own = own_files(present, present.replace(per_device_train_batch_size=8, gradient_accumulation_steps=2))
+    for path in ("repo/scripts/zero2.json", "repo/scripts/v1/job.sh"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    first = str(tmp_path / "repo/scripts/v1/job.sh") if absolute else "repo/scripts/v1/job.sh"
+    moved = replace(own, texts={first: "the script", "./scripts/zero2.json": "the config"})
+    assert document.placed(moved.texts) == {"scripts/v1/job.sh": "the script", "scripts/zero2.json": "the config"}
