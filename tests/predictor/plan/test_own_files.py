@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -76,11 +75,11 @@ def test_on_several_gpus_what_trains_stays():
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_written_files_lie_as_they_do_below_the_directory_that_they_start_in(tmp_path, monkeypatch, absolute, present):
-    own = own_files(present, present.replace(per_device_train_batch_size=8, gradient_accumulation_steps=2))
+def test_written_files_lie_as_they_do_below_the_directory_that_they_start_in(tmp_path, monkeypatch, absolute):
+    monkeypatch.chdir(tmp_path)
     for path in ("repo/scripts/zero2.json", "repo/scripts/v1/job.sh"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
     first = str(tmp_path / "repo/scripts/v1/job.sh") if absolute else "repo/scripts/v1/job.sh"
-    moved = replace(own, texts={first: "the script", "./scripts/zero2.json": "the config"})
-    assert document.placed(moved.texts) == {"scripts/v1/job.sh": "the script", "scripts/zero2.json": "the config"}
+    assert document.placed({first: "the script", "./scripts/zero2.json": "the config"}) == {"scripts/v1/job.sh": "the script",
+                                                                                            "scripts/zero2.json": "the config"}
