@@ -24,7 +24,8 @@ from calibrate.checks.measured_peaks import name_of
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import Row
 from calibrate.measure import measure as measuring
-from predictor.answer import maximum_load, training_load
+from predictor.allocator.settings import EXPANDABLE
+from predictor.answer import maximum_load
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
@@ -109,7 +110,7 @@ def loads(workload: Workload, prediction: Prediction) -> Iterator[tuple[str, int
         batch = "per_device_train_batch_size"
         found = (("batch", training.per_device_train_batch_size, keyed(batch)),
                  ("expandable", training.per_device_train_batch_size_expandable,
-                  keyed(batch, allocator_conf=training_load.EXPANDABLE)),
+                  keyed(batch, allocator_conf=EXPANDABLE)),
                  ("sequence", training.sequence_length, keyed("sequence_length")))
     yield from ((what, most, at) for what, most, at in found if most is not None)
 

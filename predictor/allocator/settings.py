@@ -82,6 +82,19 @@ class AllocatorSettings:
         return ",".join(parts + [f"{key}:{value}" for key, value in without_effect])
 
 
+EXPANDABLE = "expandable_segments:True"
+
+
+def with_expandable_segments(text: str | None) -> str | None:
+    """What ``PYTORCH_CUDA_ALLOC_CONF`` holds, with expandable segments switched on; None if they are on already.
+
+    Raises:
+        InputError: ``text`` is no valid setting.
+    """
+    settings = AllocatorSettings.parse(text or "")
+    return None if settings.expandable_segments else str(replace(settings, expandable_segments=True))
+
+
 def _pairs(text: str) -> list[tuple[str, str]]:
     """The (key, value) pairs of ``key:value,key:[a:b,c:d]``, in order. White space is ignored."""
     text = re.sub(r"\s", "", text)

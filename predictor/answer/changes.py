@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.common import gpus
 from predictor.common.value_types import thaw
 from predictor.jobs import dispatch
@@ -26,7 +27,6 @@ LENGTH_STEP = 256
 OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
 HARDWARE = {"gpu", "data_parallel_size"}
-EXPANDABLE = "expandable_segments:True"
 QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
 
 
@@ -72,8 +72,8 @@ def proposed(workload: Workload, table: Proposals) -> list[tuple[Change, ...]]:
 
 
 def _allocator(w: Workload) -> Families:
-    if "expandable_segments" not in (w.allocator_conf or ""):
-        conf = ",".join(filter(None, [w.allocator_conf, EXPANDABLE]))
+    conf = with_expandable_segments(w.allocator_conf)
+    if conf:
         yield (Change(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", {"allocator_conf": conf}, "nothing that is known"),)
 
 

@@ -51,8 +51,7 @@ def with_limit(workload: Workload, limit_bytes: int, capacity_bytes: int,
     job = dispatch.prepare(workload, progress)
     rest = max(0, capacity_bytes - limit_bytes)
     outcome = survival.judge(job.runs, job.setup.allocator, capacity_bytes, Margin(rest, rest))
-    peaks = (outcome.run.peak, (outcome.allocated or (None, outcome.simulation))[1].peak_allocated_bytes,
-             outcome.reserved.bytes)
+    peaks = outcome.run.peak, outcome.peak_allocated_bytes, outcome.reserved.bytes
     failure = failure_of(outcome)
     if failure is None or outcome.failure is None:
         return LimitOutcome(limit_bytes, None, None, {}, {}, *peaks)

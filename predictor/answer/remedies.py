@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
-from predictor.answer import changes
+from predictor.answer import changes, largest_size
 from predictor.answer.changes import Change
 from predictor.answer.prediction import Prediction, Remedy
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs import dispatch
-from predictor.jobs.survival import FITS, Outcome
+from predictor.jobs.survival import FITS, Peaks
 from predictor.jobs.training_job import Job
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
@@ -33,8 +34,7 @@ class _Trial:
         own: the changes in the words of what was read; None if there are none.
         job: the job of the changed workload; None if it was not predicted.
         peak_requested_bytes: of the rank that requests the most; None if it was not predicted.
-        may_fit: whether the rank that requests the most fits.
-        outcome: that of all ranks, if they surely fit; None if they do not, or were not simulated.
+        room_bytes: bytes that this leaves of what PyTorch certainly gets; None if it was not predicted.
     """
 
     made: tuple[Change, ...]
@@ -42,14 +42,18 @@ class _Trial:
     own: OwnChange | None = None
     job: Job | None = None
     peak_requested_bytes: int | None = None
-    may_fit: bool = False
-    outcome: Outcome | None = None
+    room_bytes: int | None = None
     why_not: str = ""
     needs_trace: bool = False
 
     @property
     def fits(self) -> bool:
-        return self.outcome is not None
+        return self.peaks is not None
+
+    @cached_property
+    def peaks(self) -> Peaks | None:
+        """The peaks of all ranks, which are simulated at the first call; None if they do not surely fit."""
+        return None if self.job is None or self.room_bytes is None or self.room_bytes < 0 else self.job.fitting()
 
     def remedy(self) -> Remedy:
         """The result for the user."""
@@ -60,10 +64,9 @@ class _Trial:
             why_not=self.why_not, needs_trace=self.needs_trace)
         if self.own:
             remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
-        if self.outcome:
-            blocks = self.outcome.allocated[1] if self.outcome.allocated else self.outcome.simulation
-            remedy = replace(remedy, peak_allocated_bytes=blocks.peak_allocated_bytes,
-                             peak_reserved_bytes=self.outcome.reserved.bytes)
+        if self.peaks:
+            remedy = replace(remedy, peak_allocated_bytes=self.peaks.allocated_bytes,
+                             peak_reserved_bytes=self.peaks.reserved_bytes)
         return remedy
 
 
@@ -128,29 +131,21 @@ def _singles(start: _Trial, progress: Progress | None) -> Iterator[_Trial]:
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
     """The first change of a family that fits; if none does, one that needs a trace, or else the last predicted one."""
-    tried: dict[int, _Trial] = {}
+    @cache
+    def trial(size: int) -> _Trial:
+        """Sizes count from the last change, which lowers the peak the most, to the first."""
+        return _try(start, family[len(family) - size], progress)
 
-    def trial(index: int) -> _Trial:
-        if index not in tried:
-            tried[index] = _try(start, family[index], progress)
-        return tried[index]
-
-    last = len(family) - 1
-    while last and trial(last).why_not:
-        last -= 1
-    failing, fitting = -1, last
-    while trial(last).may_fit and fitting - failing > 1:
-        middle = (failing + fitting) // 2
-        failing, fitting = (failing, middle) if trial(middle).may_fit else (middle, fitting)
-    for index in range(fitting, last + 1):  # other ranks may need a little more
-        confirmed = _confirmed(trial(index))
-        if confirmed.fits:
-            return confirmed
-    return next((trial(index) for index in range(last + 1, len(family)) if trial(index).needs_trace), trial(last))
+    least = next((size for size in range(1, len(family)) if not trial(size).why_not), len(family))
+    fitting = largest_size.largest(lambda size: trial(size).room_bytes, lambda size: trial(size).fits,
+                                   least, len(family))
+    if fitting >= least:
+        return trial(fitting)
+    return next((trial(size) for size in range(least - 1, 0, -1) if trial(size).needs_trace), trial(least))
 
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
-    """A workload with one more change, of which only the rank that requests the most is simulated."""
+    """A workload with one more change, not simulated yet."""
     assert start.job is not None  # only predicted trials are continued
     workload, keys = start.job.workload, {**start.keys, **change.keys}
     own = workload.source.in_own_words(keys) if workload.source else None
@@ -160,17 +155,11 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
         job = dispatch.prepare(workload.replace(**keys), progress)
         surely, _ = job.margin.limits(job.workload.capacity or 0)
         peak = job.run(surely).peak
-        fits = peak <= surely and job.fitting(first_rank_only=True) is not None
-        return replace(untried, job=job, peak_requested_bytes=peak, may_fit=fits)
+        return replace(untried, job=job, peak_requested_bytes=peak, room_bytes=surely - peak)
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:
         return replace(untried, why_not=str(error))
-
-
-def _confirmed(trial: _Trial) -> _Trial:
-    """A trial with the outcome of all ranks."""
-    return replace(trial, outcome=trial.job.fitting()) if trial.job and trial.may_fit else trial
 
 
 def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None) -> _Trial | None:

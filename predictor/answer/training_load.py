@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer import largest_size
 from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
 from predictor.answer.prediction import MaximumLoad
@@ -16,7 +17,6 @@ from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
-EXPANDABLE = "expandable_segments:True"
 DECIDE_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu")
 """Keys of a DeepSpeed config that fix the batch."""
 
@@ -42,8 +42,8 @@ class Search:
         """The largest batch, also with expandable segments, and the longest sequence."""
         batch, limits = self._largest_batch(self.workload, "Larger batches")
         expandable, length = None, None
-        if not self.job.setup.allocator.expandable_segments:
-            conf = str(replace(self.job.setup.allocator, expandable_segments=True))
+        conf = with_expandable_segments(self.workload.allocator_conf)
+        if conf:
             expandable, more = self._largest_batch(self.workload.replace(allocator_conf=conf),
                                                    f"Larger batches with {EXPANDABLE}")
             limits += () if expandable == batch else more

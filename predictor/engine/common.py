@@ -40,11 +40,11 @@ def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
     """
     if setup.quantization:
         return quantized_loading.load(tape, setup)
-    facts = setup.facts
-    sharded = {tensor.module for tensor in facts.parameters if tensor.sharded} if setup.zero else ()
-    order = [index for index, tensor in enumerate(facts.parameters) if tensor.module in sharded] + facts.moved
-    return {index: tape.allocate(facts.parameters[index].bytes, Factor.PARAMETERS, "to",
-                                 module=facts.parameters[index].module) for index in dict.fromkeys(order)}
+    tensors = setup.facts.parameters
+    sharded = {tensor.module for tensor in tensors if tensor.sharded} if setup.zero else ()
+    order = [index for index, tensor in enumerate(tensors) if tensor.module in sharded] + setup.facts.moved
+    return {index: tape.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
+            for index in dict.fromkeys(order)}
 
 
 def grad_norm(tape: Tape, numels: Iterable[int]) -> None:

@@ -58,7 +58,7 @@ class RankPeak(NamedTuple):
     steps_bytes: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Tape:
     """Records the engine's own events in order. Its buffers are numbered from ``first``.
 

@@ -75,6 +75,11 @@ class Outcome:
     verdict: str | None = None
     allocated: tuple[Run, Simulation] | None = None
 
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """That of the run that allocates the most."""
+        return (self.allocated[1] if self.allocated else self.simulation).peak_allocated_bytes
+
 
 def completions(run: Run) -> tuple[str, ...]:
     """The completion modes to simulate: GPU events complete at once, or only when the host synchronizes.
@@ -173,12 +178,25 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
     return replace(_worst(plays, None, failing_first), verdict="does_not_fit", failure=possible.failure)
 
 
-def fitting(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int,
-            margin: Margin = NO_PROFILE) -> Outcome | None:
-    """The outcome of :func:`judge` for a job that surely fits; None for any other, which takes less time to tell."""
-    surely, _ = margin.limits(capacity_bytes)
-    certain = _worst(Plays(settings, capacity_bytes), surely, runs_at(surely), until_failure=True)
-    return None if certain.failure else replace(certain, verdict=FITS)
+@dataclass(frozen=True)
+class Peaks:
+    """Peak bytes of a job that surely fits, each of the rank that has the most."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def or_higher(self, other: Peaks) -> Peaks:
+        """The peaks of two sets of ranks together."""
+        return Peaks(max(self.allocated_bytes, other.allocated_bytes), max(self.reserved_bytes, other.reserved_bytes))
+
+
+def surviving(run: Run, settings: AllocatorSettings, capacity_bytes: int, limit_bytes: int) -> Peaks | None:
+    """The peaks of one rank's run if it survives where PyTorch can reserve so many bytes; None if it does not.
+
+    They are those of :func:`judge` for a rank of a job that fits.
+    """
+    outcome = _outcome(Plays(settings, capacity_bytes), limit_bytes, run)
+    return None if outcome.failure else Peaks(outcome.simulation.peak_allocated_bytes, outcome.reserved.bytes)
 
 
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:

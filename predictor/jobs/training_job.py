@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
+from predictor.common import forked
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
@@ -25,6 +26,7 @@ from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
 from predictor.jobs import survival
+from predictor.jobs.survival import Peaks
 from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Modality
 from predictor.model.request import Request, gpu_of, shape_of
@@ -128,28 +130,32 @@ class Job:
         if rank != "worst" or self.setup.world_size == 1:
             return [0 if isinstance(rank, str) else rank]
         engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
-        different = self.different_ranks()
+        different = self.different_ranks(limit_bytes)
         if len(different) == 1:
             return different
         traced = self.formula.micro.events
         peaks = engine.peaks(different, sizes_at(traced, self.shape, self.gpu)[traced.buffers.size])
-        return list(dict.fromkeys([different[peaks.index(max(peaks))], *self.judged_ranks()]))
+        return list(dict.fromkeys([different[peaks.index(max(peaks))], *self.judged_ranks(limit_bytes)]))
 
-    def different_ranks(self) -> list[int]:
-        """One rank, the first, of each set of ranks with equal events."""
-        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=None))
+    def different_ranks(self, limit_bytes: int | None = None) -> list[int]:
+        """One rank, the first, of each set of ranks with equal events. They are the same for every limit.
+
+        Args:
+            limit_bytes: a limit whose engine is at hand; composing another one takes time.
+        """
+        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
         first_ranks: dict[Hashable, int] = {}
         for rank in range(self.setup.world_size):
             first_ranks.setdefault(engine.rank_key(rank), rank)
         return list(first_ranks.values())
 
-    def judged_ranks(self) -> list[int]:
-        """The ranks of :meth:`different_ranks` that are always simulated.
+    def judged_ranks(self, limit_bytes: int | None = None) -> list[int]:
+        """The ranks of :meth:`different_ranks`, with its argument, that are always simulated.
 
         These are all of them, or an even selection from the first to the last where :data:`MOST_EVENTS` would be
         exceeded.
         """
-        different = self.different_ranks()
+        different = self.different_ranks(limit_bytes)
         most = max(2, MOST_EVENTS // (STEPS * self.setup.micro_steps * len(self.formula.micro.events)))
         if len(different) <= most:
             return different
@@ -187,17 +193,22 @@ class Job:
         """Judges whether the job fits its GPU."""
         return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
 
-    def fitting(self, *, first_rank_only: bool = False) -> survival.Outcome | None:
-        """The outcome of :meth:`judge` if the job surely fits its GPU; None if not, or without a GPU.
-
-        Args:
-            first_rank_only: simulate only the rank with the highest requested peak, which takes a fraction of the time.
-        """
-        def runs(limit_bytes: int | None) -> list[Run]:
-            return [self.run(limit_bytes)] if first_rank_only else self.runs(limit_bytes)
-
+    def fitting(self) -> Peaks | None:
+        """The peaks over all ranks if the job surely fits its GPU; None if not, or without a GPU."""
         capacity = self.workload.capacity
-        return None if capacity is None else survival.fitting(runs, self.setup.allocator, capacity, self.margin)
+        if capacity is None:
+            return None
+        surely, _ = self.margin.limits(capacity)
+
+        def surviving(rank: int) -> Peaks | None:
+            return survival.surviving(self.run(surely, rank), self.setup.allocator, capacity, surely)
+
+        peaks = Peaks(0, 0)
+        for of_rank in forked.results(surviving, self.ranks(surely)):
+            if of_rank is None:
+                return None
+            peaks = peaks.or_higher(of_rank)
+        return peaks
 
     def fits(self) -> bool:
         """Whether the job surely fits its GPU."""

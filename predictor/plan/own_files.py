@@ -52,10 +52,9 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | None:
             outcome = dispatch.prepare(present.replace(**change.workload)).judge()
     except InputError:
         return None
-    blocks = outcome.allocated[1] if outcome.allocated else outcome.simulation
     if outcome.verdict != FITS:
         return None
-    return OwnFiles(change, texts, blocks.peak_allocated_bytes, outcome.reserved.bytes)
+    return OwnFiles(change, texts, outcome.peak_allocated_bytes, outcome.reserved.bytes)
 
 
 def _changed(present: Workload, proposed: Workload) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from predictor.answer.changes import EXPANDABLE
+from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
@@ -336,10 +336,10 @@ def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
 
 def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candidate | None:
     """:func:`largest` with expandable segments; None if the setting has them already."""
-    conf = best.setting.keys.get("allocator_conf") or ""
-    if goal == "sequence" or "expandable_segments" in conf:
+    conf = with_expandable_segments(best.setting.keys.get("allocator_conf"))
+    if goal == "sequence" or conf is None:
         return None
-    keys = {**best.setting.keys, "allocator_conf": ",".join(filter(None, (conf, EXPANDABLE)))}
+    keys = {**best.setting.keys, "allocator_conf": conf}
     setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
     return largest(replace(best, setting=setting), goal, memory)
 

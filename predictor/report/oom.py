@@ -14,20 +14,16 @@ from predictor.oom.reproduction import PredictedJob, Reproduction
 from predictor.oom.stack import Frame, Place
 from predictor.report import remedies
 from predictor.report.layout import table, wrapped
-from predictor.report.table import merge_small
-from predictor.report.units import gib, share, size_text
+from predictor.report.table import factor_table
+from predictor.report.units import size_text
 from predictor.report.verdict import failed_at, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from predictor.answer.failure import LimitOutcome
-
 MOST_OTHERS = 16
 """Number of further messages that the report lists. The JSON has all."""
-MOST_MODULES = 3
-"""Number of modules that the breakdown of a failure has columns for."""
 MOST_PLACES = 10
 """Number of lines of code that the report lists for a snapshot. The JSON has all."""
 MEANING = {
@@ -190,7 +186,8 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
         console.print(_compared_table(found))
         console.print()
         if found.outcome.failure is not None:
-            console.print(_factor_table(found.outcome, found.outcome.failure.allocated_bytes))
+            console.print(factor_table(found.outcome, console.width, point="at the failure",
+                                       total=found.outcome.failure.allocated_bytes))
             console.print()
     judged = remedies.short(job.remedies)
     if judged:
@@ -206,19 +203,6 @@ def _compared_table(found: Reproduction) -> Table:
         equal = item.reported.may_be(item.predicted_bytes)
         rows.add_row(item.name, size_text(item.reported.bytes), size_text(item.predicted_bytes),
                      "equal, as printed" if equal else f"{item.difference_bytes:+,} B")
-    return rows
-
-
-def _factor_table(outcome: LimitOutcome, total: int) -> Table:
-    """The allocated bytes right before the failed allocation, by factor and by the largest modules."""
-    modules = merge_small(outcome.modules, MOST_MODULES)
-    rows = table("allocated at the failure (GiB)", "all", "%", *modules, numbers=True)
-    for factor, size in outcome.factors.items():
-        if size:
-            cells = (split.get(factor, 0) for split in modules.values())
-            rows.add_row(factor.value, gib(size), share(size, total), *(gib(cell) if cell else "" for cell in cells))
-    rows.add_row("total", gib(total), share(total, total), *(gib(sum(split.values())) for split in modules.values()),
-                 style="bold")
     return rows
 
 

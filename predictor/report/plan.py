@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from predictor.answer.changes import EXPANDABLE
+from predictor.allocator.settings import EXPANDABLE
 from predictor.plan import document, launch
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN

@@ -122,16 +122,19 @@ class Divided(Protocol):
     def modules(self) -> Mapping[str, Mapping[Any, int]]: ...
 
 
-def factor_table(prediction: Divided, width: int, *, small: bool = True) -> Table:
-    """The bytes at the peak, with a row for each factor and a column for each modality module.
+def factor_table(prediction: Divided, width: int, *, small: bool = True, point: str = "at the peak",
+                 total: int | None = None) -> Table:
+    """The bytes at one point, with a row for each factor and a column for each modality module.
 
     Args:
         small: keep rows of less than a thousandth of the total apart, instead of adding them up.
+        point: the point's name.
+        total: bytes at that point; None: those of the allocated peak.
     """
-    total = prediction.peak_allocated_bytes
+    total = prediction.peak_allocated_bytes if total is None else total
     modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
     names = (printable(name).replace("_", "_\n") for name in modules)
-    rows = table("at the peak (GiB)", "all", "%", *names, numbers=True)
+    rows = table(f"{point} (GiB)", "all", "%", *names, numbers=True)
     kept = [factor for factor in dict.fromkeys((*Factor, *prediction.factors)) if prediction.factors.get(factor, 0)]
     others = [] if small else [factor for factor in kept if prediction.factors[factor] * SMALL < total]
     groups = [(getattr(factor, "value", factor), [factor]) for factor in kept if factor not in others]

@@ -1,0 +1,50 @@
+"""Applies a function to several items at once, in forked processes, one for each core."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_function: Callable[[Any], Any]
+"""The function, in a forked process. A fork has all that the function refers to, so only items and results travel."""
+
+
+def results(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """The function's result for each item, in order; an exception of the function is raised here.
+
+    Where a fork is not safe, or of no use, the function is applied in this process, to each item when it is asked for.
+
+    Args:
+        items: they and the results can be pickled.
+    """
+    processes = min(len(items), len(os.sched_getaffinity(0))) if may_fork() else 1
+    if processes < 2:
+        yield from map(function, items)
+        return
+    with multiprocessing.get_context("fork").Pool(processes, _start, (function,)) as pool:
+        yield from pool.imap(_apply, items)
+
+
+def may_fork() -> bool:
+    """Whether a forked process can work: other threads may hold locks for ever, and a CUDA context is lost."""
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
+def _start(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled once, by the process that waits
+    gc.freeze()  # looking through what was inherited would copy its pages
+
+
+def _apply(item: Any) -> Any:
+    return _function(item)
