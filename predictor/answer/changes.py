@@ -211,7 +211,8 @@ def _hardware(w: Workload) -> Families:
     if w.gpu and w.capacity_bytes is None:
         here = gpus.find(w.gpu).capacity_bytes
         larger = sorted((gpu for gpu in gpus.TABLE if gpu.capacity_bytes > here), key=lambda gpu: gpu.capacity_bytes)
-        yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name}, "a larger GPU") for gpu in larger)
+        yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name},
+                           f"a larger GPU{'' if gpu.measured else ', of an assumed capacity'}") for gpu in larger)
 
 
 def _served(w: Workload) -> Families:

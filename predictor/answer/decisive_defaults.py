@@ -44,7 +44,7 @@ def _optimizer(prediction: Prediction) -> Iterator[str]:
     share = _share(prediction, Factor.OPTIMIZER_STATES)
     if share >= LARGE and _by_default(prediction, "optim"):
         of = f", the default of {prediction.source.framework}" if prediction.source else ""
-        yield (f"Assumed optim {prediction.workload['optim']}{of}: its states are {share:.0%} of the peak: give "
+        yield (f"Assumed optim {prediction.workload['optim']}{of}, whose states are {share:.0%} of the peak: give "
                "--optim.")
 
 

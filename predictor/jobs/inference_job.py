@@ -138,7 +138,7 @@ def resolve(workload: Workload) -> Request:
         raise InputError(f"mode inference: {config.name} is of kind {config.kind.value}, which is not predicted: only "
                          "text and image-text models are")
     if workload.conversation is None and workload.sequence_length is None:
-        raise InputError("sequence_length is not given: say how many tokens a prompt has, image tokens included")
+        raise InputError("sequence_length is not given: add --sequence-length, the tokens of a prompt with its images")
     images = [workload.images_per_sample or 0, *(turn["images"] for turn in workload.conversation or ())]
     if any(images) and not config.kind.has_media:
         key = "images_per_sample" if workload.conversation is None else "conversation: images"

@@ -116,7 +116,7 @@ def prepare(workload: Workload) -> LearnedJob:
     formula = learned.load(workload.model)
     _refuse(workload, formula)
     if workload.sequence_length is None and formula.base.sequence:
-        raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
+        raise InputError("sequence_length is not given: add --sequence-length, the tokens of a sample with its images")
     workload = workload.fill(images_per_sample=_images_per_sample(formula))
     gpu = _gpu(workload, formula)
     shape = shape_of(workload)

@@ -243,7 +243,7 @@ def resolve(workload: Workload) -> Request:
     config = models.find(workload.model)
     tokens, images = (config.kind is not Modality.IMAGE), config.kind.has_media
     if tokens and workload.sequence_length is None:
-        raise InputError("sequence_length is not given: say how many tokens a sample has, image tokens included")
+        raise InputError("sequence_length is not given: add --sequence-length, the tokens of a sample with its images")
     if config.kind is Modality.SPEECH and workload.padding == "packed":
         raise InputError(f"padding packed: {config.name} takes one audio clip for each sample, and clips cannot be "
                          "packed: use none or right")

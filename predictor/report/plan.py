@@ -204,6 +204,6 @@ def _tail(console: Console, plan: Plan) -> None:
     _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
            f"{counts.ruled_out:,} cannot fit at any batch size, {counts.decided:,} were compared with the capacity by "
            f"{counts.composed} closed forms, the rest costs more than what is listed; {counts.simulated} runs through "
-           f"the allocator's simulation, {counts.traced} traces.")
+           f"the allocator's simulation, {counts.traced} trace{'s' if counts.traced != 1 else ''}.")
     _print(console, "Cost: " + "; ".join(plan.assumptions) + ".")
     _print(console, "Not modelled: " + ("; ".join(plan.not_modelled) or "nothing that is known"))

@@ -67,7 +67,7 @@ def test_a_file_whose_command_uses_every_gpu(form, keys, starts, tmp_path):
 
 def test_an_optimizer_that_only_the_default_says_is_named_where_its_states_are_large():
     lines = said(Workload(**MODEL, zero_stage=2, data_parallel_size=4))
-    assert len(lines) == 1 and lines[0].startswith("Assumed optim adamw_torch_fused: its states are ") and lines[0].endswith("give --optim.")
+    assert len(lines) == 1 and lines[0].startswith("Assumed optim adamw_torch_fused, whose states are ") and lines[0].endswith("give --optim.")
     assert said(Workload(**MODEL, zero_stage=2, data_parallel_size=4, optim="adamw_torch_fused")) == ()
     assert said(Workload(**MODEL, recipe="pretrain")) == ()  # the projector's states are small
 

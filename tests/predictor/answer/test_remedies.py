@@ -7,6 +7,7 @@ import pytest
 from predictor import Workload, predict
 from predictor.answer import changes
 from predictor.answer.remedies import ENOUGH, remedies, with_remedies
+from predictor.common import gpus
 from predictor.common.errors import InputError
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
@@ -101,3 +102,10 @@ def test_only_a_job_that_does_not_surely_fit_gets_remedies():
 def test_remedies_need_a_gpu():
     with pytest.raises(InputError, match="remedies need a GPU"):
         remedies(Workload(**LLAVA))
+
+
+def test_the_price_of_a_larger_gpu_says_where_its_capacity_is_assumed():
+    family = next(family for family in changes.of(Workload(**LLAVA | {"gpu": "a100-40gb"})) if "gpu" in family[0].keys)
+    assert {change.costs for change in family} == {"a larger GPU", "a larger GPU, of an assumed capacity"}
+    for change in family:
+        assert ("assumed" in change.costs) == (not gpus.find(change.keys["gpu"]).measured)

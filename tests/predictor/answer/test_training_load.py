@@ -51,7 +51,7 @@ def check(workload: Workload) -> training_load.MaximumLoad:
                              (conf, BATCH, found.per_device_train_batch_size_expandable)):
         if most:
             assert fits(where, **{key: most}) and not fits(where, **{key: most + 1})
-    assert found.search_limits == ()
+    assert not [line for line in found.search_limits if "positions" not in line]
     return found
 
 
@@ -176,3 +176,18 @@ def test_a_search_without_a_gpu_is_refused_before_anything_is_traced(keys, seen)
 ])
 def test_the_maximum_load_is_said_in_words(load, said):
     assert sentences(prediction(maximum_load=training_load.MaximumLoad(*load, ("More.",)))) == [said, "More."]
+
+
+@pytest.mark.parametrize(("gpu", "says"), [("h100-80gb", True), ("a100-40gb", False)])
+def test_a_longest_sequence_beyond_the_configured_positions_is_said_to_be(gpu, says):
+    found = predict(Workload(**LLAVA | {"zero_stage": 2, "per_device_train_batch_size": 8, "gpu": gpu}),
+                    maximum_load=True).maximum_load
+    sentence = "The model's configuration says 4,096 positions: longer sequences train, but are new to it."
+    assert (sentence in found.search_limits) == (found.sequence_length > 4096) == says
+
+
+def test_the_largest_batch_with_expandable_segments_keeps_the_jobs_other_settings():
+    workload = Workload(**LLAVA | {"zero_stage": 2, "per_device_train_batch_size": 64}, allocator_conf="max_split_size_mb:512")
+    found = predict(workload, maximum_load=True).maximum_load.per_device_train_batch_size_expandable
+    both = {"allocator_conf": f"max_split_size_mb:512,{EXPANDABLE}"}
+    assert fits(workload, **both, **{BATCH: found}) and not fits(workload, **both, **{BATCH: found + 1})

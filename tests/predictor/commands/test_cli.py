@@ -93,7 +93,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
 
 @pytest.mark.parametrize("argv, message", [
     (["predict"], "MODEL is not given: name one, such as llava-1.5-7b"),
-    (["predict", "llava-1.5-7b"], "sequence_length is not given: say how many tokens a sample has, image tokens included"),
+    (["predict", "llava-1.5-7b"], "sequence_length is not given: add --sequence-length, the tokens of a sample with its images"),
     (["predict", "m", "--sequence-length", "0"], "--sequence-length must be at least 1, not 0"),
     (["predict", "m", "--sequence-length", "9", "--per-device-train-batch-size", "1_0"],
      '--per-device-train-batch-size must be a whole number, not "1_0"'),

@@ -78,7 +78,7 @@ RUN = ["python", "run.py", "--output_dir", "x", "--model_name_or_path", "gpt2"]
 QWEN = ["--model", "Qwen/Qwen2.5-VL-3B-Instruct", "--dataset", "x"]
 LLAVA = ["python", "llava/train/train_mem.py", "--model_name_or_path", "lmsys/vicuna-7b-v1.5", "--mm_projector_type", "mlp2x_gelu", "--vision_tower"]
 FLASH = 'dtype "fp32": not predicted with flash_attention_2 yet: leave one of them out, or use peakcast learn'
-ABSENT = "sequence_length is not given: say how many tokens a sample has, image tokens included"
+ABSENT = "sequence_length is not given: add --sequence-length, the tokens of a sample with its images"
 
 
 @pytest.mark.parametrize("words, message", [
