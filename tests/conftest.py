@@ -111,10 +111,10 @@ def frozen():
 
 @pytest.fixture(scope="module")
 def formula_cache(tmp_path_factory):
-    """The tests of one file share the formulas that they trace, and what they found to be several regimes."""
+    """Tests share the formulas that they trace; those of one file also share which of them have several regimes."""
     from predictor.formula import store
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "_SPLIT", set())
-        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.getbasetemp() / "formulas"))
         yield

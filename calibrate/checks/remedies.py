@@ -6,18 +6,20 @@
 
 No GPU is needed. Each job gets a little less memory than it needs. It runs with that memory, and must die. A remedy
 leaves room for memory outside PyTorch's allocator, of which the emulated GPU has none. So each remedy runs with that
-much less memory, and must survive. Every run is of the rank with the highest predicted peak. Results go to
-profiles/evidence/remedies.jsonl, one line per job. Jobs in that file are not run again.
+much less memory, and must survive. Every run is of the rank with the highest predicted peak. A remedy that offloads
+more than this machine's memory is not run, and is counted. Results go to profiles/evidence/remedies.jsonl, one line per
+job. Jobs in that file are not run again.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
@@ -29,13 +31,16 @@ from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
 from predictor.answer.remedies import remedies
 from predictor.common.value_types import thaw
-from predictor.jobs import dispatch
+from predictor.engine.engines import Offloading
+from predictor.jobs import dispatch, training_job
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 NUMBER, SEED = 30, 20261123
 SHARES = (0.7, 0.98)
 """Memory of a job's GPU, relative to what the job needs at least."""
+MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+"""Half of this machine's memory. A job is built on the host, and takes the rest."""
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "model": ("llava-1.5-7b",), "sequence_length": (768, 1024, 1536, 2048, 3072),
     "per_device_train_batch_size": (2, 4, 6, 8, 12, 16, 32), "gradient_accumulation_steps": (1, 1, 2, 3),
@@ -66,11 +71,20 @@ def tried(entry: Mapping[str, Any]) -> Row:
             assert job.capacity_bytes is not None  # set above
             other = job.replace(**remedy.keys)
             surely, _ = dispatch.prepare(other).margin.limits(job.capacity_bytes)
+            other = other.replace(capacity_bytes=surely)
+            offloaded = _offloaded_bytes(other)
             rows.append({"change": " and ".join(remedy.changes), "must_survive": True,
-                         **_ran(other.replace(capacity_bytes=surely)),
+                         **(_ran(other) if offloaded < MACHINE_BYTES else {"offloaded_bytes": offloaded}),
                          "predicted_reserved_bytes": remedy.peak_reserved_bytes})
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated",
             "job": thaw(entry["job"]), "share": entry["share"], "verdict": verdict, "runs": rows}
+
+
+def _offloaded_bytes(workload: Workload) -> int:
+    """Bytes that a rank keeps on the host, beside the model that it is built from."""
+    job = dispatch.prepare(workload)
+    engine = training_job.engine_of(job.formula, job.setup)
+    return sum(cast(Offloading, engine).host().held.values()) if workload.offload else 0
 
 
 def _ran(workload: Workload) -> dict[str, Any]:
@@ -81,20 +95,23 @@ def _ran(workload: Workload) -> dict[str, Any]:
             "measured_reserved_bytes": record.peak("reserved_bytes").bytes}
 
 
-measure = Kept(EVIDENCE / "remedies.jsonl", tried, known_by=("job", "share"))
+measure = Kept(EVIDENCE / "remedies.jsonl", tried, known_by=("job", "share"), forked=True)
 
 
 def table(rows: list[Row], args: Namespace) -> Outcome:
     """The table of all jobs with their remedies."""
     shown = Table("job", "share of its memory", "verdict", "without", "with")
-    wrong = without = count = 0
+    wrong = without = 0
+    survived = {True: "survived", False: "died", None: "not run"}
+    others: list[Row] = []
     for row in rows:
-        original, *others = row["runs"]
-        wrong += sum(run["survived"] != run["must_survive"] for run in row["runs"])
-        without += not others
-        count += len(others)
+        original, *remedied = row["runs"]
+        wrong += sum(run.get("survived") not in (None, run["must_survive"]) for run in row["runs"])
+        without += not remedied
+        others += remedied
         shown.add_row(", ".join(f"{key} {value}" for key, value in row["job"].items()), f"{row['share']:.0%}",
-                      row["verdict"], "survived" if original["survived"] else "died",
-                      "; ".join(f"{run['change']}: {'survived' if run['survived'] else 'died'}" for run in others))
+                      row["verdict"], survived[original["survived"]],
+                      "; ".join(f"{run['change']}: {survived[run.get('survived')]}" for run in remedied))
     return Outcome({"runs that came out otherwise": wrong}, shown=(
-        shown, f"{len(rows)} jobs, {without} of them without a remedy; {count} remedies"))
+        shown, f"{len(rows)} jobs, {without} of them without a remedy; {len(others)} remedies, of which "
+        f"{sum('survived' not in run for run in others)} offload too much to run on the machine that ran the others"))
