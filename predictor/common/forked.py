@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -30,8 +32,17 @@ def results(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
     if processes < 2:
         yield from map(function, items)
         return
-    with multiprocessing.get_context("fork").Pool(processes, _start, (function,)) as pool:
-        yield from pool.imap(_apply, items)
+    done = 0
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _start, (function,)) as pool:
+        try:
+            for result in pool.map(_apply, items):
+                yield result
+                done += 1
+        except BrokenProcessPool:  # one was killed, for example because memory ran out: the rest is computed here
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)  # the caller may not want the rest
+    yield from map(function, items[done:])
 
 
 def may_fork() -> bool:
