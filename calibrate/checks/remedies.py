@@ -4,11 +4,11 @@
     python scripts/check.py remedies                 # 30 random jobs with up to three remedies each: half an hour
     python scripts/check.py remedies --table-only    # the saved results
 
-No GPU is needed. Each job gets a little less memory than it needs. It runs with that memory, and must die. A remedy
-leaves room for memory outside PyTorch's allocator, of which the emulated GPU has none. So each remedy runs with that
-much less memory, and must survive. Every run is of the rank with the highest predicted peak. A remedy that offloads
-more than this machine's memory is not run, and is counted. Results go to profiles/evidence/remedies.jsonl, one line per
-job. Jobs in that file are not run again.
+No GPU is needed. Each job gets a little less memory than it needs. The rank that is predicted to fail runs with that
+memory, and must die. A remedy leaves room for memory outside PyTorch's allocator, of which the emulated GPU has none.
+So the rank with the highest predicted peak runs with each remedy and that much less memory, and must survive. A remedy
+that offloads more than half of this machine's memory is not run, and is counted. Results go to
+profiles/evidence/remedies.jsonl, one line per job. Jobs in that file are not run again.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def tried(entry: Mapping[str, Any]) -> Row:
     whole, _ = compact.workload_of(entry["job"])
     least = dispatch.prepare(whole).minimum_capacity() - ASSUMED_RUNTIME_BYTES
     job = whole.replace(capacity_bytes=int(least * entry["share"]))
-    verdict = dispatch.prepare(job).judge().verdict
-    rows = [{"change": "", "must_survive": False, **_ran(job)}]
+    judged = dispatch.prepare(job).judge()
+    failing = job if judged.failure is None else job.replace(rank=judged.failure.run.rank)
+    rows = [{"change": "", "must_survive": judged.verdict != "does_not_fit", **_ran(failing)}]
     for remedy in remedies(job):
         if remedy.fits:
             assert job.capacity_bytes is not None  # set above
@@ -77,7 +78,7 @@ def tried(entry: Mapping[str, Any]) -> Row:
                          **(_ran(other) if offloaded < MACHINE_BYTES else {"offloaded_bytes": offloaded}),
                          "predicted_reserved_bytes": remedy.peak_reserved_bytes})
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated",
-            "job": thaw(entry["job"]), "share": entry["share"], "verdict": verdict, "runs": rows}
+            "job": thaw(entry["job"]), "share": entry["share"], "verdict": judged.verdict, "runs": rows}
 
 
 def _offloaded_bytes(workload: Workload) -> int:

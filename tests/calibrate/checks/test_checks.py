@@ -110,12 +110,12 @@ def test_the_table_alone_measures_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["emulated", "verdicts", "recipes", "models", "tensor_parallel", "inference",
-                                  "maximum_load", "plan", "methods", "plan_agreement"])
+                                  "maximum_load", "plan", "methods", "plan_agreement", "remedies"])
 def test_every_kept_row_is_of_a_job_that_is_run(name):
     """So that nothing would be measured again."""
     check = registry.CHECKS[name]
     keys = {"plan": ("given", "searched"), "plan_agreement": ("given", "searched"),
-            "methods": ("gpus", "given", "kind")}.get(name, ("job",))
+            "methods": ("gpus", "given", "kind"), "remedies": ("job", "share")}.get(name, ("job",))
     jobs = [[job[key] for key in keys] for job in check.jobs(Namespace())]
     rows = [json.loads(line) for line in (ROOT / check.writes[0]).read_text().splitlines()]
     assert all([row[key] for key in keys] in jobs for row in rows) and len(rows) == len(jobs)
