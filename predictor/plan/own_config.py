@@ -21,7 +21,7 @@ OFFLOADING = {"offload_optimizer": ("optimizer", "all"), "offload_param": ("para
 """Section of ``zero_optimization`` -> values of the workload's key ``offload`` that switch it on."""
 
 
-def on_own_config(keys: Mapping[str, Any], present: Workload | None) -> Mapping[str, Any]:
+def on_own_config(keys: dict[str, Any], present: Workload | None) -> dict[str, Any]:
     """The keys of a setting under DeepSpeed with the user's own config, changed to the setting's stage and offloading.
 
     Other settings stay as they are, and so do all settings if the user has no config.

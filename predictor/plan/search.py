@@ -196,7 +196,8 @@ def keeps_formulas(queue: Queue, memory: Memory) -> bool:
     if not 0 < len(kept) < len(left):
         return False
     memory.counts.no_formula += len(left) - len(kept)
-    queue.candidates, queue.keys = ([values[index] for index in kept] for values in (queue.candidates, queue.keys))
+    queue.candidates = [queue.candidates[index] for index in kept]
+    queue.keys = [queue.keys[index] for index in kept]
     queue.at = 0
     return True
 

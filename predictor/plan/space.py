@@ -240,7 +240,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")
     present, mine = _present(whole), own(whole, given)
-    given = _kept(present, keep) | given
+    given = {**_kept(present, keep), **given}
     fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
     given, fixed = {**degrees, **given}, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
