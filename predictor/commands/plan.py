@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--write", metavar="DIR",
                        help="write ds_config.json, training_arguments.json (for Hugging Face's HfArgumentParser) and "
                        "workload.json of the proposed configuration into a directory (only workload.json for FSDP2); "
-                       "with --from, the user's own files instead, changed, and workload.json")
+                       "with --from, the user's own files instead, changed, and workload.json, or the answer says why "
+                       "they cannot be changed")
 
 
 def run(arguments: argparse.Namespace) -> int:

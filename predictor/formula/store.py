@@ -119,6 +119,9 @@ _NOT_KEPT: dict[str, Formula] = {}
 """File name -> formula, for formulas that this process traced and could not write to the cache."""
 
 
+NO_FORMULA = "there is no formula yet, and tracing was switched off"
+
+
 class NotTraced(InputError):
     """A formula is neither shipped nor cached, and :func:`existing_only` forbids to trace it."""
 
@@ -155,7 +158,7 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
         if key.filename() in _NOT_KEPT:
             return _NOT_KEPT[key.filename()]
     if _EXISTING_ONLY.get():
-        raise NotTraced("there is no formula yet, and tracing was switched off")
+        raise NotTraced(NO_FORMULA)
     for key in keys[:-1]:
         if key.filename() in _SPLIT:
             continue

@@ -218,6 +218,10 @@ def assumptions(gpu: Gpu, gpus: int, tensor_parallel: bool = False) -> tuple[str
     sharded = ("tensor parallelism, whose ranks are neighbours, all-reduces each micro-step's activations after each "
                "layer sharded by rows, their gradients before each sharded by columns, and the former again where a "
                "checkpoint recomputes",) if tensor_parallel else ()
+    rings = (f"communication: rings of {gpus} GPUs at {OF_LINKS:.0%} of "
+             f"{rates.link if gpus <= NODE else BETWEEN_NODES:,.0f} GB/s; all-reduces, reduce-scatters and all-gathers "
+             "by engine, of gradients in the weights' dtype",) if gpus > 1 else ()
+    shared = f", which the {min(gpus, NODE)} GPUs of a node share" if gpus > 1 else ""
     listed = "" if gpu.name in RATES else " (not in the table: assumed)"
     return (
         "an estimate for ranking, not a predicted speed: nothing in it was measured, and no part overlaps another",
@@ -225,11 +229,8 @@ def assumptions(gpu: Gpu, gpus: int, tensor_parallel: bool = False) -> tuple[str
         f"recomputes, at {OF_PRODUCTS:.0%} of {rates.tflops:,.0f} TFLOP/s{listed}; attention's own products and "
         "convolutions left out",
         f"each pass of a micro-step reads all weights once, at {rates.memory:,.0f} GB/s",
-        f"communication: rings of {gpus} GPUs at {OF_LINKS:.0%} of "
-        f"{rates.link if gpus <= NODE else BETWEEN_NODES:,.0f} GB/s; all-reduces, reduce-scatters and all-gathers by "
-        "engine, of gradients in the weights' dtype",
+        *rings,
         *sharded,
-        f"the host: {HOST_LINK:,.0f} GB/s to each GPU; its AdamW at {HOST_MEMORY:,.0f} GB/s of memory, which {NODE} "
-        "GPUs share",
+        f"the host: {HOST_LINK:,.0f} GB/s to each GPU; its AdamW at {HOST_MEMORY:,.0f} GB/s of memory{shared}",
         f"an update reads and writes {UPDATE_BYTES} bytes an element, whatever the optimizer",
     )

@@ -47,7 +47,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "kept": list(plan.kept), "standing": plan.standing,
         **{f"standing_{name}": size for name, size in asdict(plan.before).items()},
         "knobs": [asdict(knob) for knob in plan.knobs],
-        "files": files(plan), "own_files": plan.own and _own(plan.own),
+        "files": files(plan), "own_files": _own(plan.own) if isinstance(plan.own, OwnFiles) else None,
+        "no_own_files": plan.own if isinstance(plan.own, str) else None,
         "frozen": list(frozen(plan)), "unfrozen": list(unfrozen(plan)),
         "no_arguments": _no_arguments(plan),
         "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
@@ -93,18 +94,22 @@ def files(plan: Plan) -> dict[str, Any]:
     if workload is None:
         return {}
     config = deepspeed_document.document(workload, dispatch.prepare(workload).formula.facts.hidden_size)
-    keys = {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
     arguments = {} if launch.no_arguments(workload) else {launch.ARGUMENTS: launch.training_arguments(workload)}
-    return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: keys}
+    return ({launch.CONFIG: config} if config else {}) | arguments | {launch.WORKLOAD: _given(workload)}
+
+
+def _given(workload: Workload) -> dict[str, Any]:
+    """The content of a workload file: every key that is not a default."""
+    return {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
 
 
 def written(plan: Plan) -> dict[str, str]:
     """The text of each file that ``--write`` creates: the user's own files, if they can express the plan."""
-    documents = files(plan)
-    if plan.own:
-        documents = {launch.WORKLOAD: documents[launch.WORKLOAD]}
+    documents, own = files(plan), plan.own
+    if isinstance(own, OwnFiles):
+        documents = {launch.WORKLOAD: _given(own.workload)}
     texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
-    return texts | (placed(plan.own.texts) if plan.own else {})
+    return texts | (placed(own.texts) if isinstance(own, OwnFiles) else {})
 
 
 def placed(texts: Mapping[str, str]) -> dict[str, str]:

@@ -49,6 +49,7 @@ class Counts:
         composed: closed forms that were computed.
         simulated: runs through the allocator's simulation.
         traced: formulas that had to be traced.
+        no_formula: configurations left out because their shape has no formula; others of the setting have one.
     """
 
     ruled_out: int = 0
@@ -56,6 +57,7 @@ class Counts:
     composed: int = 0
     simulated: int = 0
     traced: int = 0
+    no_formula: int = 0
 
 
 @dataclass
@@ -109,6 +111,25 @@ class Memory:
         if key not in self._largest:
             self._largest[key] = self._search(setting, accumulation, points)
         return self._largest[key]
+
+    def with_formula(self, setting: Setting, points: Sequence[Point]) -> set[Point]:
+        """The points whose regime has a formula already.
+
+        Raises:
+            InputError: the setting cannot be predicted.
+        """
+        first = dispatch.resolve(setting.workload(points[0].batch, 1, points[0].sequence))
+        images = first.workload.images_per_sample
+        assert images is not None  # a resolved workload has it
+        requests = [first.at(Shape(batch, sequence or 0, batch * images)) for batch, sequence in points]
+        has: dict[Regime, bool] = {}
+        found = set()
+        for point, request, regime in zip(points, requests, regimes_at(first, [one.shape for one in requests])):
+            if regime not in has:
+                has[regime] = not training_job.needs_trace(request)
+            if has[regime]:
+                found.add(point)
+        return found
 
     def _search(self, setting: Setting, accumulation: int, points: Sequence[Point]) -> int:
         beyond = self._beyond(setting, accumulation, points)

@@ -12,8 +12,11 @@ from predictor.formula import store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS
 from predictor.workload.keys import KEYS
-from predictor.workload.value_sources import OwnChange
+from predictor.workload.value_sources import OwnChange, Source
 from predictor.workload.workload import Workload
+
+ENGINES = {"torch": "a plain loop", "ddp": "DDP", "fsdp2": "FSDP2"}
+"""Engine of a workload -> its name in sentences."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,23 @@ class OwnFiles:
     Attributes:
         change: what changes, in the framework's words.
         texts: the whole text of each changed file, by its path; of a command line, by ``the command``.
+        workload: the job that these files start.
         peak_allocated_bytes, peak_reserved_bytes: predicted peaks of the worst rank with these files. They differ from
             the plan's where the framework decides keys that the plan leaves open, such as bucket sizes.
     """
 
     change: OwnChange
     texts: Mapping[str, str]
+    workload: Workload
     peak_allocated_bytes: int
     peak_reserved_bytes: int
 
 
-def own_files(present: Workload, proposed: Workload) -> OwnFiles | None:
+def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
     """The files of the present configuration, changed to the proposed one.
 
-    None if they cannot express it, or if what they start does not surely fit or cannot be predicted without a trace.
+    If they cannot express it, or if what they start does not surely fit or cannot be predicted without a trace, the
+    reason why in one sentence.
 
     Args:
         present: a workload that was read from a framework's configuration.
@@ -45,16 +51,39 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | None:
     changes = _changed(present, proposed)
     change = present.source.in_own_words(changes)
     texts = readers.files(present.source, changes)
+    file = f"{present.source.file} is not changed"
     if change is None or texts is None:
-        return None
+        same = present.engine == proposed.engine
+        return f"{file}: {_not_expressed(present.source, changes) if same else _other_engine(present, proposed)}"
     try:
+        changed = present.replace(**change.workload)
+        if _engine(changed) != _engine(proposed):
+            return f"{file}: {_other_engine(changed, proposed)}"
         with store.existing_only():
-            outcome = dispatch.prepare(present.replace(**change.workload)).judge()
-    except InputError:
-        return None
+            outcome = dispatch.prepare(changed).judge()
+    except InputError as error:
+        return f"{file}: what it would start cannot be predicted: {error}"
     if outcome.verdict != FITS:
-        return None
-    return OwnFiles(change, texts, outcome.peak_allocated_bytes, outcome.reserved.bytes)
+        return f"{file}: what it would start does not surely fit"
+    return OwnFiles(change, texts, changed, outcome.peak_allocated_bytes, outcome.reserved.bytes)
+
+
+def _not_expressed(source: Source, changes: Mapping[str, Any]) -> str:
+    """Which of the changes the framework's configuration has no words for."""
+    keys = [key for key, item in changes.items() if item is not None and source.in_own_words({key: item}) is None]
+    said = f"what it would have to say for {' and '.join(keys)}" if keys else "how to say all changes together"
+    return f"{said} under {source.framework} is not known"
+
+
+def _other_engine(present: Workload, proposed: Workload) -> str:
+    """Why other values in the files do not start the proposed engine."""
+    return f"it trains with {_engine(present)}, and {_engine(proposed)} needs more than other values in it"
+
+
+def _engine(workload: Workload) -> str:
+    """The engine, and what it offloads, in words."""
+    name = f"ZeRO-{workload.zero_stage}" if workload.engine == "deepspeed" else ENGINES[workload.engine]
+    return name + (f" (offload {workload.offload})" if workload.offload else "")
 
 
 def _changed(present: Workload, proposed: Workload) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
@@ -15,14 +17,14 @@ from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
-from predictor.formula import learned
+from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
 from predictor.plan.memory import Counts, Memory, Point
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
-from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, predicted, queue, walk
+from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, keeps_formulas, predicted, queue, walk
 from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
 from predictor.workload.limits import MOST_TOKENS
 from predictor.workload.value_sources import Source
@@ -57,7 +59,8 @@ class Plan:
         remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
-        own: these files, changed to the proposed configuration; None if nothing was read, or they cannot express it.
+        own: these files, changed to the proposed configuration, or the reason why there are none; None if nothing was
+            read, or if nothing fits.
         seconds: duration of the search.
     """
 
@@ -82,7 +85,7 @@ class Plan:
     assumptions: tuple[str, ...]
     not_modelled: tuple[str, ...]
     source: Source | None
-    own: OwnFiles | None
+    own: OwnFiles | str | None
     seconds: float
 
     @property
@@ -171,9 +174,9 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     found = walk(waiting.queues, memory, wanted.top, capacity)
     found.left_out += waiting.left_out
     if not found.fitting and not found.failed:
-        raise InputError(found.left_out[0][1])
+        raise _nothing(found.left_out)
     best = found.fitting[0] if found.fitting else None
-    chosen = best or _closest(waiting.queues, memory)
+    chosen = best or _closest(waiting.queues, found, memory)
     try:
         standing = Standing.of(*_standing(whole, around, chosen))
     except InputError as error:  # the user's present configuration cannot be predicted
@@ -222,7 +225,19 @@ class Examples:
         self.settings: dict[Group, list[Setting]] = {}
         for setting in around.settings:
             self.settings.setdefault(self._group(setting), []).append(setting)
-        self.job = self._of(around.settings[0])
+        self.refused: list[tuple[Setting, str]] = []
+        self.job = self._any()
+
+    def _any(self) -> Job:
+        """The job of the first setting that has one.
+
+        Raises:
+            InputError: none has.
+        """
+        for settings in self.settings.values():
+            with suppress(InputError):
+                return self._of(settings[0])
+        raise _nothing(self.refused)
 
     def revised(self) -> Space:
         """The space, after the jobs have shown which parameters train."""
@@ -267,12 +282,14 @@ class Examples:
         none can."""
         problem: InputError | None = None
         for traces in (False, True):
-            problem = None
+            problem, refused = None, []
             for setting in settings:
                 try:
                     return self.memory.example(setting, trace=traces)
                 except InputError as error:
                     problem = problem or error
+                    refused.append((setting, str(error)))
+            self.refused += refused if traces else ()
         assert problem is not None  # settings are never empty
         return problem
 
@@ -327,6 +344,9 @@ def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
     if goal == "sequence":
         return chosen
     points = [Point(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
+    if not memory.trace and not learned.is_learned_file(best.setting.keys["model"]):
+        known = memory.with_formula(best.setting, points)
+        points = points[:1] + [*takewhile(known.__contains__, points[1:])]
     size = memory.largest(best.setting, min(chosen.accumulation, MICRO_STEPS), points) + chosen.batch
     while size > chosen.batch and memory.job(best.setting, Point(size, chosen.sequence),
                                              chosen.accumulation).judge().verdict != "fits":
@@ -348,18 +368,51 @@ def _most_batch(length: int | None) -> int:
     return min(MOST_BATCH, MOST_TOKENS // (length or 1))
 
 
-def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None) -> OwnFiles | None:
+def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None
+               ) -> OwnFiles | str | None:
     if whole is None or source is None or best is None:
         return None
     return own_files(Workload.from_mapping(whole).read_from(source), workload_of(best))
 
 
-def _closest(queues: Sequence[Queue], memory: Memory) -> Configuration:
-    """The smallest shape of the setting that needs the least memory, when no setting fits."""
-    least = min(queues, key=lambda queue: memory.least.get(queue.setting, math.inf))
-    least.at = min(range(len(least.candidates)), key=lambda at: (least.candidates[at].batch * (
-        least.candidates[at].sequence or 1), least.candidates[at].accumulation))
-    return predicted(least, memory, minimum_capacity=True)
+def _closest(queues: Sequence[Queue], found: Found, memory: Memory) -> Configuration:
+    """The smallest shape of the setting that needs the least memory, when no setting fits.
+
+    Settings that cannot be predicted are left out.
+
+    Raises:
+        InputError: no setting can be predicted.
+    """
+    for near in sorted(queues, key=lambda queue: memory.least.get(queue.setting, math.inf)):
+        try:
+            return _smallest(near, memory)
+        except InputError as error:
+            if near.setting in found.failed:
+                found.failed.remove(near.setting)
+                found.left_out.append((near.setting, str(error)))
+    raise _nothing(found.left_out)
+
+
+def _smallest(near: Queue, memory: Memory) -> Configuration:
+    """The smallest shape of a setting that can be predicted."""
+    near.at = 0
+    if not memory.trace:
+        keeps_formulas(near, memory)
+    near.at = min(range(len(near.candidates)), key=lambda at: (near.candidates[at].batch * (
+        near.candidates[at].sequence or 1), near.candidates[at].accumulation))
+    return predicted(near, memory, minimum_capacity=True)
+
+
+def _nothing(left_out: Sequence[tuple[Setting, str]]) -> InputError:
+    """The reason why no setting can be predicted. A reason of some settings only is not the user's mistake."""
+    reasons = dict.fromkeys(reason for _, reason in left_out)
+    (setting, reason), count = left_out[0], len(left_out)
+    if store.NO_FORMULA in reasons:
+        return InputError(f"model {setting.keys['model']}: there is no formula yet for any configuration that could be "
+                          "planned, and --no-trace forbids to trace one: leave out --no-trace (a trace needs torch)")
+    if len(reasons) == 1:
+        return InputError(reason)
+    return InputError(f"none of {count} configurations can be predicted; the first, {setting.name}: {reason}")
 
 
 def _standing(whole: Mapping[str, Any] | None, around: Space, chosen: Configuration) -> tuple[str, Workload]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from predictor.answer.answer import answer
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
 from predictor.engine.setup import MICRO_STEPS
+from predictor.formula import learned, store
 from predictor.plan.cost import Estimate
 from predictor.plan.memory import Memory, Point
 from predictor.plan.space import ALONE, Setting
@@ -165,7 +167,10 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         try:
             fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
         except InputError as error:
-            found.left_out.append((queue.setting, str(error)))
+            if isinstance(error, store.NotTraced) and keeps_formulas(queue, memory):
+                heapq.heappush(waiting, (queue.key, number, queue))
+            else:
+                found.left_out.append((queue.setting, str(error)))
             continue
         if fitting and fitting.prediction.verdict == "fits":
             listed = ranked or sharing == ALONE
@@ -178,6 +183,23 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         else:
             found.failed.append(queue.setting)
     return found
+
+
+def keeps_formulas(queue: Queue, memory: Memory) -> bool:
+    """Takes the shapes without a formula out of the queue; False if that leaves all of them, or none."""
+    if learned.is_learned_file(queue.setting.keys["model"]):
+        return False
+    left, found = range(queue.at, len(queue.candidates)), set[Point]()
+    with suppress(InputError):
+        found = memory.with_formula(queue.setting, sorted({_point(queue.candidates[index]) for index in left}))
+    kept = [index for index in left if _point(queue.candidates[index]) in found]
+    if not 0 < len(kept) < len(left):
+        return False
+    memory.counts.no_formula += len(left) - len(kept)
+    queue.candidates = [queue.candidates[index] for index in kept]
+    queue.keys = [queue.keys[index] for index in kept]
+    queue.at = 0
+    return True
 
 
 def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -> Configuration:

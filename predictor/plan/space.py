@@ -14,9 +14,10 @@ from typing import Any
 
 from predictor.answer import changes
 from predictor.common.errors import InputError
-from predictor.common.value_types import Invalid
+from predictor.common.value_types import Invalid, thaw
 from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
+from predictor.plan.own_config import on_own_config
 from predictor.plan.precision import TRIED, Precision, own, tried
 from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
@@ -224,9 +225,10 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     Args:
         given: keys of a workload.
         gpus: number of all GPUs; None: the number that follows from the keys.
-        vary, keep: names of axes that vary although they usually do not, and of axes that do not vary.
+        vary, keep: names of axes that vary although they usually do not, and of axes that do not vary. Keys of the
+            latter have the values of the present configuration.
         label: the name of a key in messages.
-        whole: the user's present configuration, if it is known.
+        whole: the user's present configuration, if it is known. Its DeepSpeed config is that of all ZeRO stages.
         firm: given keys that no choice may replace; None: all of them.
 
     Raises:
@@ -237,7 +239,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")
-    mine = own(whole, given)
+    present, mine = _present(whole), own(whole, given)
+    given = {**_kept(present, keep), **given}
     fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
     given, fixed = {**degrees, **given}, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
@@ -258,6 +261,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         rules = SENSELESS + (() if not adapts or "engine" in fixed else ADAPTED)
         if any(all(keys.get(key) in values for key, values in rule.items()) for rule in rules):
             continue
+        keys = on_own_config(keys, present)
         try:
             Workload.from_mapping(keys, label)
         except InputError as error:
@@ -268,6 +272,20 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
                                     "offload, optim, dtype or mixed_precision")
     return Space(tuple(settings), fixed, given, mine)
+
+
+def _present(whole: Mapping[str, Any] | None) -> Workload | None:
+    """The user's present configuration; None if it is unknown or no valid workload."""
+    with suppress(InputError):
+        return Workload.from_mapping(whole) if whole else None
+    return None
+
+
+def _kept(present: Workload | None, keep: Collection[str]) -> dict[str, Any]:
+    """The present configuration's values of the axes that do not vary."""
+    keys = {key for axis in AXES if axis.name in keep for choice in axis.choices for key in choice.keys}
+    return {} if present is None else {key: thaw(getattr(present, key)) for key in keys
+                                       if key == "offload" or key not in present.filled_in}
 
 
 def _instead(whole: Mapping[str, Any], firm: Collection[str]) -> Axis:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE
 from predictor.plan import document, launch
+from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
@@ -179,7 +180,7 @@ def _files(console: Console, plan: Plan) -> None:
     workload = document.launched(plan)
     if workload is None:
         return
-    if plan.own:
+    if isinstance(plan.own, OwnFiles):
         _print(console, f"Change {plan.own.change.text} ({plan.own.change.where}): "
                f"{size_text(plan.own.peak_reserved_bytes)} reserved. --write DIR writes the changed files.")
         console.print()
@@ -192,6 +193,8 @@ def _files(console: Console, plan: Plan) -> None:
     steps += ["add peft's adapters (lora in workload.json), which freeze the rest"] if workload.lora else []
     steps += [f"let {', '.join(unfrozen)} train"] if unfrozen else []
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
+    if plan.own:
+        _print(console, f"{plan.own}.")
     if steps:
         _print(console, "Before training, do what no argument does (the settings are in "
                f"{launch.WORKLOAD}): {'; '.join(steps)}.")
@@ -201,9 +204,10 @@ def _files(console: Console, plan: Plan) -> None:
 def _tail(console: Console, plan: Plan) -> None:
     value_sources.report(console, plan.source)
     counts = plan.counts
+    untraced = f"{counts.no_formula:,} have no formula yet, " if counts.no_formula else ""
     _print(console, f"{plan.configurations:,} configurations in {plan.settings} settings, in {plan.seconds:.1f} s: "
            f"{counts.ruled_out:,} cannot fit at any batch size, {counts.decided:,} were compared with the capacity by "
-           f"{counts.composed} closed forms, the rest costs more than what is listed; {counts.simulated} runs through "
-           f"the allocator's simulation, {counts.traced} trace{'s' if counts.traced != 1 else ''}.")
+           f"{counts.composed} closed forms, {untraced}the rest costs more than what is listed; {counts.simulated} "
+           f"runs through the allocator's simulation, {counts.traced} trace{'s' if counts.traced != 1 else ''}.")
     _print(console, "Cost: " + "; ".join(plan.assumptions) + ".")
     _print(console, "Not modelled: " + ("; ".join(plan.not_modelled) or "nothing that is known"))

@@ -42,12 +42,20 @@ def test_own_files_read_again_are_the_workload_whose_peaks_stand_beside_them(pre
 
 
 def test_there_are_no_own_files_for_what_does_not_fit(present):
-    assert own_files(present, present.replace(per_device_train_batch_size=512)) is None
+    assert own_files(present, present.replace(per_device_train_batch_size=512)) == (
+        "job.yaml is not changed: what it would start does not surely fit")
 
 
 def test_there_are_no_own_files_for_what_the_framework_cannot_express(present):
     plain = present.replace(deepspeed=None, zero_stage=None, engine="fsdp2", dtype="bf16")
-    assert own_files(present, plain) is None
+    assert own_files(present, plain) == (
+        "job.yaml is not changed: it trains with ZeRO-2, and FSDP2 needs more than other values in it")
+
+
+def test_files_that_would_go_on_with_deepspeed_are_not_those_of_a_plain_plan(present):
+    """Beside another change an engine that is no longer given is no edit of the file."""
+    plain = present.replace(deepspeed=None, engine="ddp", dtype="bf16", per_device_train_batch_size=2)
+    assert "it trains with ZeRO-2, and DDP needs more" in own_files(present, plain)
 
 
 def test_a_file_of_the_user_is_not_overwritten_unasked(tmp_path):

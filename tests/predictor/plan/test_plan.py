@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +14,12 @@ from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Wanted, document, launch, plan
 from predictor.plan.knobs import turned
-from predictor.plan.plan import workload_of
-from predictor.plan.search import Candidate, queue
+from predictor.plan.memory import Memory
+from predictor.plan.plan import Examples, _closest, _nothing, workload_of
+from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
 from predictor.workload import deepspeed_document
+from tests.predictor.small import small_llama
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
 OVERLAP = {"bf16": {"enabled": True},
@@ -98,6 +100,66 @@ def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_n
 def test_what_cannot_be_planned_is_refused(keys, searched, said):
     with pytest.raises(InputError, match=said):
         plan(GIVEN | keys, Wanted(**searched), trace=False)
+
+
+@pytest.fixture
+def flash(tmp_path):
+    """A model that has a formula for several samples and bf16 weights, and none for one sample; fp32 is refused."""
+    (tmp_path / "config.json").write_text(json.dumps(small_llama()))
+    keys = {"model": str(tmp_path / "config.json"), "sequence_length": 128, "gpu": "l4", "data_parallel_size": 8,
+            "attn_implementation": "flash_attention_2", "gradient_checkpointing": True, "optim": "adamw_torch_fused"}
+    predict(Workload(**keys, zero_stage=2, per_device_train_batch_size=2))
+    return keys
+
+
+def test_shapes_without_a_formula_are_left_out_and_the_others_planned(flash):
+    found = plan(flash | {"zero_stage": 2, "offload": "none"}, Wanted(maximize="batch"), trace=False)
+    assert found.proposed.candidate.batch > 2 and found.counts.no_formula == 1
+    assert predict(workload_of(found.proposed)).verdict == "fits"
+
+
+def test_the_largest_stops_at_shapes_without_a_formula(flash):
+    predict(Workload(**flash, zero_stage=3, per_device_train_batch_size=1))
+    found = plan(flash | {"zero_stage": 3, "offload": "none", "per_device_train_batch_size": 1}, trace=False)
+    assert found.largest.batch == 1
+
+
+def test_a_setting_that_is_refused_is_not_the_closest(flash):
+    refused, predicted = (next(one for one in space(flash).settings if one.method == method) for method in ("data parallel", "ZeRO-2"))
+    queues = [queue(one, [Candidate(size, 1, 128) for size in (1, 2, 4)], "cost", lambda *shape: SimpleNamespace(
+        seconds_per_sample=1.0)) for one in (refused, predicted)]
+    found = Found(failed=[refused, predicted])
+    closest = _closest(queues, found, Memory(trace=False))
+    assert closest.setting == predicted and closest.candidate.batch == 2
+    assert [one for one, _ in found.left_out] == [refused] and found.failed == [predicted]
+
+
+def test_a_refusal_of_the_first_setting_is_not_the_user_s(flash):
+    """Settings that could be traced are behind it."""
+    with pytest.raises(InputError, match="leave out --no-trace"):
+        plan(flash | {"image_size": None, "padding": "right"}, trace=False)
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_a_model_without_any_formula_is_named_with_what_to_do(degree):
+    keys = {"model": "llama-3.1-8b", "sequence_length": 2048, "gpu": "rtx4090", "data_parallel_size": degree}
+    with pytest.raises(InputError, match="model llama-3.1-8b: there is no formula yet .* leave out --no-trace"):
+        plan(keys, trace=False)
+
+
+def test_where_the_first_setting_has_no_formula_others_are_planned():
+    """LoRA comes first here, and nobody traced it in this cache."""
+    around = space(GIVEN | {"zero_stage": 2}, vary=["recipe"])
+    last = replace(around, settings=tuple(sorted(around.settings, key=lambda setting: setting.keys["recipe"] != "lora")))
+    assert last.settings[0].keys["recipe"] == "lora"
+    assert Examples(last, Memory(trace=False)).job.workload.recipe != "lora"
+
+
+def test_a_refusal_of_some_settings_is_said_of_them():
+    """The user's keys are not at fault where the settings are refused for different reasons."""
+    one, other = space(GIVEN).settings[:2]
+    assert str(_nothing([(one, "of one"), (other, "of another")])) == f"none of 2 configurations can be predicted; the first, {one.name}: of one"
+    assert str(_nothing([(one, "of both"), (other, "of both")])) == "of both"
 
 
 # knobs ------------------------------------------------------------------------------------------------

@@ -122,6 +122,14 @@ def test_an_offloaded_optimizer_updates_on_the_host():
     assert there.host == pytest.approx((1 + 4) * 2 * 800 / 8 / 25e9 + 28 * 800 / 100e9)
 
 
+@pytest.mark.parametrize("number, rings, shared", [
+    (1, "", "100 GB/s of memory;"), (2, "rings of 2 GPUs", "100 GB/s of memory, which the 2 GPUs of a node share;"),
+    (16, "rings of 16 GPUs", "which the 8 GPUs of a node share;")])
+def test_assumptions_name_the_gpus_that_there_are(number, rings, shared):
+    text = "; ".join(cost.assumptions(H100, number))
+    assert shared in text and rings in text and ("rings" in text) is (number > 1)
+
+
 def test_arrays_of_shapes_cost_what_each_does():
     batch, steps, length = np.array([1, 2, 16]), np.array([16, 8, 1]), np.array([64, 100, 1000])
     together = seconds(batch, steps, length).seconds_per_sample
