@@ -87,11 +87,11 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         InputError: the log cannot be read, or has no out-of-memory message.
     """
     from predictor.oom.explanation import explain
-    from predictor.oom.message import contains, find
+    from predictor.oom.message import contains, elsewhere, find
 
     if log == STDIN:
         name, text = "standard input", _standard_input()
-    elif contains(log):
+    elif contains(log) or elsewhere(log):
         name, text = "the given message", log
     else:
         name, text = file_name(log), _text(log)
@@ -99,6 +99,9 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         messages = find(text)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+    if not messages and (whose := elsewhere(text)):
+        raise InputError(f"{name}: this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only those "
+                         "of CUDA")
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '
                          '"CUDA error: out of memory" and the like): give the log, or the text, that contains it')

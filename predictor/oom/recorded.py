@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
+from predictor.oom.stack import EMULATOR
 from predictor.snapshot.initial_state import Inconsistent, start_of
 from predictor.snapshot.records import Action, Snapshot, State, frames
 from predictor.snapshot.replay import settings_of
@@ -18,7 +19,7 @@ from predictor.snapshot.what_if import WhatIf, what_if
 
 UNKNOWN = "unknown"
 """The place of blocks whose stack was not recorded."""
-_TORCH = re.compile(r"/(?:site-packages|dist-packages)/torch/|^<|^\?\?$")
+_TORCH = re.compile(rf"/(?:site-packages|dist-packages)/torch/|{EMULATOR}|^<|^\?\?$")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,10 @@ def _at_entry(snapshot: Snapshot, device: int, entry: int) -> tuple[Allocations,
 
 
 def place(raw: Any) -> str:
-    """The innermost line of Python outside of PyTorch in a stack: ``model.py:12 forward``. Without one, of any code."""
+    """The innermost line of Python outside of PyTorch in a stack: ``model.py:12 forward``. Without one, of any code.
+
+    Frames of the emulated GPU are not the user's either.
+    """
     stack = [frame for frame in frames(raw) if frame.name]
     python = [frame for frame in stack if frame.filename.endswith(".py")]
     chosen = next((frame for frame in python if not _TORCH.search(frame.filename)), None) or next(

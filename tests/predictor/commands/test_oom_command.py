@@ -147,6 +147,27 @@ def test_a_model_in_place_of_the_log_is_named(capsys):
         "if it is the MODEL, give the log before it, or - for standard input")
 
 
+@pytest.mark.parametrize("words", [[*JOB, "{}"], ["llava-1.5-7b", "--sequence-length", "1024", "{}"]])
+def test_a_log_after_the_model_is_told_to_come_first(capsys, path, words):
+    assert error_of(capsys, "oom", *(word.format(path) for word in words)) == (
+        f"the log comes first: peakcast oom {path} MODEL …")
+
+
+@pytest.mark.parametrize("message, whose", [
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+     "to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)", "of the host's memory"),
+    ("RuntimeError: MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB, max allowed: 9.07 GB). "
+     "Tried to allocate 256.00 MB on private pool.", "of Apple's GPU (MPS)"),
+    ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.", "of an XPU"),
+])
+def test_an_error_of_another_device_is_named(capsys, tmp_path, message, whose):
+    said = f"this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only those of CUDA"
+    assert error_of(capsys, "oom", message) == f"the given message: {said}"
+    file = tmp_path / "train.log"
+    file.write_text(f"step 1\n{message}\n")
+    assert error_of(capsys, "oom", str(file)) == f"{file}: {said}"
+
+
 def test_a_device_needs_a_snapshot(capsys, path):
     assert error_of(capsys, "oom", path, "--device", "1") == "--device names a device of a snapshot: add --snapshot FILE"
     assert "it has no device 7" in error_of(capsys, "oom", path, "--device", "7", "--snapshot",
