@@ -12,6 +12,7 @@ import numpy as np
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
 from predictor.oom.stack import EMULATOR
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot.initial_state import Inconsistent, start_of
 from predictor.snapshot.records import Action, Snapshot, State, frames
 from predictor.snapshot.replay import settings_of
@@ -78,7 +79,8 @@ def recorded_failure(snapshot: Snapshot, device: int) -> RecordedFailure:
     try:
         played = what_if(snapshot, device, settings)
         if not settings.expandable_segments:
-            other = what_if(snapshot, device, AllocatorSettings(expandable_segments=True))
+            other = what_if(snapshot, device, AllocatorSettings(expandable_segments=True),
+                            outside_bytes=ASSUMED_RUNTIME_BYTES)
     except InputError as error:
         obstacle = str(error)
     failure = None if played is None else played.failure
