@@ -68,3 +68,12 @@ def test_frames_of_the_emulated_gpu_are_not_the_user_s(root):
 def test_a_package_of_the_user_s_that_is_also_called_calibrate_is_the_user_s():
     mine = "/home/me/calibrate/train.py"
     assert of((mine, "main")).own == Frame(mine, 1, "main")
+
+
+@pytest.mark.parametrize("node, place", [("AddmmBackward0", "backward: AddmmBackward0"), ("", "backward")])
+def test_blocks_of_autograd_s_threads_are_those_of_backward(node, place):
+    names = [f"torch::autograd::generated::{node}::apply(std::vector<at::Tensor>&&)"] if node else []
+    names += ["torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)"]
+    python = [(f"{SITE}/torch/_ops.py", "__call__"), ("/home/me/peakcast/calibrate/emulator/host_values.py", "_run")]
+    stack = [{"filename": file, "line": 1, "name": name} for file, name in (*python, *(("??", name) for name in names))]
+    assert place_in_snapshot(stack) == place
