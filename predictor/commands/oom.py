@@ -27,13 +27,15 @@ EXAMPLES = """examples:
   peakcast oom train.log --from scripts/v1_5/finetune.sh --data-parallel-size 8 --gpu a100-80gb
   peakcast oom "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"
   peakcast oom train.log --snapshot snapshot.pickle
+  peakcast oom train.log --details
   peakcast oom train.log --json -o why.json -- torchrun --nproc_per_node 8 train.py …
 
 LOG may have anything around the error, and the lines of several ranks ("[rank3]: …", "3: …"). The first message is
 explained in full. Without a job's options the answer is from the message alone. With them, the job is predicted on
 the GPU of the message (name it with --gpu, for its kernels), the predicted failure is compared with the reported
 one, and remedies are judged with the memory that PyTorch had there. MODEL follows LOG; give - for LOG to read standard
-input.
+input. The answer has at most 40 lines of 100
+columns; --details prints all.
 
 exit codes: 0 a message was explained, 2 bad input, or no out-of-memory message in it
 """
@@ -55,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with a job: judge every change that may help, and trace the model for those that need it "
                              "(minutes); without it, those that fit first")
     output.add_output(parser)
+    parser.add_argument("--details", action="store_true",
+                        help="print everything: bytes, all facts about the message, further messages of the log, the "
+                             "predicted memory by module, and the snapshot's blocks by line of code")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,6 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
             "snapshot": snapshot and oom.snapshot_document(snapshot, arguments.snapshot)}
 
     def report(console: Console) -> None:
+        if not arguments.details:
+            from predictor.report import oom_summary
+
+            told = None if snapshot is None else (snapshot, file_name(arguments.snapshot))
+            return oom_summary.report(console, found, name, job, told)
         oom.report(console, found, name, job)
         if snapshot is not None:
             oom.snapshot_report(console, snapshot, file_name(arguments.snapshot))
@@ -87,11 +97,11 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         InputError: the log cannot be read, or has no out-of-memory message.
     """
     from predictor.oom.explanation import explain
-    from predictor.oom.message import contains, find
+    from predictor.oom.message import contains, elsewhere, find
 
     if log == STDIN:
         name, text = "standard input", _standard_input()
-    elif contains(log):
+    elif contains(log) or elsewhere(log):
         name, text = "the given message", log
     else:
         name, text = file_name(log), _text(log)
@@ -99,6 +109,9 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         messages = find(text)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+    if not messages and (whose := elsewhere(text)):
+        raise InputError(f"{name}: this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only "
+                         "those of CUDA")
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '
                          '"CUDA error: out of memory" and the like): give the log, or the text, that contains it')

@@ -21,17 +21,20 @@ EXAMPLES = """examples:
   peakcast replay snapshot.pickle.xz --device 1 --json -o replay.json
   peakcast replay snapshot.pickle --allocator-conf expandable_segments:True
   peakcast replay snapshot.pickle --allocator-conf max_split_size_mb:512 --capacity-bytes 80GiB
+  peakcast replay snapshot.pickle --capacity-bytes 20GiB
 
 SNAPSHOT is a file that torch.cuda.memory._dump_snapshot(FILE) writes after
 torch.cuda.memory._record_memory_history(), or that peakcast measure --snapshot FILE writes (PyTorch 2.1 or
 later). It may be compressed with xz, gzip or bzip2. No code in it is run. The history may begin in the middle
 of a run: the blocks that the allocator held before are derived from the state at its end.
 
-With settings other than the recorded ones, the job's allocations and frees are played with those, and the answer
-says what they save. PyTorch then gets the memory of --capacity-bytes, or what it had where the recording ran out.
+With settings other than the recorded ones, or with --capacity-bytes, the job's allocations and frees are played with
+those, and the answer says what changes and whether the job survives. PyTorch then gets the memory of --capacity-bytes,
+or what it had where the recording ran out, or the device's memory in the snapshot less 1 GiB for what is outside
+PyTorch, as peakcast predict assumes.
 
 exit codes: 0 simulation and recording agree, or nothing was recorded, 1 they differ, 2 bad input; with other settings
-0 the job survives, 1 it runs out of memory
+or --capacity-bytes 0 the job survives, 1 it runs out of memory
 """
 
 
@@ -43,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF; default: those in the snapshot. "
                              "With others the answer is what they change")
     parser.add_argument("--capacity-bytes", metavar="SIZE",
-                        help="the device's memory, such as 80GiB; only expandable segments and other settings than the "
-                             "recorded ones need it; default: the one in the snapshot (peakcast predict writes it, "
-                             "PyTorch does not)")
+                        help="the memory that PyTorch can have, such as 80GiB: would the job survive with it? Default: "
+                             "what it had where the recording ran out, or the device's memory in the snapshot "
+                             "(peakcast predict writes it, PyTorch does not) less 1 GiB. If the snapshot does not tell "
+                             "the device's memory and has expandable segments that fit, SIZE is taken for that memory, "
+                             "which their replay needs")
     output.add_output(parser)
 
 
@@ -67,9 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     snapshot = read(path)
     try:
         device = _only(snapshot) if device is None else device
-        from predictor.snapshot.what_if import is_other
-
-        if settings is not None and is_other(snapshot, settings):
+        if _is_what_if(snapshot, device, settings, capacity):
             return _what_if(arguments, snapshot, device, settings, capacity)
         result = replay(snapshot, device, settings, capacity)
     except InputError as error:
@@ -89,15 +92,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if result.agrees is False else 0
 
 
-def _what_if(arguments: argparse.Namespace, snapshot: Snapshot, device: int, settings: AllocatorSettings,
+def _is_what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings | None, capacity: int | None) -> bool:
+    """Whether other settings, or another capacity than that of the recorded device, are asked for."""
+    from predictor.snapshot.what_if import is_of_recorded_device, is_other
+
+    if settings is not None and is_other(snapshot, settings):
+        return True
+    if capacity is None or device >= len(snapshot.traces) or not len(snapshot.traces[device]):
+        return False
+    return not is_of_recorded_device(snapshot, device, capacity)
+
+
+def _what_if(arguments: argparse.Namespace, snapshot: Snapshot, device: int, settings: AllocatorSettings | None,
              capacity: int | None) -> int:
     """Plays the history with other settings and reports. The exit code says whether the job survives."""
+    from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
     from predictor.report import replay as rendered
-    from predictor.snapshot.replay import replay
+    from predictor.snapshot.replay import replay, settings_of
     from predictor.snapshot.what_if import what_if
 
-    result = what_if(snapshot, device, settings, capacity)
-    recorded = replay(snapshot, device, None, capacity)
+    played = settings_of(snapshot.settings) if settings is None else settings
+    result = what_if(snapshot, device, played, capacity, ASSUMED_RUNTIME_BYTES)
+    recorded = replay(snapshot, device, None, snapshot.total_bytes.get(device, capacity))
     name = file_name(arguments.snapshot)
     output.write(arguments, lambda: rendered.what_if_document(result, recorded, arguments.snapshot),
                  lambda console: rendered.what_if_report(console, result, recorded, name))

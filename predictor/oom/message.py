@@ -101,6 +101,13 @@ _LIBRARIES = (
     ("cuBLAS", re.compile(r"\bCUBLAS_STATUS_ALLOC_FAILED\b")),
     ("cuDNN", re.compile(r"\bCUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)\b")),
 )
+_ELSEWHERE = (
+    ("of the host's memory", re.compile(r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)")),
+    ("of Apple's GPU (MPS)", re.compile(r"\bMPS backend out of memory\b")),
+    ("of an XPU", re.compile(r"\bXPU out of memory\b")),
+)
+"""Out-of-memory errors of other devices than CUDA's: c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm,
+c10/xpu/XPUCachingAllocator.cpp (PyTorch 2.11)."""
 _FIELDS = {name: re.compile(pattern.replace(" ", r"\s+").replace("SIZE", _S)) for name, pattern in {
     "capacity": r"has a total capaci?ty of SIZE|SIZE total capacity;|Device limit : SIZE",
     "free": r"of which SIZE is free|SIZE free;|Free \(according to CUDA\): SIZE",
@@ -138,6 +145,11 @@ def find(text: str) -> list[Message]:
 def contains(text: str) -> bool:
     """Whether a text holds an out-of-memory message."""
     return bool(find(text))
+
+
+def elsewhere(text: str) -> str:
+    """Whose out-of-memory error of another device than a CUDA GPU a text holds; empty if it holds none."""
+    return next((whose for whose, pattern in _ELSEWHERE if pattern.search(text)), "")
 
 
 def _merged(first: Message, second: Message) -> Message:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_bytes
-from predictor.common.suggestions import file_name
+from predictor.common.suggestions import file_name, quoted
 from predictor.oom.log import LARGEST_LOG_BYTES
 from predictor.oom.message import contains
 
@@ -25,6 +25,8 @@ def led(words: Sequence[str], error: str) -> str:
         path = word.partition("=")[2] if word.startswith("--") else word
         if "oom" not in ours[:1] and contains(path):
             return "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input"
+        if ours[0] == "oom" and error.startswith(f"unknown argument {quoted(word)}") and _is_log(word):
+            return f"the log comes first: peakcast oom {shlex.quote(file_name(word))} MODEL …"
         if (file_name(path) in error or word is words[0]) and _is_log(path):
             return f"{error}; it holds an out-of-memory error: peakcast oom {shlex.quote(file_name(path))} explains it"
     return error

@@ -11,6 +11,8 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
+from predictor.oom.stack import EMULATOR
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot.initial_state import Inconsistent, start_of
 from predictor.snapshot.records import Action, Snapshot, State, frames
 from predictor.snapshot.replay import settings_of
@@ -18,7 +20,11 @@ from predictor.snapshot.what_if import WhatIf, what_if
 
 UNKNOWN = "unknown"
 """The place of blocks whose stack was not recorded."""
-_TORCH = re.compile(r"/(?:site-packages|dist-packages)/torch/|^<|^\?\?$")
+_TORCH = re.compile(rf"/(?:site-packages|dist-packages)/torch/|{EMULATOR}|^<|^\?\?$")
+
+_NODE = re.compile(r"torch::autograd::generated::(\w+)::apply\(")
+_ENGINE = re.compile(r"torch::autograd::Engine::thread_main\(")
+"""Frames of autograd's own threads, which run no code of the user (torch/csrc/autograd/engine.cpp, PyTorch 2.11)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ def recorded_failure(snapshot: Snapshot, device: int) -> RecordedFailure:
     try:
         played = what_if(snapshot, device, settings)
         if not settings.expandable_segments:
-            other = what_if(snapshot, device, AllocatorSettings(expandable_segments=True))
+            other = what_if(snapshot, device, AllocatorSettings(expandable_segments=True),
+                            outside_bytes=ASSUMED_RUNTIME_BYTES)
     except InputError as error:
         obstacle = str(error)
     failure = None if played is None else played.failure
@@ -123,11 +130,18 @@ def _at_entry(snapshot: Snapshot, device: int, entry: int) -> tuple[Allocations,
 
 
 def place(raw: Any) -> str:
-    """The innermost line of Python outside of PyTorch in a stack: ``model.py:12 forward``. Without one, of any code."""
+    """The innermost line of Python outside of PyTorch in a stack: ``model.py:12 forward``. Without one, of any code.
+
+    Frames of the emulated GPU are not the user's either. Of autograd's threads it is the node: ``backward:
+    AddmmBackward0``.
+    """
     stack = [frame for frame in frames(raw) if frame.name]
     python = [frame for frame in stack if frame.filename.endswith(".py")]
-    chosen = next((frame for frame in python if not _TORCH.search(frame.filename)), None) or next(
-        iter(python or stack), None)
+    chosen = next((frame for frame in python if not _TORCH.search(frame.filename)), None)
+    if chosen is None and any(_ENGINE.search(frame.name) for frame in stack):
+        node = next((match[1] for frame in stack if (match := _NODE.search(frame.name))), "")
+        return f"backward: {node}" if node else "backward"
+    chosen = chosen or next(iter(python or stack), None)
     if chosen is None:
         return UNKNOWN
     return f"{chosen.filename}:{chosen.line} {chosen.name}" if chosen in python else chosen.name

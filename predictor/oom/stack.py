@@ -30,8 +30,9 @@ class Place:
     Attributes:
         moment: the moment of the step; None if no frame tells.
         within: what the moment was a part of: recomputation of checkpointed activations, generation, evaluation.
-        innermost: the innermost frame outside of PyTorch itself; None if there is none.
-        own: the innermost frame of a file that is not an installed package; None if there is none.
+        innermost: the innermost frame outside of PyTorch itself and the emulated GPU; None if there is none.
+        own: the innermost frame of a file that is neither an installed package nor the emulated GPU; None if there is
+            none.
     """
 
     moment: Moment | None
@@ -68,8 +69,10 @@ _WITHIN = (
 )
 RECOMPUTATION = "recomputation of checkpointed activations"
 _CHECKPOINT = re.compile(r"/(?:torch/utils/checkpoint|deepspeed/runtime/activation_checkpointing/\w+)\.py$")
-_TORCH = re.compile(r"/(?:site-packages|dist-packages)/torch/|^<")
-_INSTALLED = re.compile(r"/(?:site-packages|dist-packages)/|/lib/python3[^/]*/|^<")
+EMULATOR = r"/calibrate/(?:emulator|dryrun)/\w[\w/]*\.py$"
+"""Files of peakcast between the user's code and PyTorch's on an emulated GPU, installed or in a checkout."""
+_TORCH = re.compile(rf"/(?:site-packages|dist-packages)/torch/|{EMULATOR}|^<")
+_INSTALLED = re.compile(rf"/(?:site-packages|dist-packages)/|/lib/python3[^/]*/|{EMULATOR}|^<")
 
 
 def place_of(lines: Sequence[str], index: int) -> Place | None:

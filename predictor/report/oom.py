@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.safe_text import printable
 from predictor.oom.amounts import Amount
 from predictor.oom.explanation import Advice, Cure, Explanation, Holder, Share
-from predictor.oom.message import Kind, Message
+from predictor.oom.message import Kind, Message, Process
 from predictor.oom.recorded import RecordedFailure
 from predictor.oom.reproduction import PredictedJob, Reproduction
 from predictor.oom.stack import Frame, Place
@@ -87,16 +88,17 @@ def source_line(m: Message, name: str) -> str:
     return " · ".join(part for part in (name, f"line {m.line:,}", m.source, m.wording, times) if part)
 
 
-def place_text(place: Place) -> str:
-    """Where the traceback says that it happened, as a sentence."""
-    moment = "" if place.moment is None else f"in {place.moment.value}" + (f" ({place.within})" if place.within else "")
-    at = "" if place.innermost is None else f"at {_frame(place.innermost)}"
-    own = f"called from {_frame(place.own)}" if place.own is not None and place.own != place.innermost else ""
-    return f"It happened {', '.join(part for part in (moment, at, own) if part) or 'in PyTorch'} (from the traceback)."
-
-
-def _frame(frame: Frame) -> str:
+def frame_text(frame: Frame) -> str:
+    """A frame as file, line and function."""
     return printable(f"{frame.file}:{frame.line}, {frame.function}")
+
+
+def place_text(place: Place, frame: Callable[[Frame], str] = frame_text) -> str:
+    """Where the traceback says that it happened, as a sentence. ``frame`` gives the text of a frame."""
+    moment = "" if place.moment is None else f"in {place.moment.value}" + (f" ({place.within})" if place.within else "")
+    at = "" if place.innermost is None else f"at {frame(place.innermost)}"
+    own = f"called from {frame(place.own)}" if place.own is not None and place.own != place.innermost else ""
+    return f"It happened {', '.join(part for part in (moment, at, own) if part) or 'in PyTorch'} (from the traceback)."
 
 
 def _shares_table(explanation: Explanation) -> Table:
@@ -104,13 +106,14 @@ def _shares_table(explanation: Explanation) -> Table:
     rows = table("what holds the memory", "size", "bytes", "")
     rows.columns[1].justify = rows.columns[2].justify = "right"
     for part in explanation.shares:
-        rows.add_row(_holder(part), size_text(part.memory.bytes), _bytes(part.memory), MEANING[part.holder])
+        rows.add_row(holder(part), size_text(part.memory.bytes), _bytes(part.memory), MEANING[part.holder])
     if capacity is not None:
         rows.add_row("the whole GPU", size_text(capacity.bytes), _bytes(capacity), "", style="bold")
     return rows
 
 
-def _holder(part: Share) -> str:
+def holder(part: Share) -> str:
+    """Who holds a part of the memory."""
     return part.holder.value if part.pid is None else f"process {part.pid}"
 
 
@@ -135,10 +138,16 @@ def facts(explanation: Explanation) -> list[str]:
                          "large enough. PyTorch had already given back every segment that no tensor used, so these are "
                          "pieces of segments in use.")
     if explanation.unidentified:
-        listed = ", ".join(f"{process.pid} ({size_text(process.memory.bytes)})" for process in explanation.unidentified)
-        sentences.append(f"One of these may be the process that failed: {listed}. In a container PyTorch does not "
-                         "recognize its own process number.")
+        sentences.append(f"{unidentified_text(explanation.unidentified)} In a container PyTorch does not recognize its "
+                         "own process number.")
     return sentences
+
+
+def unidentified_text(processes: Sequence[Process], count: int = 0) -> str:
+    """The processes of which one may have failed, as a sentence. ``count`` is their number if not all are given."""
+    listed = ", ".join(f"{process.pid} ({size_text(process.memory.bytes)})" for process in processes)
+    more = f" and {count - len(processes):,} more" if count > len(processes) else ""
+    return f"One of these may be the process that failed: {listed}{more}."
 
 
 def advice_text(advice: Advice, explanation: Explanation) -> str:
@@ -176,14 +185,16 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
     """
     found = job.reproduction
     console.print()
-    _say(console, f"Predicted for this configuration: {verdict(job.prediction)}", style="bold")
+    outside = size_text(job.prediction.provenance.get("runtime_bytes", 0))
+    _say(console, f"Predicted for this configuration on the whole GPU, {outside} outside PyTorch assumed: "
+                  f"{verdict(job.prediction)}", style="bold")
     if found is None:
         _say(console, "The message does not tell how much memory PyTorch could have: its failure cannot be compared.")
     else:
         for sentence in reproduction_sentences(found):
             _say(console, sentence)
         console.print()
-        console.print(_compared_table(found))
+        console.print(compared_table(found))
         console.print()
         if found.outcome.failure is not None:
             console.print(factor_table(found.outcome, console.width, point="at the failure",
@@ -197,7 +208,8 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
         _say(console, f"- {sentence}")
 
 
-def _compared_table(found: Reproduction) -> Table:
+def compared_table(found: Reproduction) -> Table:
+    """The numbers that both the message and the prediction have, side by side."""
     rows = table("", "reported", "predicted", "predicted - reported", numbers=True)
     for item in found.compared:
         equal = item.reported.may_be(item.predicted_bytes)
@@ -225,7 +237,7 @@ def reproduction_sentences(reproduction: Reproduction) -> list[str]:
 def snapshot_report(console: Console, failure: RecordedFailure, name: str) -> None:
     """Prints what the snapshot says about the failed allocation, or about its end."""
     console.print()
-    _say(console, f"{name}: {_state(failure)}", style="bold")
+    _say(console, f"{name}: {state(failure)}", style="bold")
     if failure.fits_unfragmented is not None:
         idle = failure.reserved_bytes - failure.allocated_bytes
         _say(console, f"{size_text(idle)} were idle in PyTorch's cache and {size_text(failure.free_bytes or 0)} free: "
@@ -239,10 +251,11 @@ def snapshot_report(console: Console, failure: RecordedFailure, name: str) -> No
         rows.add_row(f"{len(rest):,} more lines (--json)", size_text(sum(group.bytes for group in rest)),
                      f"{sum(group.blocks for group in rest):,}")
     console.print(rows)
-    _say(console, _expandable(failure, name))
+    _say(console, expandable(failure, name))
 
 
-def _state(failure: RecordedFailure) -> str:
+def state(failure: RecordedFailure) -> str:
+    """The failed allocation of a snapshot, or PyTorch's memory at its end, as a sentence after the snapshot's name."""
     memory = f"{size_text(failure.allocated_bytes)} allocated, {size_text(failure.reserved_bytes)} reserved"
     if failure.entry is None:
         return f"no failed allocation is recorded on device {failure.device}; at the end {memory}."
@@ -250,21 +263,25 @@ def _state(failure: RecordedFailure) -> str:
             f"{failure.device}, with {memory}.")
 
 
-def _expandable(failure: RecordedFailure, name: str) -> str:
+def expandable(failure: RecordedFailure, name: str, *, hint: bool = True) -> str:
+    """What expandable segments would have changed, as a sentence; with ``hint`` also how to play other settings."""
     result = failure.what_if
     if failure.obstacle:
         return f"What other allocator settings would change is not known: {failure.obstacle}."
     if result is None:
         return "It was recorded with expandable segments."
     peak = f"a reserved peak of {size_text(result.peak_reserved_bytes)}"
-    if failure.entry is None:
+    if failure.entry is None and result.failure is not None:
+        said = (f"the job runs out of the {size_text(result.limit_bytes or 0)} that PyTorch has on the snapshot's "
+                f"device, at entry {result.failure.entry:,}")
+    elif failure.entry is None:
         said = peak
     elif result.failure is None:
         said = f"the allocation succeeds, with {peak}"
     else:
         said = f"the job still runs out of memory, at entry {result.failure.entry:,}"
-    return (f"With expandable_segments:True: {said} (peakcast replay {name} --allocator-conf … plays it with other "
-            "settings, too).")
+    other = f" (peakcast replay {name} --allocator-conf … plays it with other settings, too)" if hint else ""
+    return f"With expandable_segments:True: {said}{other}."
 
 
 def document(found: list[Explanation], log: str, job: PredictedJob | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def document(result: Replay, path: str) -> dict[str, Any]:
 
 
 def what_if_report(console: Console, result: WhatIf, recorded: Replay, name: str) -> None:
-    """Prints the result of ``peakcast replay`` with settings other than the recorded ones.
+    """Prints the result of ``peakcast replay`` with other settings or another capacity than the recorded ones.
 
     Args:
         recorded: the replay with the recorded settings.
@@ -80,7 +80,7 @@ def what_if_report(console: Console, result: WhatIf, recorded: Replay, name: str
                         f"{result.recorded_settings or 'default settings'} · {held}", indent=0):
         console.print(line)
     console.print()
-    rows = table("", f"with {result.settings or 'default settings'}", "recorded")
+    rows = table("", "played" if _as_recorded(result) else f"with {result.settings or 'default settings'}", "recorded")
     rows.columns[1].justify = rows.columns[2].justify = "right"
     for counter in ("requested", "allocated", "active", "reserved"):
         key = f"peak_{counter}_bytes"
@@ -96,8 +96,10 @@ def what_if_report(console: Console, result: WhatIf, recorded: Replay, name: str
 
 
 def what_if_sentences(result: WhatIf, recorded: Replay) -> list[str]:
-    """What other settings change, in sentences: the first is the answer."""
+    """What other settings or another capacity change, in sentences: the first is the answer."""
     settings = result.settings or "the default settings"
+    if _as_recorded(result) and result.limit_bytes is not None:
+        settings = f"{size_text(result.limit_bytes)} for PyTorch and the recorded settings"
     if result.failure is not None and not result.failure.is_recorded:
         answer = f"With {settings} the job runs out of memory: {_failure(result)}."
     else:
@@ -107,6 +109,11 @@ def what_if_sentences(result: WhatIf, recorded: Replay) -> list[str]:
         answer = (f"With {settings} the job reserves {size_text(result.peak_reserved_bytes)} instead of the recorded "
                   f"{size_text(recorded.peak_reserved_bytes)}: {change}. {_allocated(result, recorded)}")
     return [answer, *_survival(result, recorded), *_doubts(result, recorded)]
+
+
+def _as_recorded(result: WhatIf) -> bool:
+    """Whether only the capacity may be another than in the recording."""
+    return result.settings == result.recorded_settings
 
 
 def _failure(result: WhatIf) -> str:
@@ -134,9 +141,14 @@ def _survival(result: WhatIf, recorded: Replay) -> list[str]:
         sentences.append(f"It still runs out of memory ({failures - avoided:,} of {failures:,} times): "
                          f"{_failure(result)}.")
     elif not failures and result.limit_bytes is not None and result.failure is None:
-        sentences.append(f"It survives with {size_text(result.limit_bytes)} for PyTorch; "
-                         f"{size_text(result.limit_bytes - result.peak_reserved_bytes)} of them stay free for the CUDA "
-                         "context, NCCL and libraries, which a recording does not contain.")
+        free = f"{size_text(result.limit_bytes - result.peak_reserved_bytes)} of them stay free"
+        sentences.append(f"It survives with {size_text(result.limit_bytes)} for PyTorch; {free}" + (
+            " for the CUDA context, NCCL and libraries, which a recording does not contain."
+            if result.outside_bytes is None else "."))
+    if result.outside_bytes is not None:
+        sentences.append(f"PyTorch gets {size_text(result.limit_bytes or 0)}: the {size_text(result.total_bytes or 0)} "
+                         f"of the device in the snapshot, less {size_text(result.outside_bytes)} assumed for the CUDA "
+                         "context, NCCL and libraries. --capacity-bytes gives it another size.")
     return sentences
 
 
@@ -150,7 +162,8 @@ def _doubts(result: WhatIf, recorded: Replay) -> list[str]:
                          "--capacity-bytes.")
     if recorded.agrees is False:
         sentences.append("With the recorded settings the simulation does not make every recorded decision (peakcast "
-                         "replay without --allocator-conf names the first difference): the numbers may be off.")
+                         "replay without --allocator-conf and --capacity-bytes names the first difference): the "
+                         "numbers may be off.")
     return sentences
 
 
@@ -158,12 +171,12 @@ def what_if_document(result: WhatIf, recorded: Replay, path: str) -> dict[str, A
     """The same as JSON data: the keys of :func:`document`, and ``what_if``."""
     peaks = {f"peak_{counter}_bytes": getattr(result, f"peak_{counter}_bytes")
              for counter in ("requested", "allocated", "active", "reserved")}
-    own = {"allocator_conf": result.settings, "segments": list(result.segments), "start": _plain(result.start),
-           "end": _plain(result.end), "agrees": None, "first_divergence": None}
+    own = {"allocator_conf": result.settings, "capacity_bytes": result.total_bytes, "segments": list(result.segments),
+           "start": _plain(result.start), "end": _plain(result.end), "agrees": None, "first_divergence": None}
     failure = None if result.failure is None else asdict(result.failure)
     return document(recorded, path) | peaks | own | {"what_if": {
         "recorded_allocator_conf": result.recorded_settings, "limit_bytes": result.limit_bytes,
-        "recorded_peak_allocated_bytes": recorded.peak_allocated_bytes,
+        "assumed_outside_bytes": result.outside_bytes, "recorded_peak_allocated_bytes": recorded.peak_allocated_bytes,
         "recorded_peak_reserved_bytes": recorded.peak_reserved_bytes,
         "saved_allocated_bytes": recorded.peak_allocated_bytes - result.peak_allocated_bytes,
         "saved_reserved_bytes": recorded.peak_reserved_bytes - result.peak_reserved_bytes,

@@ -10,12 +10,15 @@ PyTorch could have tells which it was. Where that is not known, it is taken for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, SimulatedDriver
 from predictor.allocator import events as allocator_events
 from predictor.allocator.blocks import PENDING
+from predictor.allocator.constants import UNLIMITED_TOTAL
 from predictor.allocator.sizes import round_to_division
 from predictor.common.errors import InputError
 from predictor.snapshot.initial_state import Inconsistent, Start, start_of
@@ -48,7 +51,10 @@ class WhatIf:
 
     Attributes:
         settings, recorded_settings: the allocator's settings as text, here and in the recording.
+        total_bytes: the device's memory; None if unknown.
         limit_bytes: the memory that PyTorch could have; None for no limit.
+        outside_bytes: the memory outside PyTorch that was taken off the device's for this limit; None if the limit was
+            given or recorded, or if there is none.
         start: the allocator's totals at the beginning of the recording. Its segments stay as they were recorded.
         perhaps_refused: how often memory was given back that is taken for a call of ``empty_cache()``, although the
             device may have refused memory.
@@ -61,7 +67,9 @@ class WhatIf:
     events: int
     settings: str
     recorded_settings: str
+    total_bytes: int | None
     limit_bytes: int | None
+    outside_bytes: int | None
     start: Totals
     peak_requested_bytes: int
     peak_allocated_bytes: int
@@ -74,13 +82,16 @@ class WhatIf:
     failure: Failure | None
 
 
-def what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings, capacity_bytes: int | None = None) -> WhatIf:
+def what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings, capacity_bytes: int | None = None,
+            outside_bytes: int | None = None) -> WhatIf:
     """Plays the history of one device with other settings.
 
     Args:
         settings: replace those of the recording.
         capacity_bytes: the memory that PyTorch can have. None means what it had where the recording ran out of memory;
-            where it never did, there is no limit.
+            where it never did, it is the device's memory in the snapshot less ``outside_bytes``. Without one of these
+            two there is no limit.
+        outside_bytes: the device's memory that PyTorch is assumed not to get.
 
     Raises:
         InputError: the history does not lead to the listed segments, contradicts itself, has private pools, or the
@@ -102,11 +113,15 @@ def what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings, capaci
                          "recording stops, and while no other thread allocates") from None
     if start.handles:
         raise InputError("it has private pools (CUDA graphs, MemPool), whose memory other settings are not simulated "
-                         "for: leave --allocator-conf out")
-    releases = _Releases(trace, sum(segment.total_size for segment in start.segments), capacity_bytes)
-    limit = releases.limit_bytes if capacity_bytes is None else capacity_bytes
+                         "for: leave --allocator-conf and --capacity-bytes out")
+    own = snapshot.total_bytes.get(device, UNLIMITED_TOTAL)
+    assumed = None if outside_bytes is None or own >= UNLIMITED_TOTAL else max(0, own - outside_bytes)
+    releases = _Releases(trace, sum(segment.total_size for segment in start.segments), (assumed, capacity_bytes))
+    known = releases.limit_bytes if capacity_bytes is None else capacity_bytes
     try:
-        return _Play(trace, start, (recorded, settings), limit, total).result(device, releases)
+        result = _Play(trace, start, (recorded, settings), assumed if known is None else known, total).result(
+            device, releases)
+        return replace(result, outside_bytes=outside_bytes if known is None and assumed is not None else None)
     except TRIPPED as error:
         raise InputError("its history contradicts itself: record it again") from error
 
@@ -115,14 +130,15 @@ class _Releases:
     """Tells the calls of ``empty_cache()`` from the refusals of the recorded device.
 
     Args:
-        capacity_bytes: the memory that PyTorch could have at most, where the history does not tell it; None if unknown.
+        capacities: what PyTorch could have at most, in bytes, where the history does not tell it: the first that the
+            recorded peak does not exceed counts. None if unknown.
 
     Attributes:
         perhaps_refused: as in :class:`WhatIf`.
         limit_bytes: the memory that PyTorch could have in the recording; None if it never ran out.
     """
 
-    def __init__(self, trace: Trace, start_bytes: int, capacity_bytes: int | None) -> None:
+    def __init__(self, trace: Trace, start_bytes: int, capacities: Iterable[int | None]) -> None:
         self._actions, self._sizes = trace.action.tolist(), trace.size.tolist()
         reserved, peak = start_bytes, start_bytes
         groups: list[tuple[int, int, int]] = []  # first entry, reserved bytes before, and those needed after it
@@ -138,7 +154,7 @@ class _Releases:
             elif action == Action.OOM:  # its address is the memory that the driver had left
                 limits.append(reserved + min(int(trace.address[index]), max(size - 1, 0)))
         self.limit_bytes = max(peak, *limits) if limits else None
-        known = capacity_bytes if self.limit_bytes is None else self.limit_bytes
+        known = next((size for size in (self.limit_bytes, *capacities) if size is not None and size >= peak), None)
         beyond = {first for first, before, needed in groups if needed and before + needed > (known or peak)}
         self._refused = set() if known is None else beyond
         self.perhaps_refused = len(beyond - self._refused)
@@ -182,7 +198,7 @@ class _Play:
     def __init__(self, trace: Trace, start: Start, settings: tuple[AllocatorSettings, AllocatorSettings],
                  limit_bytes: int | None, total_bytes: int | None) -> None:
         self._recorded, self._settings = settings
-        self._trace, self._start, self._limit = trace, start, limit_bytes
+        self._trace, self._start, self._limit, self._total = trace, start, limit_bytes, total_bytes
         self.driver = SimulatedDriver(None, total_bytes or limit_bytes)
         rules = replace(self._recorded, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         self.allocator = CachingAllocator(rules, self.driver, completion="synchronization")
@@ -217,7 +233,8 @@ class _Play:
         end = self.allocator
         return WhatIf(
             device=device, events=len(self._trace), settings=str(self._settings),
-            recorded_settings=str(self._recorded), limit_bytes=self._limit, start=begun,
+            recorded_settings=str(self._recorded), total_bytes=self._total,
+            limit_bytes=self._limit, outside_bytes=None, start=begun,
             peak_requested_bytes=end.peak_requested_bytes, peak_allocated_bytes=end.peak_allocated_bytes,
             peak_active_bytes=end.peak_active_bytes, peak_reserved_bytes=end.peak_reserved_bytes,
             segments=tuple(self.segments), end=Totals(*self._totals()),
@@ -267,3 +284,18 @@ def is_other(snapshot: Snapshot, settings: AllocatorSettings) -> bool:
     """Whether settings differ from those of the recording in a way that matters for device memory."""
     first, second = (replace(item, without_effect=()) for item in (settings_of(snapshot.settings), settings))
     return first != second
+
+
+def is_of_recorded_device(snapshot: Snapshot, device: int, capacity_bytes: int) -> bool:
+    """Whether a given capacity stands for the memory of the recorded device, which a replay of its history needs.
+
+    It does where expandable segments were recorded, all of them fit into it, and the snapshot does not tell the
+    device's memory.
+    """
+    trace, segments = snapshot.traces[device], snapshot.segments_of(device)
+    expandable = settings_of(snapshot.settings).expandable_segments or any(s.is_expandable for s in segments) or bool(
+        (trace.action == Action.SEGMENT_MAP).any())
+    change = np.isin(trace.action, list(NEW)).astype(np.int64) - np.isin(trace.action, list(GIVEN_BACK))
+    later = np.cumsum((change * trace.size)[::-1])  # for each entry: what it and those after it add up to
+    peak = sum(segment.total_size for segment in segments) - int(later.min(initial=0))
+    return expandable and device not in snapshot.total_bytes and peak <= capacity_bytes

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from predictor.cli import main
 from predictor.oom import log
-from tests.predictor.histories import recorded
+from tests.predictor.histories import MIB, raw, recorded, steps
 from tests.predictor.oom.wordings import State, torch_2_11
 
 GIB = 1 << 30
@@ -37,7 +38,7 @@ def error_of(capsys, *argv: str) -> str:
 
 
 def test_a_message_is_explained(capsys, path):
-    assert main(["oom", path]) == 0
+    assert main(["oom", path, "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("Out of memory on GPU 0: 2.00 GiB were asked for, and 512.00 MiB were free.")
     assert "line 4 · rank 1 · PyTorch 2.2 or later It happened at /home/me/train.py:9, f (from the traceback)." in text
@@ -78,9 +79,9 @@ def test_a_job_is_predicted_on_the_gpu_of_the_message(capsys, path):
 
 
 def test_numbers_that_do_not_agree_are_said_plainly(capsys, path):
-    assert main(["oom", path, *JOB]) == 0
+    assert main(["oom", path, *JOB, "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Predicted for this configuration: Does not fit" in text
+    assert "Predicted for this configuration on the whole GPU, 1.00 GiB outside PyTorch assumed: Does not fit" in text
     assert "The numbers do not agree, so this may be another failure than the reported one." in text
 
 
@@ -111,13 +112,64 @@ def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):
 
 
 def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_no_remedies(capsys, path):
-    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
+    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "is predicted to survive" in text and "Remedies" not in text
 
 
-def test_a_snapshot_says_what_was_alive(capsys, path):
+EVERYTHING = torch_2_11(State(0, 2 * GIB, 79 * GIB, GIB // 2, 30 * GIB, 8 * GIB, pools=5 * GIB, this_process=45 * GIB,
+                              others=((7, 10 * GIB), (8, 10 * GIB), (9, 13 * GIB))))
+"""A message with a number for every holder."""
+
+
+@pytest.mark.parametrize("words", [[], JOB, ["--snapshot", str(recorded("small-out-of-memory"))],
+                                   [*JOB, "--snapshot", str(recorded("small-out-of-memory"))]])
+def test_the_short_answer_has_at_most_40_lines_of_100_columns(capsys, monkeypatch, tmp_path, words):
+    monkeypatch.setenv("COLUMNS", "100")
+    file, folder = tmp_path / "train.log", "/home/me" + "/long" * 50
+    file.write_text("".join(f'[rank{rank}]: Traceback (most recent call last):\n'
+                            f'[rank{rank}]:   File "{folder}/train.py", line 9, in f\n'
+                            f'[rank{rank}]:   File "{folder}/site-packages/model.py", line 9, in forward\n'
+                            f"[rank{rank}]: torch.OutOfMemoryError: {EVERYTHING}\n" for rank in range(8)))
+    assert main(["oom", str(file), *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    assert "3 other processes 33.00 GiB" in text and "--details shows 7 more messages, " in text
+    assert ("Fits with " in text) == (JOB[0] in words)
+
+
+def test_the_short_answer_names_the_predicted_failure_the_peaks_and_remedies(capsys, path):
+    assert main(["oom", path, *JOB]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Predicted with the 38.50 GiB that PyTorch could have: it runs out of memory in " in text
+    assert "The numbers do not agree: the reported failure may be another one (--details: why)." in text
+    assert "Allocated then, mostly: " in text and "Remedies, each predicted with the 38.50 GiB" in text
+    assert "tried to allocate 2.00 GiB " in text
+
+
+def test_the_short_answer_of_a_job_that_survives_says_so(capsys, path):
+    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "it survives, with at most " in text and "Remedies" not in text
+
+
+def test_the_short_answer_names_the_largest_blocks_of_a_snapshot(capsys, path):
     assert main(["oom", path, "--snapshot", str(recorded("small-out-of-memory"))]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "failed on device 0, with 33.55 MiB allocated, 34.00 MiB reserved. Largest blocks, by line of code: " in text
+
+
+def test_a_predicted_snapshot_is_limited_by_its_device(capsys, path, tmp_path):
+    file = tmp_path / "x.pickle"
+    file.write_bytes(pickle.dumps(raw(steps(), device_total_memory=[GIB + 40 * MIB])))
+    assert main(["oom", path, "--snapshot", str(file)]) == 0
+    assert ("With expandable_segments:True: the job runs out of the 40.00 MiB that PyTorch has on the snapshot's device, "
+            "at entry ") in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_snapshot_says_what_was_alive(capsys, path):
+    assert main(["oom", path, "--snapshot", str(recorded("small-out-of-memory")), "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "the allocation of 32.00 MiB at entry 602 failed on device 0, with 33.55 MiB allocated" in text
     assert "without fragmentation the request would not have fit" in text
@@ -145,6 +197,27 @@ def test_a_log_without_a_message_says_what_was_searched(capsys, tmp_path):
 def test_a_model_in_place_of_the_log_is_named(capsys):
     assert error_of(capsys, "oom", "llava-1.5-7b").endswith(
         "if it is the MODEL, give the log before it, or - for standard input")
+
+
+@pytest.mark.parametrize("words", [[*JOB, "{}"], ["llava-1.5-7b", "--sequence-length", "1024", "{}"]])
+def test_a_log_after_the_model_is_told_to_come_first(capsys, path, words):
+    assert error_of(capsys, "oom", *(word.format(path) for word in words)) == (
+        f"the log comes first: peakcast oom {path} MODEL …")
+
+
+@pytest.mark.parametrize("message, whose", [
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+     "to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)", "of the host's memory"),
+    ("RuntimeError: MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB, max allowed: 9.07 GB). "
+     "Tried to allocate 256.00 MB on private pool.", "of Apple's GPU (MPS)"),
+    ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.", "of an XPU"),
+])
+def test_an_error_of_another_device_is_named(capsys, tmp_path, message, whose):
+    said = f"this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only those of CUDA"
+    assert error_of(capsys, "oom", message) == f"the given message: {said}"
+    file = tmp_path / "train.log"
+    file.write_text(f"step 1\n{message}\n")
+    assert error_of(capsys, "oom", str(file)) == f"{file}: {said}"
 
 
 def test_a_device_needs_a_snapshot(capsys, path):

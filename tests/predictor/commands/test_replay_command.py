@@ -54,6 +54,46 @@ def test_other_settings_at_a_capacity_say_whether_the_job_survives(capsys):
     assert capsys.readouterr().out.startswith("With max_split_size_mb:100 the job runs out of memory: at entry ")
 
 
+def test_the_device_in_the_snapshot_limits_pytorch(capsys, tmp_path):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps(raw(steps(), device_total_memory=[1024 * MIB + 40 * MIB])))
+    assert main(["replay", str(path), "--allocator-conf", "expandable_segments:True"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("With expandable_segments:True the job runs out of memory: at entry ")
+    assert ("PyTorch gets 40.00 MiB: the 1.04 GiB of the device in the snapshot, less 1.00 GiB assumed for the CUDA "
+            "context, NCCL and libraries.") in text
+    assert main(["replay", str(path), "--allocator-conf", "expandable_segments:True", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["capacity_bytes"], said["what_if"]["limit_bytes"]) == (1064 * MIB, 40 * MIB)
+    assert said["what_if"]["assumed_outside_bytes"] == 1024 * MIB
+
+
+def test_a_predicted_history_with_other_settings_is_what_predict_says_with_them(capsys, tmp_path):
+    path, conf = str(tmp_path / "p.pickle"), ["--allocator-conf", "expandable_segments:True", "--json"]
+    job = ["predict", "llava-1.5-7b", "--sequence-length", "1024", "--per-device-train-batch-size", "12", "--recipe",
+           "lora", "--gpu", "4090"]
+    main([*job, "--snapshot", path])
+    capsys.readouterr()
+    predicted = main([*job, *conf]), json.loads(capsys.readouterr().out)["peak_reserved_bytes"]
+    assert (main(["replay", path, *conf]), json.loads(capsys.readouterr().out)["peak_reserved_bytes"]) == predicted
+
+
+def test_a_capacity_alone_asks_whether_the_job_survives_with_it(capsys):
+    assert main(["replay", SMALL, "--capacity-bytes", "16MiB"]) == 1
+    assert capsys.readouterr().out.startswith("With 16.00 MiB for PyTorch and the recorded settings the job runs out of")
+    assert main(["replay", SMALL, "--capacity-bytes", "1GiB", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["what_if"]["limit_bytes"] == said["capacity_bytes"] == 1024 * MIB
+    assert said["allocator_conf"] == said["what_if"]["recorded_allocator_conf"]
+
+
+def test_a_capacity_that_recorded_expandable_segments_do_not_fit_into_is_another_one(capsys, tmp_path):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps(raw(mapped(100 * MIB), device_total_memory=[])))
+    assert main(["replay", str(path), "--capacity-bytes", "90MiB"]) == 1
+    assert "90.00 MiB that PyTorch can have" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_recorded_settings_and_those_without_effect_are_compared_as_before(capsys):
     for settings in ("", "pinned_use_background_threads:True"):
         assert main(["replay", SMALL, "--allocator-conf", settings]) == 0

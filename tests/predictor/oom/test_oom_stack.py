@@ -3,6 +3,7 @@
 import pytest
 
 from predictor.events.events import Moment
+from predictor.oom.recorded import place as place_in_snapshot
 from predictor.oom.stack import RECOMPUTATION, Frame, Place, place_of
 
 SITE = "/opt/lib/python3.11/site-packages"
@@ -53,3 +54,26 @@ def test_frames_as_ipython_prints_them():
                                    ['  File "a.py", line 1, in f', *["log"] * 20]])
 def test_without_a_traceback_right_before_it_nothing_is_told(lines):
     assert place_of([*lines, "error"], len(lines)) is None
+
+
+@pytest.mark.parametrize("root", ["/home/me/peakcast", SITE])
+def test_frames_of_the_emulated_gpu_are_not_the_user_s(root):
+    emulator = [(f"{root}/calibrate/emulator/host_values.py", "_run"), (f"{root}/calibrate/dryrun/hooks/tags.py", "run")]
+    place = of(MINE, (f"{SITE}/torch/_compile.py", "inner"), *emulator, (f"{SITE}/torch/_ops.py", "__call__"))
+    assert place.innermost == place.own == Frame(MINE[0], 1, "main")
+    stack = [{"filename": file, "line": 1, "name": name} for file, name in (*emulator, MINE)]
+    assert place_in_snapshot(stack) == "/home/me/train.py:1 main"
+
+
+def test_a_package_of_the_user_s_that_is_also_called_calibrate_is_the_user_s():
+    mine = "/home/me/calibrate/train.py"
+    assert of((mine, "main")).own == Frame(mine, 1, "main")
+
+
+@pytest.mark.parametrize("node, place", [("AddmmBackward0", "backward: AddmmBackward0"), ("", "backward")])
+def test_blocks_of_autograd_s_threads_are_those_of_backward(node, place):
+    names = [f"torch::autograd::generated::{node}::apply(std::vector<at::Tensor>&&)"] if node else []
+    names += ["torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)"]
+    python = [(f"{SITE}/torch/_ops.py", "__call__"), ("/home/me/peakcast/calibrate/emulator/host_values.py", "_run")]
+    stack = [{"filename": file, "line": 1, "name": name} for file, name in (*python, *(("??", name) for name in names))]
+    assert place_in_snapshot(stack) == place

@@ -98,6 +98,34 @@ def test_a_capacity_that_is_too_small_ends_the_job():
     assert (result.failure.requested_bytes, result.failure.reserved_bytes) == (1000, 40 * MIB)
 
 
+def test_the_memory_of_the_device_in_the_snapshot_is_the_limit_less_what_is_assumed_outside():
+    snapshot = parse(raw(steps(), device_total_memory=[100 * MIB]))
+    result = what_if(snapshot, 0, EXPANDABLE, outside_bytes=60 * MIB)
+    assert (result.total_bytes, result.limit_bytes, result.outside_bytes) == (100 * MIB, 40 * MIB, 60 * MIB)
+    assert result.failure == what_if(parse(raw(steps())), 0, EXPANDABLE, 40 * MIB).failure
+    given = what_if(snapshot, 0, EXPANDABLE, 80 * MIB, outside_bytes=60 * MIB)
+    assert (given.limit_bytes, given.outside_bytes, given.failure) == (80 * MIB, None, None)
+
+
+def test_where_the_recording_ran_out_nothing_is_assumed():
+    result = what_if(read(recorded("small-out-of-memory")), 0, EXPANDABLE, outside_bytes=GIB)
+    assert (result.limit_bytes, result.outside_bytes) == (48 * MIB, None)
+
+
+def test_a_prediction_without_a_gpu_has_no_limit():
+    assert what_if(parse(raw(steps())), 0, EXPANDABLE, outside_bytes=GIB).limit_bytes is None
+
+
+def test_a_capacity_below_the_recorded_peak_does_not_make_a_refusal_of_a_call_of_empty_cache():
+    allocator = RecordingAllocator()
+    allocator.free(allocator.malloc(60 * MIB))
+    allocator.empty_cache()
+    allocator.malloc(50 * MIB)
+    snapshot = parse(raw(allocator, device_total_memory=[]))
+    result = what_if(snapshot, 0, EXPANDABLE, 60 * MIB)
+    assert result.end.reserved_bytes == what_if(snapshot, 0, EXPANDABLE).end.reserved_bytes
+
+
 def test_memory_of_private_pools_is_refused():
     with pytest.raises(InputError, match="private pools"):
         what_if(read(recorded("random-warm-pools")), 0, EXPANDABLE)
