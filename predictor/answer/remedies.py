@@ -61,7 +61,7 @@ class _Trial:
             tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
-            why_not=self.why_not, needs_trace=self.needs_trace)
+            why_not=self.why_not, needs_trace=self.needs_trace, room_bytes=self.room_bytes)
         if self.own:
             remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
         if self.peaks:

@@ -9,6 +9,7 @@ from predictor.answer import changes
 from predictor.answer.remedies import ENOUGH, remedies, with_remedies
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
 JOBS = [
@@ -109,3 +110,17 @@ def test_the_price_of_a_larger_gpu_says_where_its_capacity_is_assumed():
     assert {change.costs for change in family} == {"a larger GPU", "a larger GPU, of an assumed capacity"}
     for change in family:
         assert ("assumed" in change.costs) == (not gpus.find(change.keys["gpu"]).measured)
+
+
+def test_a_change_whose_tensors_have_room_is_told_from_one_whose_tensors_alone_do_not_fit():
+    workload = Workload(model="llava-1.5-7b", sequence_length=1024, per_device_train_batch_size=4, profile="none",
+                        capacity_bytes=int(52.55 * (1 << 30)))
+    failing = [remedy for remedy in remedies(workload) if remedy.fits is False]
+    assert {remedy.room_bytes >= 0 for remedy in failing} == {True, False}
+    for remedy in failing:
+        other = workload.replace(**remedy.keys)
+        alone = predict(other.replace(capacity_bytes=None))
+        surely = workload.capacity_bytes - ASSUMED_RUNTIME_BYTES
+        assert surely - remedy.peak_requested_bytes == remedy.room_bytes
+        assert alone.peak_requested_bytes == remedy.peak_requested_bytes
+        assert alone.peak_reserved_bytes > surely
