@@ -149,6 +149,8 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     assert start.job is not None  # only predicted trials are continued
     workload, keys = start.job.workload, {**start.keys, **change.keys}
     own = workload.source.in_own_words(keys) if workload.source else None
+    if own and "deepspeed" in own.workload:  # the user's config says it in place of the short keys
+        keys = {key: item for key, item in keys.items() if key not in ("zero_stage", "offload")}
     keys = {**keys, **own.workload} if own else keys
     untried = _Trial((*start.made, change), keys, own)
     try:

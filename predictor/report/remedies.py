@@ -9,6 +9,8 @@ from predictor.report.units import size_text
 
 MOST = 3
 """Remedies in the short answer."""
+LONG = 100
+"""Characters of the user's own words, such as a whole DeepSpeed config; longer ones follow what they mean."""
 
 
 def caution(row: Caution) -> str:
@@ -27,7 +29,8 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training") -> list[str]:
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
     lines = [remedy_text(remedy, mode) for remedy in fitting[:MOST]] or [_nothing(judged)]
-    unchecked = [change_text(remedy) for remedy in judged if remedy.needs_trace]
+    unchecked = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy)
+                 for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
         lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
     return lines
@@ -48,10 +51,15 @@ def remedy_text(remedy: Remedy, mode: str = "training") -> str:
 
 
 def change_text(remedy: Remedy) -> str:
-    """The changes, in the words of the user's own file where it has some."""
+    """The changes, in the words of the user's own file where it has some; after the changes if those are long."""
     if not remedy.own_words:
-        return " and ".join(remedy.changes)
-    return remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
+        return _changes(remedy)
+    said = remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
+    return said if len(remedy.own_words) <= LONG else f"{_changes(remedy)}: {said}"
+
+
+def _changes(remedy: Remedy) -> str:
+    return " and ".join(remedy.changes)
 
 
 def _nothing(remedies: Sequence[Remedy]) -> str:
